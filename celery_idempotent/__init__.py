@@ -17,7 +17,6 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.functions.decision import Decision
 from celery_idempotent.key.rule import TASK_ID
-from celery_idempotent.monitoring import startup as _startup  # noqa: F401 - connects its signal
 from celery_idempotent.monitoring import worker as _worker  # noqa: F401 - connects its signals
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.task.result import CallOutcome, outcome_of

@@ -6,7 +6,7 @@
 --   record             the key's record
 -- ARGV
 --   state              delete only the record that was displayed: R, S, C or F; ? for one that cannot
---                      be read; '' for any
+--                      be read; - for none; '' for any
 --   token              of the displayed record, or ''
 -- REPLIES
 --   ok                 deleted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,16 +16,26 @@ from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.printable import one_line
+from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database
+from celery_idempotent.store.inspection.record_query import RecordFilter
 
+Tasks = list[IdempotentTaskLike]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class FriendlyCommand(click.Command):
-    """A command that reports the project's errors in one line, without a traceback.
+class AppCommand(click.Command):
+    """A command about an app's tasks, which it is given as `tasks`; `as_json` is its --json.
 
-    An error may quote text of foreign origin, such as a task id.
+    It reports the project's errors in one line, without a traceback. An error may quote text of
+    foreign origin, such as a task id.
     """
+
+    def __init__(self, *args: Any, has_json: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if has_json:
+            option = ["--json", "as_json"]
+            self.params.append(click.Option(option, is_flag=True, help="Print JSON, for programs."))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command.
@@ -33,6 +44,7 @@ class FriendlyCommand(click.Command):
             UsageError, ClickException: also in place of an IdempotencyError.
         """
         try:
+            ctx.params["tasks"] = idempotent_tasks(ctx.obj.app)
             return super().invoke(ctx)
         except click.UsageError as error:
             raise click.UsageError(one_line(error.format_message()), error.ctx) from error
@@ -40,7 +52,7 @@ class FriendlyCommand(click.Command):
             raise click.ClickException(one_line(str(error))) from error
 
 
-def idempotent_tasks(app: Celery) -> list[IdempotentTaskLike]:
+def idempotent_tasks(app: Celery) -> Tasks:
     """Loads the app's task modules, as a worker does, and returns its idempotent tasks.
 
     Raises:
@@ -70,39 +82,40 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(str(error), param, ctx)
 
 
-STATES = click.Choice(["RESERVED", "STARTED", "COMPLETED", "FAILED"], case_sensitive=False)
-
-
 def filter_options(command: F) -> F:
-    """Adds the options that select records: --state, --task and --older-than."""
-    options = (
-        click.option("--state", type=STATES, help="Only records in this state."),
-        click.option("--task", help="Only records of this task."),
-        click.option(
-            "--older-than",
-            type=Duration(),
-            help="Only records that have been in their state for longer: 90s, 10m, 2h, 1d.",
-        ),
+    """Adds --state, --task and --older-than, and passes them as one `record_filter`."""
+
+    @click.option(
+        "--state",
+        type=click.Choice([state.value for state in State], case_sensitive=False),
+        help="Only records in this state.",
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    @click.option("--task", help="Only records of this task.")
+    @click.option(
+        "--older-than",
+        type=Duration(),
+        help="Only records that have been in their state for longer: 90s, 10m, 2h, 1d.",
+    )
+    @functools.wraps(command)
+    def with_filter(
+        *args: Any, state: str | None, task: str | None, older_than: timedelta | None, **kw: Any
+    ) -> Any:
+        record_filter = RecordFilter(State(state.upper()) if state else None, task, older_than)
+        return command(*args, record_filter=record_filter, **kw)
+
+    return with_filter  # type: ignore[return-value]
 
 
 #: The key that a call brings, if any.
 OwnKey = str | tuple[str, ...] | None
 
-
-def own_key_option(command: F) -> F:
-    """Adds the option --key: the key that the call brings."""
-    return click.option(
-        "--key",
-        "own_key",
-        multiple=True,
-        callback=lambda ctx, param, parts: parts if len(parts) > 1 else next(iter(parts), None),
-        help="The key that the call brings; repeated for a tuple.",
-    )(command)
-
+own_key_option = click.option(
+    "--key",
+    "own_key",
+    multiple=True,
+    callback=lambda ctx, param, parts: parts if len(parts) > 1 else next(iter(parts), None),
+    help="The key that the call brings; repeated for a tuple.",
+)
 
 databases_option = click.option(
     "--database",
@@ -121,8 +134,6 @@ timeout_option = click.option(
     help="Seconds to wait for the workers' counters; 0 skips them.",
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-
 
 def print_json(document: Any, *, indent: int | None = 2) -> None:
     """Prints one JSON document in ASCII, on one line where `indent` is None."""
@@ -137,23 +148,16 @@ def parse_arguments(texts: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
     """
     if len(texts) > 2:
         raise click.UsageError("give the arguments as a JSON list and a JSON object")
-    args: list[Any] = _parse(texts[0], list) if texts else []
-    kwargs: dict[str, Any] = _parse(texts[1], dict) if len(texts) > 1 else {}
-    return args, kwargs
+    args = _parse(texts[0], list, "list, such as '[42]'") if texts else []
+    example = """object, such as '{"amount": 999}'"""
+    return args, _parse(texts[1], dict, example) if len(texts) > 1 else {}
 
 
-def _parse(text: str, wanted: type) -> Any:
+def _parse(text: str, wanted: type, described: str) -> Any:
     try:
         value = json.loads(text)
     except ValueError:
         value = None
     if not isinstance(value, wanted):
-        name, example = _JSON_EXAMPLES[wanted]
-        raise click.UsageError(f"{text!r} is not a JSON {name}, such as {example}")
+        raise click.UsageError(f"{text!r} is not a JSON {described}")
     return value
-
-
-_JSON_EXAMPLES: dict[type, tuple[str, str]] = {
-    list: ("list", "'[42]'"),
-    dict: ("object", """'{"amount": 999}'"""),
-}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -59,11 +60,14 @@ def table(*columns: str) -> Table:
     return result
 
 
-def field_grid() -> Table:
-    """Returns a table of field names and values."""
+def grid(fields: Mapping[str, str]) -> Table:
+    """Returns a table of field names and values; those without a value are left out."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
+    for name, value in fields.items():
+        if value:
+            grid.add_row(name, text(value, STATE_STYLES.get(value, "")))
     return grid

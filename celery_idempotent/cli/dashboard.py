@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import Any
 
 import click
 
-from celery_idempotent.cli.command import FriendlyCommand, idempotent_tasks
+from celery_idempotent.cli.command import AppCommand
 
 AUTH_VARIABLE = "CELERY_IDEMPOTENCY_DASHBOARD_AUTH"
+#: Seconds that open streams may take to end.
+SHUTDOWN_SECONDS = 2
 
 
-@click.command(cls=FriendlyCommand)
+@click.command(cls=AppCommand, has_json=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=5556, show_default=True, help="0 is any."
@@ -31,14 +34,24 @@ AUTH_VARIABLE = "CELERY_IDEMPOTENCY_DASHBOARD_AUTH"
 )
 @click.pass_obj
 def dashboard(
-    obj: Any, host: str, port: int, auth: str | None, read_only: bool, url_prefix: str
+    obj: Any,
+    host: str,
+    port: int,
+    auth: str | None,
+    read_only: bool,
+    url_prefix: str,
+    tasks: object,
 ) -> None:
     """Serve a web page for the person on call.
 
     Without --auth it listens on the loopback interface alone.
     """
     try:
-        from celery_idempotent.dashboard import server
+        import uvicorn
+
+        from celery_idempotent.dashboard.access import local_user
+        from celery_idempotent.dashboard.application import asgi
+        from celery_idempotent.dashboard.protection import LOOPBACK_HOSTS
     except ImportError as error:
         raise click.ClickException(
             f"{error.name} is not installed: pip install 'celery-idempotent[dashboard]'"
@@ -48,16 +61,30 @@ def dashboard(
             f"--host {host} can be reached from other machines: set {AUTH_VARIABLE} or --auth, or "
             "listen on 127.0.0.1"
         )
-    idempotent_tasks(obj.app)
-    server.serve(
+    application = asgi(
         obj.app,
-        host,
-        port,
         auth=auth or None,
+        authorize=None if auth else local_user,
         read_only=read_only,
         url_prefix=url_prefix,
-        announce=click.echo,
+        allowed_hosts=None if auth else LOOPBACK_HOSTS,
     )
+    config = uvicorn.Config(
+        application,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    with listener:
+        name = f"[{host}]" if ":" in host else host
+        path = url_prefix.rstrip("/")
+        click.echo(f"Dashboard: http://{name}:{listener.getsockname()[1]}{path}/")
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _is_loopback(host: str) -> bool:

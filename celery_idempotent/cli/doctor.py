@@ -9,13 +9,7 @@ import click
 
 from celery_idempotent import doctor as doctor_checks
 from celery_idempotent.cli import console
-from celery_idempotent.cli.command import (
-    FriendlyCommand,
-    idempotent_tasks,
-    json_option,
-    print_json,
-    timeout_option,
-)
+from celery_idempotent.cli.command import AppCommand, Tasks, print_json, timeout_option
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import Finding, Severity, key_snapshot, versions
 from celery_idempotent.monitoring import inspect_commands
@@ -23,7 +17,7 @@ from celery_idempotent.monitoring import inspect_commands
 _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 
-@click.command(cls=FriendlyCommand)
+@click.command(cls=AppCommand)
 @click.option(
     "--fail-on",
     type=click.Choice(["note", "warning", "error", "never"]),
@@ -38,15 +32,15 @@ _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "r
     type=click.File(encoding="utf-8"),
     help="Compare the keys with those of another version: the output of its command keys.",
 )
-@json_option
 @click.pass_obj
-def doctor(obj: Any, fail_on: str, timeout: float, snapshot: TextIO | None, as_json: bool) -> None:
+def doctor(
+    obj: Any, tasks: Tasks, fail_on: str, timeout: float, snapshot: TextIO | None, as_json: bool
+) -> None:
     """Find settings that weaken idempotency.
 
     Checks the tasks, the broker, Redis, and what the workers have counted. Each finding states what
     is wrong, why it matters, and how to fix it.
     """
-    tasks = idempotent_tasks(obj.app)
     before = None if snapshot is None else _read(snapshot)
     counts = inspect_commands.counts(obj.app, timeout) if timeout else None
     findings = doctor_checks.examine(obj.app, counts, before)
@@ -62,10 +56,8 @@ def doctor(obj: Any, fail_on: str, timeout: float, snapshot: TextIO | None, as_j
         )
     else:
         _print(findings, stores, workers_replied=counts is not None)
-    failed = fail_on != "never" and any(
-        finding.severity >= Severity[fail_on.upper()] for finding in findings
-    )
-    raise SystemExit(1 if failed else 0)
+    severities = [] if fail_on == "never" else [finding.severity for finding in findings]
+    raise SystemExit(int(any(each >= Severity[fail_on.upper()] for each in severities)))
 
 
 def _read(snapshot: TextIO) -> Mapping[str, key_snapshot.Snapshot]:
@@ -88,9 +80,6 @@ def _print(findings: list[Finding], stores: list[str], *, workers_replied: bool)
         out.print()
         severity = console.text(f"{finding.severity}  ", style=_STYLES[finding.severity])
         out.print(severity + console.text(f"{finding.subject}: {finding.what}", style="bold"))
-        grid = console.field_grid()
-        grid.add_row("why", console.text(finding.why))
-        grid.add_row("fix", console.text(finding.setting))
-        out.print(grid)
+        out.print(console.grid({"why": finding.why, "fix": finding.setting}))
     if not findings:
         out.print("No findings.")

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from celery_idempotent.cli import console
 from celery_idempotent.cli.command import (
-    FriendlyCommand,
+    AppCommand,
     OwnKey,
-    idempotent_tasks,
-    json_option,
+    Tasks,
     own_key_option,
     parse_arguments,
     print_json,
 )
-from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.monitoring.explained_call import ExplainedCall, explain_call, text_of
 
 #: What follows from an explicit key.
 _NAMESPACE = ", which never equals a key that the task's rule derives"
 
 
-@click.command(cls=FriendlyCommand)
+@click.command(cls=AppCommand)
 @click.argument("task")
 @click.argument("arguments", nargs=-1, metavar="[ARGS] [KWARGS]")
 @own_key_option
 @click.option("--task-id", help="The id of the message, for the key rule TASK_ID.")
-@json_option
-@click.pass_obj
 def explain(
-    obj: Any,
+    tasks: Tasks,
     task: str,
     arguments: tuple[str, ...],
     own_key: OwnKey,
@@ -46,17 +40,13 @@ def explain(
     \b
     celery -A shop idempotency explain shop.charge '[42]' '{"amount": 999}'
     """
-    tasks = {candidate.name: candidate for candidate in idempotent_tasks(obj.app)}
-    if task not in tasks:
-        raise click.ClickException(f"{task!r} is not an idempotent task of this app")
     args, kwargs = parse_arguments(arguments)
-    settings = tasks[task].idempotency_configuration.settings
-    if settings.key is TASK_ID and not (own_key or task_id):
-        raise click.UsageError(f"the key rule of {task} is TASK_ID: give --task-id")
     try:
-        explained = explain_call(tasks[task], args, kwargs, own_key=own_key, task_id=task_id)
+        explained = explain_call(
+            tasks, task, args, kwargs, own_key, task_id, task_id_named="--task-id"
+        )
     except TypeError as error:
-        raise click.UsageError(f"the arguments do not fit {task}: {error}") from None
+        raise click.UsageError(str(error)) from None
     if as_json:
         print_json(explained.to_json())
     else:
@@ -73,16 +63,13 @@ def _print(explained: ExplainedCall) -> None:
             in_key, in_fingerprint = explained.participation(argument)
             table.add_row(console.text(argument.name), console.text(form), in_key, in_fingerprint)
         out.print(table)
-    grid = console.field_grid()
-    fields = (
-        ("task", explained.task),
-        ("rule", explained.explanation.rule + (_NAMESPACE if key.explicit else "")),
-        ("form", text_of(explained.explanation.canonical_bytes) or ""),
-        ("key", str(key)),
-        ("fingerprint", key.fingerprint.hex() or "none: the key covers all arguments"),
-        ("in Redis", explained.redis_name),
-        ("prediction", explained.prediction.sentence),
-    )
-    for label, value in fields:
-        grid.add_row(label, console.text(value))
-    out.print(grid)
+    fields = {
+        "task": explained.task,
+        "rule": explained.explanation.rule + (_NAMESPACE if key.explicit else ""),
+        "form": text_of(explained.explanation.canonical_bytes) or "",
+        "key": str(key),
+        "fingerprint": key.fingerprint.hex() or "none: the key covers all arguments",
+        "in Redis": explained.redis_name,
+        "prediction": explained.prediction.sentence,
+    }
+    out.print(console.grid(fields))

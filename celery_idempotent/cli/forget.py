@@ -5,36 +5,27 @@ from __future__ import annotations
 import getpass
 import os
 from collections import Counter
-from datetime import timedelta
 from typing import Any
 
 import click
 
 from celery_idempotent.cli.command import (
-    FriendlyCommand,
+    AppCommand,
     OwnKey,
+    Tasks,
     databases_option,
     filter_options,
-    idempotent_tasks,
-    json_option,
     own_key_option,
     print_json,
 )
-from celery_idempotent.cli.target import (
-    RECORD_HELP,
-    Target,
-    make_filter,
-    resolve_records,
-    target_of,
-)
+from celery_idempotent.cli.target import RECORD_HELP, Target, resolve_records
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.monitoring import forgetting, formatting
 from celery_idempotent.monitoring.forgetting import ABSENT, CHANGED, FORGOTTEN, RUNNING
-from celery_idempotent.monitoring.sql_outcome import SqlOutcome
+from celery_idempotent.monitoring.lookup import find_outcome
 from celery_idempotent.printable import one_line
 from celery_idempotent.sql.database import Database
-from celery_idempotent.store.inspection.record_query import record_views
+from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
 
 _MESSAGES = {
     FORGOTTEN: "forgotten",
@@ -60,52 +51,40 @@ the databases that any task names; --database adds others.
 Or select records with --state, --task and --older-than."""
 
 
-@click.command(cls=FriendlyCommand, help=_HELP)
+@click.command(cls=AppCommand, help=_HELP)
 @click.argument("names", nargs=-1, metavar="RECORD…")
 @own_key_option
 @filter_options
 @click.option("--force", is_flag=True, help="Forget running records, too.")
 @databases_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-@click.pass_obj
 def forget(
-    obj: Any,
+    tasks: Tasks,
     names: tuple[str, ...],
     own_key: OwnKey,
-    state: str | None,
-    task: str | None,
-    older_than: timedelta | None,
+    record_filter: RecordFilter,
     force: bool,
     databases: set[Database],
     yes: bool,
     as_json: bool,
 ) -> None:
     """Forgets records. The help text is above, because a part of it is shared."""
-    tasks = idempotent_tasks(obj.app)
-    if bool(names) == bool(state or task or older_than):
+    if bool(names) == (record_filter != RecordFilter()):
         raise click.UsageError(
             "name records, or select them with --state, --task and --older-than; not both"
         )
     if names:
         targets = resolve_records(tasks, names, own_key)
     else:
-        pages = record_views(app_tasks.stores(tasks), make_filter(state, task, older_than))
-        targets = [target_of(tasks, view) for page in pages for view in page]
-    outcomes = {target.key: target.outcome() for target in targets} if names else {}
+        pages = record_views(app_tasks.stores(tasks), record_filter)
+        targets = [Target(view.key, view) for page in pages for view in page]
+    outcomes = {target.key: find_outcome(tasks, target.key) for target in targets if names}
     if targets and not yes:
         click.confirm(one_line(_question(targets)), abort=True, err=True)
-    user = _user()
+    options: dict[str, Any] = {"user": _user(), "force": force, "databases": databases}
     cases = {
-        str(target.key): _forget(
-            target,
-            outcomes.get(target.key),
-            tasks,
-            user=user,
-            force=force,
-            databases=databases,
-        )
-        for target in targets
+        str(key): forgetting.forget(key, view, tasks, outcome=outcomes.get(key), **options)
+        for key, view in targets
     }
     if as_json:
         print_json([{"key": key, "case": case} for key, case in cases.items()])
@@ -114,32 +93,13 @@ def forget(
     raise SystemExit(0 if all(case in (FORGOTTEN, ABSENT) for case in cases.values()) else 1)
 
 
-def _forget(
-    target: Target,
-    outcome: SqlOutcome | None,
-    tasks: list[IdempotentTaskLike],
-    *,
-    user: str,
-    force: bool,
-    databases: set[Database],
-) -> str:
-    if target.view is not None:
-        return forgetting.forget(
-            target.view, tasks, user=user, force=force, outcome=outcome, databases=databases
-        )
-    if outcome is None:
-        return ABSENT
-    return forgetting.forget_row(outcome, tasks, user=user, databases=databases)
-
-
 def _question(targets: list[Target]) -> str:
     if len(targets) > 1:
         return f"Forget {formatting.plural(len(targets), 'record')}?"
-    (target,) = targets
-    if target.view is None:
-        return f"Forget {target.key} (in the database alone)?"
-    record = target.view.record
-    return f"Forget {target.key} ({'unreadable' if record is None else record.state.value})?"
+    ((key, view),) = targets
+    if view is None:
+        return f"Forget {key} (in the database alone)?"
+    return f"Forget {key} ({'unreadable' if view.record is None else view.state})?"
 
 
 def _user() -> str:

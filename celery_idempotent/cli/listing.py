@@ -7,31 +7,19 @@ import heapq
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timedelta
 from itertools import islice
 from time import sleep, strftime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from celery_idempotent.cli import console
-from celery_idempotent.cli.command import (
-    FriendlyCommand,
-    filter_options,
-    idempotent_tasks,
-    json_option,
-    print_json,
-)
-from celery_idempotent.cli.target import make_filter
+from celery_idempotent.cli.command import AppCommand, Tasks, filter_options, print_json
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import formatting, json_format
-from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.inspection.record_query import (
-    RecordFilter,
-    RecordView,
-    record_views,
-    since,
-)
+from celery_idempotent.record.record import State
+from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
+from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.record_store import RecordStore
 
 if TYPE_CHECKING:
@@ -51,7 +39,7 @@ _LABEL_WIDTH = 24
 _FIRST_CHUNK, _CHUNK = 10, 100
 
 
-@click.command("list", cls=FriendlyCommand)
+@click.command("list", cls=AppCommand)
 @filter_options
 @click.option("--limit", type=click.IntRange(1), help="Print at most this many records.")
 @click.option(
@@ -62,21 +50,11 @@ _FIRST_CHUNK, _CHUNK = 10, 100
     metavar="[SECONDS]",
     help="Keep running, and show the newest records every so many seconds (default: 2).",
 )
-@json_option
-@click.pass_obj
 def list_records(
-    obj: Any,
-    state: str | None,
-    task: str | None,
-    older_than: timedelta | None,
-    limit: int | None,
-    watch: float | None,
-    as_json: bool,
+    tasks: Tasks, record_filter: RecordFilter, limit: int | None, watch: float | None, as_json: bool
 ) -> None:
     """List records, one per line. With --json, one JSON object per line."""
-    tasks = idempotent_tasks(obj.app)
     stores = app_tasks.stores(tasks)
-    record_filter = make_filter(state, task, older_than)
     if watch is not None:
         if as_json:
             raise click.UsageError("--watch cannot be combined with --json")
@@ -96,12 +74,15 @@ def _print(views: Iterator[RecordView], labelled: bool) -> None:
     out = console.create()
     size, printed = _FIRST_CHUNK, False
     while chunk := list(islice(views, size)):
-        if not printed:
-            labelled = labelled or any(map(_label, chunk))
+        labelled = labelled or (not printed and _have_labels(chunk))
         out.print(_table(chunk, out.width, labelled, show_header=not printed), crop=False)
         size, printed = _CHUNK, True
     if not printed:
         out.print("No matching records.")
+
+
+def _have_labels(views: Iterable[RecordView]) -> bool:
+    return any(view.record is not None and view.record.label for view in views)
 
 
 def _table(
@@ -109,95 +90,67 @@ def _table(
 ) -> Table:
     from rich.table import Table
 
-    columns = [(name, size) for name, size, least in _COLUMNS if width >= least]
+    columns: dict[str, int | None] = {
+        name: size for name, size, least in _COLUMNS if width >= least
+    }
     if labelled:
-        columns.append(("LABEL", _LABEL_WIDTH))
+        columns["LABEL"] = _LABEL_WIDTH
+    columns["KEY"] = None
     table = Table(box=None, show_header=show_header, pad_edge=False, header_style="bold")
-    for name, size in columns:
+    for name, size in columns.items():
         table.add_column(name, width=size, no_wrap=True, overflow="ellipsis")
-    table.add_column("KEY", no_wrap=True, overflow="ellipsis")
     for view in views:
+        styles = {"STATE": console.STATE_STYLES.get(view.state, "magenta")}
         cells = _cells(view)
-        style = console.STATE_STYLES.get(cells["STATE"], "magenta")
-        table.add_row(
-            *(
-                console.text(cells[name], style=style if name == "STATE" else "")
-                for name, _ in columns
-            ),
-            console.text(str(view.key)),
-        )
+        table.add_row(*(console.text(cells.get(n, ""), styles.get(n, "")) for n in columns))
     return table
 
 
 def _cells(view: RecordView) -> dict[str, str]:
-    record = view.record
+    record, cells = view.record, {"STATE": view.state, "KEY": str(view.key)}
     if record is None:
-        return {name: "" for name, _, _ in _COLUMNS} | {"STATE": "CORRUPT", "LABEL": ""}
-    return {
-        "STATE": record.state.value,
+        return cells
+    until = formatting.relative_time(record.deadline or record.expires_at, view.now)
+    if record.deadline is not None:
+        label = "lease" if record.state is State.STARTED else "reserved"
+        until = f"{label} {'expired ' if view.is_past_deadline else ''}{until}"
+    return cells | {
         "ATTEMPT": str(record.attempt or ""),
-        "SINCE": formatting.relative_time(since(record), view.now),
-        "UNTIL": _until(record, view),
+        "SINCE": formatting.relative_time(view.since, view.now),
+        "UNTIL": until,
         "TASK ID": record.task_id,
         "LABEL": record.label,
     }
 
 
-def _label(view: RecordView) -> str:
-    return "" if view.record is None else view.record.label
-
-
-def _until(record: Record, view: RecordView) -> str:
-    if record.deadline is None:
-        return formatting.relative_time(record.expires_at, view.now)
-    label = "lease" if record.state is State.STARTED else "reserved"
-    expired = "expired " if record.deadline <= view.now else ""
-    return f"{label} {expired}{formatting.relative_time(record.deadline, view.now)}"
-
-
 def _watch(
     stores: list[RecordStore], record_filter: RecordFilter, seconds: float, limit: int | None
 ) -> None:
+    """Shows the newest records that fit the screen, and the number in each state."""
     out = console.create()
     from rich.live import Live
+
+    numbers: Counter[str] = Counter()
+
+    def counted() -> Iterator[RecordView]:
+        for page in record_views(stores, record_filter):
+            numbers.update(view.state for view in page)
+            yield from page
 
     # On a terminal each table replaces the one before; piped, it follows it.
     screen = Live(console=out, auto_refresh=False, screen=True)
     with screen if out.is_terminal else contextlib.nullcontext() as live:
         while True:
-            table = _newest(stores, record_filter, limit, out.width)
+            numbers.clear()
+            # The header, the caption and the prompt take lines, too.
+            rows = limit or max(1, shutil.get_terminal_size().lines - 4)
+            newest = heapq.nlargest(rows, counted(), key=lambda view: view.since)
+            table = _table(newest, out.width, _have_labels(newest))
+            states = ", ".join(f"{number:,} {state}" for state, number in sorted(numbers.items()))
+            table.caption = f"{strftime('%H:%M:%S')}  {states or 'no records'}"
+            table.caption_justify = "left"
             if live is None:
                 out.print(table)
             else:
                 live.update(table, refresh=True)
             sleep(seconds)
-
-
-def _newest(
-    stores: list[RecordStore], record_filter: RecordFilter, limit: int | None, width: int
-) -> Table:
-    """Returns a table of the newest records that fit the screen, and the number in each state."""
-    numbers: Counter[str] = Counter()
-
-    def readable_views() -> Iterator[RecordView]:
-        for page in record_views(stores, record_filter):
-            for view in page:
-                numbers["CORRUPT" if view.record is None else view.record.state.value] += 1
-                if view.record is not None:
-                    yield view
-
-    # The header, the caption and the prompt take lines, too.
-    rows = limit or max(1, shutil.get_terminal_size().lines - 4)
-    newest = heapq.nlargest(rows, readable_views(), key=_since)
-    table = _table(newest, width, any(map(_label, newest)))
-    table.caption = f"{strftime('%H:%M:%S')}  " + (
-        ", ".join(f"{number:,} {state}" for state, number in sorted(numbers.items()))
-        or "no records"
-    )
-    table.caption_justify = "left"
-    return table
-
-
-def _since(view: RecordView) -> datetime:
-    assert view.record is not None
-    return since(view.record)

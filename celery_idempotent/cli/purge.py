@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections import Counter
 
 import click
 
-from celery_idempotent.cli.command import (
-    FriendlyCommand,
-    databases_option,
-    idempotent_tasks,
-    json_option,
-    print_json,
-)
+from celery_idempotent.cli.command import AppCommand, Tasks, databases_option, print_json
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.sql.database import Database
@@ -22,7 +16,7 @@ from celery_idempotent.sql.database import Database
 BATCH = 500
 
 
-@click.command(cls=FriendlyCommand)
+@click.command(cls=AppCommand)
 @click.option(
     "--batch", type=click.IntRange(1, 10_000), default=BATCH, help="Rows per transaction."
 )
@@ -30,26 +24,23 @@ BATCH = 500
     "--pause", type=click.FloatRange(0), default=0.0, help="Seconds between two transactions."
 )
 @databases_option
-@json_option
-@click.pass_obj
-def purge(obj: Any, batch: int, pause: float, databases: set[Database], as_json: bool) -> None:
+def purge(tasks: Tasks, batch: int, pause: float, databases: set[Database], as_json: bool) -> None:
     """Delete expired outcomes from the databases of idempotency_transaction, and of --database.
 
     Rows are deleted in batches, each in a short transaction, oldest first. Run it from cron; it may
     run at any time, and more than once at a time. Expired rows that are not deleted do no harm.
     """
-    deleted: dict[str, int] = {}
-    for database in app_tasks.databases(idempotent_tasks(obj.app)) | databases:
-        name = database.engine.name
-        found, after = database.purge(batch)
-        deleted[name] = deleted.get(name, 0) + found
+    deleted: Counter[str] = Counter()
+    for database in app_tasks.databases(tasks) | databases:
+        found, after = batch, 0
         while found == batch:
-            time.sleep(pause)
             found, after = database.purge(batch, after)
-            deleted[name] += found
+            deleted[database.engine.name] += found
+            time.sleep(pause if found == batch else 0)
     if as_json:
         print_json({"deleted": deleted})
-    elif not deleted:
-        click.echo("No task has idempotency_transaction.")
-    for name, number in () if as_json else deleted.items():
+        return
+    for name, number in deleted.items():
         click.echo(f"{name}: deleted {formatting.plural(number, 'expired outcome')}")
+    if not deleted:
+        click.echo("No task has idempotency_transaction.")

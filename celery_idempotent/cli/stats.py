@@ -12,56 +12,45 @@ import click
 
 from celery_idempotent import signals
 from celery_idempotent.cli import console
-from celery_idempotent.cli.command import (
-    FriendlyCommand,
-    idempotent_tasks,
-    json_option,
-    print_json,
-    timeout_option,
-)
+from celery_idempotent.cli.command import AppCommand, Tasks, print_json, timeout_option
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.events.table import REFUSED_FOR
 from celery_idempotent.monitoring import formatting, inspect_commands
+from celery_idempotent.monitoring.formatting import plural
 from celery_idempotent.monitoring.statistics import TaskStatistics, collect, double_executions
+from celery_idempotent.record.record import State
+from celery_idempotent.signals import SHADOW
 
-_STATES = ("RESERVED", "STARTED", "COMPLETED", "FAILED")
-_NUMBERS = (*_STATES, "TAKEOVERS", "LEASE EXPIRED")
+_STATES = tuple(state.value for state in State)
 #: Console width from which on each number has a column of its own.
 _WIDE = 140
 
 
-@click.command(cls=FriendlyCommand)
+@click.command(cls=AppCommand)
 @click.option(
     "--sample", type=click.IntRange(0), default=200, show_default=True,
     help="Records of each task to measure with MEMORY USAGE.",
 )  # fmt: skip
 @timeout_option
-@json_option
 @click.pass_obj
-def stats(obj: Any, sample: int, timeout: float, as_json: bool) -> None:
+def stats(obj: Any, tasks: Tasks, sample: int, timeout: float, as_json: bool) -> None:
     """Count records by task and state.
 
     Scans all records, and shows their sizes and rates as well. Records do not count how often they
     were replayed, so the hit ratio comes from the workers' counters, which begin at zero when a
     worker starts.
     """
-    tasks = idempotent_tasks(obj.app)
     with _progress(tasks) as progress:
         statistics = collect(tasks, sample, progress)
     counters = inspect_commands.counts(obj.app, timeout) if timeout else None
-    names = sorted({*statistics, *(counters or {})})
     rows = {
         name: (statistics.get(name, TaskStatistics()), (counters or {}).get(name, Counter()))
-        for name in names
+        for name in sorted({*statistics, *(counters or {})})
     }
     if as_json:
-        print_json(
-            {
-                "workers_answered": counters is not None,
-                "tasks": {name: _document(*row) for name, row in rows.items()},
-            }
-        )
+        documents = {name: _document(*row) for name, row in rows.items()}
+        print_json({"workers_answered": counters is not None, "tasks": documents})
     else:
         _print(rows, workers_replied=counters is not None)
 
@@ -80,35 +69,30 @@ def _progress(tasks: Sequence[IdempotentTaskLike]) -> Iterator[Callable[[int], N
         yield lambda _: None
         return
     out = console.create(stderr=True)
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
     total = 0
     for store in app_tasks.stores(tasks):
         with store.open_reader() as reader:
             total += reader.count_names()
-    columns = (TextColumn("scanning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=out, transient=True) as bar:
+    columns = (
+        *(progress.TextColumn("scanning"), progress.BarColumn()),
+        *(progress.MofNCompleteColumn(), progress.TimeRemainingColumn()),
+    )
+    with progress.Progress(*columns, console=out, transient=True) as bar:
         scan = bar.add_task("scanning", total=total)
         yield lambda number: bar.update(scan, advance=number)
 
 
 def _document(statistics: TaskStatistics, counter: Mapping[str, int]) -> dict[str, Any]:
+    names = (
+        *("takeovers", "lease_expired", "bytes_per_record", "bytes_total"),
+        *("per_second", "retention", "bytes_projected"),
+    )
     return {
         "records": statistics.records,
         "states": {state: statistics.states[state] for state in (*_STATES, "CORRUPT")},
-        "takeovers": statistics.takeovers,
-        "lease_expired": statistics.lease_expired,
-        "bytes_per_record": statistics.bytes_per_record,
-        "bytes_total": statistics.bytes_total,
-        "per_second": statistics.per_second,
-        "retention": statistics.retention,
-        "bytes_projected": statistics.bytes_projected,
+        **{name: getattr(statistics, name) for name in names},
         "counts": dict(counter),
         "decisions": sum(counter.get(decision, 0) for decision in signals.DECISIONS),
         "refused": _refusals(counter),
@@ -123,94 +107,72 @@ def _refusals(counter: Mapping[str, int]) -> dict[str, int]:
     return {reason: number for reason, number in counts.items() if number}
 
 
-def _reasons(counter: Mapping[str, int]) -> str:
-    refusals = _refusals(counter)
-    listed = ", ".join(f"{reason} {number:,}" for reason, number in refusals.items())
-    return f" ({listed})" if listed else ""
-
-
 def _print(
     rows: Mapping[str, tuple[TaskStatistics, Counter[str]]], *, workers_replied: bool
 ) -> None:
     out = console.create()
+    names = (*_STATES, "TAKEOVERS", "LEASE EXPIRED")
     wide = out.width >= _WIDE
-    numbers = tuple(f">{name}" for name in _NUMBERS) if wide else ("RECORDS",)
-    table = console.table("TASK", *numbers, ">BYTES", ">PER MINUTE", ">PROJECTED", ">HIT RATIO")
-    for name, (statistics, counter) in rows.items():
+    columns = tuple(f">{name}" for name in names) if wide else ("RECORDS",)
+    table = console.table("TASK", *columns, ">BYTES", ">PER MINUTE", ">PROJECTED", ">HIT RATIO")
+    shadow_columns = (
+        f">{name.removeprefix('would_').replace('_', ' ').upper()}" for name in SHADOW
+    )
+    shadow = console.table("IN SHADOW, WOULD", *shadow_columns, ">DOUBLE EXECUTIONS")
+    total, counted = TaskStatistics(), Counter[str]()
+    stored = projected = 0.0
+    for name, (found, counter) in rows.items():
+        states = [found.states[state] for state in _STATES]
+        numbers = dict(zip(names, [*states, found.takeovers, found.lease_expired], strict=True))
+        # For narrow terminals the numbers but zeros, a line each.
+        lines = "\n".join(f"{number:,} {name}" for name, number in numbers.items() if number)
         ratio = hit_ratio(counter)
         table.add_row(
             console.text(name),
-            *(_numbers(statistics) if wide else [_number_lines(statistics)]),
-            formatting.size(statistics.bytes_total),
-            f"{statistics.per_second * 60:,.1f}",
-            formatting.size(statistics.bytes_projected),
+            *([f"{number:,}" for number in numbers.values()] if wide else [lines]),
+            formatting.size(found.bytes_total),
+            f"{found.per_second * 60:,.1f}",
+            formatting.size(found.bytes_projected),
             "–" if ratio is None else f"{ratio:.1%}",
         )
+        if any(counter[name] for name in SHADOW):
+            counts = (f"{counter[name]:,}" for name in SHADOW)
+            shadow.add_row(console.text(name), *counts, f"{double_executions(counter):,}")
+        total.states += found.states
+        stored += found.bytes_total or 0
+        projected += found.bytes_projected or 0
+        counted += counter
     out.print(table)
-    _print_shadow({name: counter for name, (_, counter) in rows.items()}, out)
-    for line in _summary(rows, workers_replied=workers_replied):
+    if shadow.row_count:
+        out.print(shadow)
+    out.print(
+        f"{plural(total.records, 'record')}, {formatting.size(stored)} (estimated from a sample); "
+        f"{formatting.size(projected)} projected from the rate of the last hour "
+        "(rate × retention × size)."
+    )
+    for line in _summary(counted) if workers_replied else [_NO_WORKER]:
         out.print(line)
-
-
-def _print_shadow(counters: Mapping[str, Mapping[str, int]], out: Any) -> None:
-    """Shows what would have become of the calls of each task in shadow."""
-    names = signals.SHADOW
-    headings = (f">{name.removeprefix('would_').replace('_', ' ').upper()}" for name in names)
-    table = console.table("IN SHADOW, WOULD", *headings, ">DOUBLE EXECUTIONS")
-    for task, counter in counters.items():
-        if any(counter.get(name) for name in names):
-            numbers = (f"{counter.get(name, 0):,}" for name in names)
-            table.add_row(console.text(task), *numbers, f"{double_executions(counter):,}")
-    if table.row_count:
-        out.print(table)
-
-
-def _numbers(statistics: TaskStatistics) -> list[str]:
-    """Returns the numbers in the order of _NUMBERS."""
-    states = (statistics.states[state] for state in _STATES)
-    return [f"{n:,}" for n in (*states, statistics.takeovers, statistics.lease_expired)]
-
-
-def _number_lines(statistics: TaskStatistics) -> str:
-    """Returns the numbers but zeros in one cell, a line each, for narrow terminals."""
-    named = zip(_NUMBERS, _numbers(statistics), strict=True)
-    return "\n".join(f"{number} {name}" for name, number in named if number != "0")
-
-
-def _summary(
-    rows: Mapping[str, tuple[TaskStatistics, Counter[str]]], *, workers_replied: bool
-) -> Iterator[str]:
-    all_statistics = [statistics for statistics, _ in rows.values()]
-    number = sum(statistics.records for statistics in all_statistics)
-    total = formatting.size(sum(statistics.bytes_total or 0 for statistics in all_statistics))
-    projected = formatting.size(
-        sum(statistics.bytes_projected or 0 for statistics in all_statistics)
-    )
-    yield (
-        f"{formatting.plural(number, 'record')}, {total} (estimated from a sample); {projected} "
-        "projected from the rate of the last hour (rate × retention × size)."
-    )
-    if workers_replied:
-        counter: Counter[str] = sum((counter for _, counter in rows.values()), Counter())
-        yield (
-            "Since the workers started: "
-            f"{formatting.plural(counter['run'] + counter['takeover'], 'execution')}, "
-            f"{formatting.plural(counter['replay'], 'replay')}, "
-            f"{formatting.plural(counter['conflict'], 'conflict')}, "
-            f"{formatting.plural(counter['takeover'], 'takeover')}, "
-            f"{formatting.plural(counter['refused'], 'refusal')}{_reasons(counter)}, "
-            f"{counter['deduplicated']:,} not published as duplicates."
-        )
-        if doubles := double_executions(counter):
-            yield (
-                f"{formatting.plural(doubles, 'call')} in shadow ran although another call of the "
-                "same key had run, was running or was queued."
-            )
-    else:
-        yield "No worker replied, so HIT RATIO (the share of calls that were replayed) is unknown."
-    corrupt = sum(statistics.states["CORRUPT"] for statistics in all_statistics)
-    if corrupt:
-        yield (
-            f"{formatting.plural(corrupt, 'record')} cannot be read: "
+    if corrupt := total.states["CORRUPT"]:
+        out.print(
+            f"{plural(corrupt, 'record')} cannot be read: "
             "find them with list, and forget them by key."
+        )
+
+
+_NO_WORKER = "No worker replied, so HIT RATIO (the share of calls that were replayed) is unknown."
+
+
+def _summary(counter: Counter[str]) -> Iterator[str]:
+    reasons = ", ".join(f"{reason} {number:,}" for reason, number in _refusals(counter).items())
+    yield (
+        f"Since the workers started: {plural(counter['run'] + counter['takeover'], 'execution')}, "
+        f"{plural(counter['replay'], 'replay')}, {plural(counter['conflict'], 'conflict')}, "
+        f"{plural(counter['takeover'], 'takeover')}, {plural(counter['refused'], 'refusal')}"
+        f"{f' ({reasons})' if reasons else ''}, "
+        f"{counter['deduplicated']:,} not published as duplicates."
+    )
+    if doubles := double_executions(counter):
+        yield (
+            f"{plural(doubles, 'call')} in shadow ran although another call of the same key had "
+            "run, was running or was queued."
         )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import inspect
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
@@ -65,15 +64,3 @@ class BasicAuth:
 def local_user(connection: HTTPConnection) -> Access:
     """Gives every right: for a server that only this machine can reach."""
     return Access("local", forget=True, results=True)
-
-
-async def access_of(
-    authorize: Authorize, connection: HTTPConnection, *, read_only: bool
-) -> Access | None:
-    """Returns the access that `authorize` grants; without the right to forget if `read_only`."""
-    access = authorize(connection)
-    if inspect.isawaitable(access):
-        access = await access
-    if access is not None and read_only:
-        return replace(access, forget=False)
-    return access

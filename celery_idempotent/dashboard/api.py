@@ -13,13 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from celery_idempotent.dashboard import explain
 from celery_idempotent.dashboard.access import Access
-from celery_idempotent.dashboard.context import Context, filter_of, make_filter, shown_record
+from celery_idempotent.dashboard.context import Context, query_of
 from celery_idempotent.dashboard.protection import parse_json, read_body
-from celery_idempotent.dashboard.sampler import Snapshot
 from celery_idempotent.monitoring import forgetting, json_format
-from celery_idempotent.store.inspection.record_query import RecordView
+from celery_idempotent.store.inspection.record_reader import RecordView
 
 #: Records of one page.
 MAX_LIMIT = 500
@@ -61,20 +59,17 @@ class Api:
     def records(self, request: Request) -> Response:
         """Returns a page of records and the cursor of the next one."""
         query = request.query_params
-        record_filter = make_filter(**filter_of(query))
         limit = _integer(query.get("limit", "50"))
-        page = self._context.page(record_filter, query.get("cursor", ""), limit)
+        page = self._context.page(query_of(query), query.get("cursor", ""), limit)
         records = [json_format.view_fields(view) for view in page.views]
         return json_response({"records": records, "cursor": page.cursor or None})
 
     def record(self, request: Request) -> Response:
         """Returns one record; its headers have what a DELETE needs."""
-        view = self._context.find(request.path_params["key"])
-        if view is None:
-            raise HTTPException(404, "There is no such record.")
+        view = self._find(request)
         access: Access = request.state.access
         document = json_format.view_fields(view)
-        if access.results and view.record is not None:
+        if access.results:
             document |= json_format.outcome_fields(view.record)
         headers = {"etag": _etag(view)}
         if access.forget:
@@ -87,21 +82,36 @@ class Api:
         check_right(access)
         if not self._context.tokens.is_csrf(request.headers.get("x-csrf-token", ""), access.user):
             raise HTTPException(403, "Send the header X-CSRF-Token of the record's GET.")
-        view = self._context.find(request.path_params["key"])
-        if view is None:
-            raise HTTPException(404, "There is no such record.")
+        view = self._find(request)
         expected = request.headers.get("if-match")
         if expected is None:
             raise HTTPException(428, "Send the ETag of the record's GET as If-Match.")
         if expected != _etag(view):
             raise HTTPException(412, "The record has changed: read it again.")
         force = request.query_params.get("force") == "true"
-        (case,) = self._context.forget([shown_record(view)], access.user, force=force).values()
+        tasks = self._context.tasks
+        case = forgetting.forget(view.key, view, tasks, user=access.user, force=force)
         return json_response({"key": str(view.key), "case": case}, _STATUS[case])
+
+    def _find(self, request: Request) -> RecordView:
+        view = self._context.find(request.path_params["key"])
+        if view is None:
+            raise HTTPException(404, "There is no such record.")
+        return view
 
     def stats(self, request: Request) -> Response:
         """Returns the number of records by task and state, and the workers' counters."""
-        return json_response(stats_document(self._context.sampler.snapshot()))
+        snapshot = self._context.sampler.snapshot()
+        counts, records = snapshot.totals(), snapshot.records
+        counted_at = None if records.finished_at is None else records.finished_at.isoformat()
+        tasks: dict[str, Any] = {
+            task: {"states": records.by_task.get(task, {}), "counts": counts.get(task, {})}
+            for task in sorted({*records.by_task, *counts})
+        }
+        workers_answered = bool(snapshot.workers)
+        return json_response(
+            {"workers_answered": workers_answered, "counted_at": counted_at, "tasks": tasks}
+        )
 
     def doctor(self, request: Request) -> Response:
         """Returns the findings."""
@@ -120,24 +130,8 @@ class Api:
         call = parse_json(await read_body(request), "The body")
         if not isinstance(call, dict):
             raise HTTPException(400, "The body is not a JSON object.")
-        explained = await run_in_threadpool(explain.explained, self._context, call)
+        explained = await run_in_threadpool(self._context.explain, call)
         return json_response(explained.to_json())
-
-
-def stats_document(snapshot: Snapshot) -> dict[str, Any]:
-    """Returns the records and counters of each task."""
-    counts, records = snapshot.totals(), snapshot.records
-    return {
-        "workers_answered": bool(snapshot.workers),
-        "counted_at": None if records.finished_at is None else records.finished_at.isoformat(),
-        "tasks": {
-            task: {
-                "states": dict(records.by_task.get(task, {})),
-                "counts": dict(counts.get(task, {})),
-            }
-            for task in sorted({*records.by_task, *counts})
-        },
-    }
 
 
 def check_right(access: Access) -> None:
@@ -151,8 +145,7 @@ def check_right(access: Access) -> None:
 
 
 def _etag(view: RecordView) -> str:
-    shown = shown_record(view)
-    return f'"{shown.state}-{shown.token}"'
+    return '"{}-{}"'.format(*view.version)
 
 
 def _integer(text: str) -> int:

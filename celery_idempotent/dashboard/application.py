@@ -81,22 +81,16 @@ def asgi(
     return Starlette(
         routes=routes,
         middleware=[protection],
-        exception_handlers={HTTPException: _on_http_error, IdempotencyError: _on_store_error},
+        exception_handlers={HTTPException: _on_error, IdempotencyError: _on_error},
         lifespan=lifespan,
     )
 
 
-def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _error(request, error.status_code, error.detail)
-
-
-def _on_store_error(request: Request, error: Exception) -> Response:
-    """An unreachable Redis, for example. These errors contain no secrets."""
-    return _error(request, 503, str(error))
-
-
-def _error(request: Request, status: int, text: str) -> Response:
+def _on_error(request: Request, error: Exception) -> Response:
+    """Answers with the error; an unreachable Redis, for example. These contain no secrets."""
+    status, text = 503, str(error)
+    if isinstance(error, HTTPException):
+        status, text = error.status_code, error.detail
     if request.url.path.startswith(f"{request.state.root}/api/"):
         return json_response({"error": text}, status)
     return render(request, "error.html", status=status, text=text)

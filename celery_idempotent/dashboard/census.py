@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from celery_idempotent.errors import CorruptRecordError
-from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
-from celery_idempotent.store.inspection.record_reader import START, Position, RecordReader
-from celery_idempotent.store.inspection.scan import ScannedRecord
+from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
+from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.record_store import RecordStore
 
 
@@ -34,41 +32,32 @@ class Census:
     """Passes over all records again and again, in steps of bounded time."""
 
     def __init__(self) -> None:
+        #: The rest of a pass; None before its begin, and after an error, which ends it.
+        self._pages: Iterator[list[RecordView]] | None = None
         self._running = Count()
-        self._store = 0
-        self._position: Position = START
         #: The last complete pass; before its end, the first one as far as it is.
         self.count = self._running
 
-    def advance(
-        self, readers: Mapping[RecordStore, RecordReader], seconds: float
-    ) -> list[tuple[RecordStore, Key]]:
-        """Scans for about `seconds`; returns the keys of the STARTED records on the way.
+    def advance(self, stores: Iterable[RecordStore], seconds: float) -> list[RecordView]:
+        """Scans for about `seconds`; returns the STARTED records on the way.
 
         Raises:
             StoreUnavailableError: if Redis does not reply.
         """
         end = time.monotonic() + seconds
-        started: list[tuple[RecordStore, Key]] = []
-        for store, reader in list(readers.items())[self._store :]:
-            for following, page in reader.scan_from(self._position, expiry=False):
-                for scanned in page:
-                    state = _state(reader, scanned)
-                    self._running.by_task[scanned.key.task][state] += 1
-                    if state == State.STARTED:
-                        started.append((store, scanned.key))
-                self._position = following or START
-                if following is not None and time.monotonic() > end:
-                    return started
-            self._store += 1
+        pages, self._pages = self._pages, None
+        if pages is None:
+            pages, self._running = record_views(stores, RecordFilter(), expiry=False), Count()
+            if self.count.finished_at is None:
+                self.count = self._running
+        started: list[RecordView] = []
+        for page in pages:
+            for view in page:
+                self._running.by_task[view.key.task][view.state] += 1
+            started += [view for view in page if view.state == State.STARTED]
+            if time.monotonic() > end:
+                self._pages = pages
+                return started
         self._running.finished_at = datetime.now(timezone.utc)
         self.count = self._running
-        self._running, self._store = Count(), 0
         return started
-
-
-def _state(reader: RecordReader, scanned: ScannedRecord) -> str:
-    try:
-        return reader.read(scanned).state.value
-    except CorruptRecordError:
-        return "CORRUPT"

@@ -1,12 +1,16 @@
-"""What the workers have counted over the last hour, as far as this process has seen it."""
+"""What the workers have counted over the last hour, as far as this process has seen it: charts."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 #: Seconds that one point of a chart covers, and the number of points.
 STEP, STEPS = 30, 120
+#: Of the drawing, in its own units; the page stretches it.
+WIDTH, HEIGHT = 600, 80
+_GAP = 1
 
 
 class History:
@@ -43,3 +47,27 @@ class History:
         last = int(now // STEP)
         by_step = {step: sum(counter[name] for name in names) for step, counter in self._steps}
         return [by_step.get(step, 0) for step in range(last - STEPS + 1, last + 1)]
+
+
+class Chart(NamedTuple):
+    """A chart that a template draws."""
+
+    title: str
+    #: Of the numbers.
+    total: int
+    highest: int
+    #: The bars, as an SVG path.
+    path: str
+
+
+def chart(title: str, numbers: Sequence[int]) -> Chart:
+    """Returns the chart of `numbers`."""
+    highest = max(numbers, default=0)
+    width = WIDTH / max(1, len(numbers))
+    bars = []
+    for position, number in enumerate(numbers):
+        if number:
+            height = max(2.0, number / highest * HEIGHT)
+            left, top = position * width, HEIGHT - height
+            bars.append(f"M{left:.1f} {top:.1f}h{width - _GAP:.1f}V{HEIGHT}h-{width - _GAP:.1f}z")
+    return Chart(title, sum(numbers), highest, "".join(bars))

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.store.inspection.record_query import RecordView
+from celery_idempotent.store.inspection.record_reader import RecordView
 
 #: Seconds between two reads, after which a page is announced anyway because its times are old, and
 #: between comments that keep proxies from closing the connection.
@@ -71,31 +71,21 @@ class Live:
             view = self._context.find(key)
         except IdempotencyError as error:
             return str(error)
-        return None if view is None else _version(view)
+        return None if view is None else _state(view)
 
     def _overview_state(self) -> Any:
-        snapshot = self._context.sampler.snapshot()
+        sampler = self._context.sampler
+        snapshot = sampler.snapshot()
         return (
-            [_version(view) for view in snapshot.started],
-            snapshot.expired,
+            [_state(view) for view in snapshot.started],
             [(worker.name, worker.counts, len(worker.leases)) for worker in snapshot.workers],
             snapshot.records.total,
             snapshot.error,
-            [finding.name for finding in self._context.sampler.known_findings() or ()],
+            [finding.name for finding in sampler.known_findings() or ()],
         )
 
 
-def _version(view: RecordView) -> Any:
+def _state(view: RecordView) -> Any:
     record = view.record
-    if record is None:
-        return "corrupt"
-    expired = record.deadline is not None and record.deadline <= view.now
-    return (
-        str(view.key),
-        record.state,
-        record.token,
-        record.attempt,
-        record.at_ms,
-        expired,
-        record.body,
-    )
+    shown = () if record is None else (record.attempt, record.at_ms, record.body)
+    return str(view.key), view.version, view.is_past_deadline, shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -12,36 +13,22 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from celery_idempotent import signals
-from celery_idempotent.dashboard import explain
 from celery_idempotent.dashboard.access import Access
 from celery_idempotent.dashboard.api import check_right
-from celery_idempotent.dashboard.chart import chart
-from celery_idempotent.dashboard.context import Context, filter_of, make_filter, shown_record
-from celery_idempotent.dashboard.presentation import key_path, render
+from celery_idempotent.dashboard.context import Context, query_of
+from celery_idempotent.dashboard.history import chart
+from celery_idempotent.dashboard.presentation import DECISIONS, key_path, render
 from celery_idempotent.dashboard.protection import parse_json, read_body
 from celery_idempotent.dashboard.timeline import timeline
 from celery_idempotent.dashboard.tree import tree
 from celery_idempotent.doctor import versions
-from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.monitoring import forgetting, json_format
-from celery_idempotent.monitoring.statistics import double_executions
-from celery_idempotent.record import steps
+from celery_idempotent.monitoring import forgetting, formatting, json_format
+from celery_idempotent.monitoring.lookup import find_outcome
 from celery_idempotent.record.payload import OFFLOADED
 from celery_idempotent.record.record import Record
-from celery_idempotent.store.inspection.record_query import RecordView, since
 
-#: Rows of a page of records.
-PAGE_SIZE = 50
-STATES = ("RESERVED", "STARTED", "COMPLETED", "FAILED")
-#: Titles of the charts and columns, and the decisions that they count.
-DECISIONS = {
-    "Executions": ("run", "takeover"),
-    "Replays": ("replay",),
-    "Conflicts": ("conflict",),
-    "Takeovers": ("takeover",),
-    "Refusals": ("refused",),
-}
+#: Rows of a page of records, and records that one confirmation may be about.
+PAGE_SIZE, MAX_SELECTED = 50, 500
 
 
 class Pages:
@@ -68,52 +55,36 @@ class Pages:
     def overview(self, request: Request) -> Response:
         """Shows what runs, the charts, the records of each task, and the worst findings."""
         sampler = self._context.sampler
-        snapshot, now = sampler.snapshot(), sampler.now()
-        counts = snapshot.totals()
+        snapshot, now = sampler.snapshot(), time.monotonic()
+        counts, numbers = snapshot.totals(), sampler.history.numbers
         names = {task.name for task in self._context.tasks}
         return render(
             request,
             "overview.html",
             live="view=overview",
             snapshot=snapshot,
-            charts=[
-                chart(title, sampler.history.numbers(names, now))
-                for title, names in DECISIONS.items()
-            ],
-            decisions=DECISIONS,
-            shadow=signals.SHADOW,
-            double_executions=double_executions,
+            charts=[chart(title, numbers(names, now)) for title, names in DECISIONS.items()],
             tasks=sorted(names | set(counts) | set(snapshot.records.by_task)),
             counts=counts,
-            states=STATES,
             findings=sampler.known_findings(),
             sql_outcomes=sampler.sql_outcomes,
         )
 
     def records(self, request: Request) -> Response:
         """Shows a page of records."""
-        query = filter_of(request.query_params)
+        query = query_of(request.query_params)
         cursor = request.query_params.get("cursor", "")
-        page = self._context.page(make_filter(**query), cursor, PAGE_SIZE)
-        views = sorted(page.views, key=_newest_first)
-        return render(
-            request,
-            "records.html",
-            views=views,
-            since=since,
-            next_cursor=page.cursor,
-            cursor=cursor,
-            query=query,
-            states=STATES,
-            tasks=self._context.tasks,
-        )
+        views, next_cursor = self._context.page(query, cursor, PAGE_SIZE)
+        views.sort(key=lambda view: view.since, reverse=True)
+        page: dict[str, Any] = {"views": views, "cursor": cursor, "next_cursor": next_cursor}
+        return render(request, "records.html", query=query, tasks=self._context.tasks, **page)
 
     def search(self, request: Request) -> Response:
         """Redirects to the record of a key or of a task id."""
         text = request.query_params.get("q", "").strip()
         if not text:
             raise HTTPException(400, "Enter a key or a task id.")
-        view = self._context.find(text) or self._context.find_task_id(text)
+        view = self._context.search(text)
         if view is None:
             raise HTTPException(404, f"No record has the key or the task id {text}.")
         return RedirectResponse(f"{request.state.root}{key_path(view.key)}", 303)
@@ -122,49 +93,44 @@ class Pages:
         """Shows one record."""
         key = request.path_params["key"]
         view = self._context.find(key, whole=True)
-        live = urlencode({"key": key})
-        sql_outcome = self._context.sql_outcome(key)
+        shown: dict[str, Any] = {"live": urlencode({"key": key})}
+        shown["sql_outcome"] = find_outcome(self._context.tasks, key)
         if view is None:
-            return render(
-                request, "absent.html", status=404, key=key, live=live, sql_outcome=sql_outcome
-            )
-        access: Access = request.state.access
-        names = _steps(view.record)
+            return render(request, "absent.html", status=404, key=key, **shown)
+        names = formatting.finished_steps(view.record)
         return render(
             request,
             "record.html",
-            live=live,
             view=view,
             record=view.record,
             events=timeline(view, names),
-            outcome=_outcome(view.record, access),
+            outcome=_outcome(view.record, request.state.access),
             steps=names,
-            sql_outcome=sql_outcome,
+            **shown,
         )
 
     def confirm(self, request: Request) -> Response:
         """Asks whether to forget one record, or those that a filter selects."""
         access: Access = request.state.access
         check_right(access)
-        query, cursor = filter_of(request.query_params), ""
+        query, cursor = query_of(request.query_params), ""
         if key := request.query_params.get("key", ""):
             view = self._context.find(key)
             views = [] if view is None else [view]
         elif any(query.values()):
-            page = self._context.select(
-                make_filter(**query), request.query_params.get("cursor", "")
-            )
-            views, cursor = page.views, page.cursor
+            start = request.query_params.get("cursor", "")
+            views, cursor = self._context.page(query, start, MAX_SELECTED // 2)
         else:
             raise HTTPException(400, "Select records by state, task, age or label.")
-        shown = [shown_record(view) for view in views]
+        views = views[:MAX_SELECTED]
+        shown = [(str(view.key), *view.version) for view in views]
         return render(
             request,
             "confirm.html",
             views=views,
             query=query,
             next_cursor=cursor,
-            any_running=any(view.record and view.record.state == "STARTED" for view in views),
+            any_running=any(view.state == "STARTED" for view in views),
             selection=self._context.tokens.selection(access.user, shown),
             csrf=self._context.tokens.csrf(access.user),
         )
@@ -182,20 +148,13 @@ class Pages:
         cases = await run_in_threadpool(
             self._context.forget, selected, access.user, force=form.get("force") == "yes"
         )
-        kept = {key: case for key, case in cases.items() if case != forgetting.FORGOTTEN}
-        return render(
-            request,
-            "forgotten.html",
-            forgotten=len(cases) - len(kept),
-            kept=kept,
-            messages=_KEPT,
-            status=200 if not kept else 409,
-        )
+        kept = {key: _KEPT[case] for key, case in cases.items() if case != forgetting.FORGOTTEN}
+        status, forgotten = 409 if kept else 200, len(cases) - len(kept)
+        return render(request, "forgotten.html", status=status, forgotten=forgotten, kept=kept)
 
     def explain_form(self, request: Request) -> Response:
         """Shows the form for a call."""
-        call = {"task": request.query_params.get("task", "")}
-        return self._explain_page(request, call, None, "")
+        return self._explain_page(request, request.query_params)
 
     async def explain(self, request: Request) -> Response:
         """Shows the form, and the explanation of its call."""
@@ -205,30 +164,15 @@ class Pages:
                 name: parse_json(form.get(name, "").strip() or empty, f"The field {name}")
                 for name, empty in (("args", "[]"), ("kwargs", "{}"))
             }
-            explained = await run_in_threadpool(explain.explained, self._context, call)
+            explained = await run_in_threadpool(self._context.explain, call)
         except HTTPException as error:
-            return self._explain_page(request, form, None, error.detail, error.status_code)
-        return self._explain_page(request, form, explained, "")
+            return self._explain_page(request, form, error=error.detail, status=error.status_code)
+        return self._explain_page(request, form, explained=explained)
 
-    def _explain_page(
-        self,
-        request: Request,
-        call: Mapping[str, str],
-        explained: Any,
-        error: str,
-        status: int = 200,
-    ) -> Response:
-        return render(
-            request,
-            "explain.html",
-            status=status,
-            call={
-                name: call.get(name, "") for name in ("task", "args", "kwargs", "key", "task_id")
-            },
-            tasks=self._context.tasks,
-            explained=explained,
-            error=error,
-        )
+    def _explain_page(self, request: Request, form: Mapping[str, str], **answer: Any) -> Response:
+        call = {name: form.get(name, "") for name in ("task", "args", "kwargs", "key", "task_id")}
+        values = {"explained": None, "error": "", "tasks": self._context.tasks, **answer}
+        return render(request, "explain.html", call=call, **values)
 
     def workers(self, request: Request) -> Response:
         """Shows the workers that reply, their leases and counters."""
@@ -238,13 +182,8 @@ class Pages:
     def doctor(self, request: Request) -> Response:
         """Shows all findings."""
         stores = list(dict.fromkeys(str(store.config) for store in self._context.stores))
-        return render(
-            request,
-            "doctor.html",
-            findings=self._context.sampler.findings(),
-            versions=versions.installed(),
-            stores=stores,
-        )
+        findings, installed = self._context.sampler.findings(), versions.installed()
+        return render(request, "doctor.html", findings=findings, versions=installed, stores=stores)
 
 
 _KEPT = {
@@ -252,19 +191,6 @@ _KEPT = {
     forgetting.CHANGED: "kept: it has changed since it was shown",
     forgetting.ABSENT: "already absent",
 }
-
-
-def _newest_first(view: RecordView) -> float:
-    return 0.0 if view.record is None else -since(view.record).timestamp()
-
-
-def _steps(record: Record | None) -> list[str]:
-    if record is None or record.state.finished:
-        return []
-    try:
-        return list(steps.read(record.body, record.key))
-    except IdempotencyError:
-        return []
 
 
 def _outcome(record: Record | None, access: Access) -> dict[str, Any]:

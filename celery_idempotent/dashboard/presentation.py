@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -11,10 +10,21 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from celery_idempotent.dashboard.chart import HEIGHT, WIDTH
+from celery_idempotent.dashboard.history import HEIGHT, WIDTH
 from celery_idempotent.monitoring import formatting
+from celery_idempotent.monitoring.statistics import double_executions
+from celery_idempotent.record.record import State
+from celery_idempotent.signals import SHADOW
 
 FOLDER = Path(__file__).parent
+#: Titles of the charts and columns, and the decisions that they count.
+DECISIONS = {
+    "Executions": ("run", "takeover"),
+    "Replays": ("replay",),
+    "Conflicts": ("conflict",),
+    "Takeovers": ("takeover",),
+    "Refusals": ("refused",),
+}
 
 _environment = Environment(
     loader=FileSystemLoader(FOLDER / "templates"),
@@ -45,8 +55,6 @@ def render(
         path=request.url.path.removeprefix(root),
         access=request.state.access,
         live_url=url("/live") + f"?{live}" if live else "",
-        chart_width=WIDTH,
-        chart_height=HEIGHT,
         **values,
     )
     return HTMLResponse(page, status)
@@ -57,28 +65,27 @@ def key_path(key: object) -> str:
     return f"/records/{quote(str(key), safe='')}"
 
 
-def _epoch_ms(moment: datetime) -> int:
-    return int(moment.timestamp() * 1000)
-
-
-def _short_key(key: object) -> str:
-    """Returns the digest of a key, cut: the whole one is in the link's title."""
-    digest = str(key).rpartition(":")[2]
-    return f"{digest[:10]}…"
-
-
 _environment.filters.update(
     ago=formatting.relative_time,
     at=formatting.absolute_time,
-    epoch_ms=_epoch_ms,
+    epoch_ms=lambda moment: int(moment.timestamp() * 1000),
     key_path=key_path,
-    short_key=_short_key,
+    # The whole digest is in the link's title.
+    short_key=lambda key: f"{str(key).rpartition(':')[2][:10]}…",
     number=lambda number: f"{number:,}",
     seconds=formatting.duration,
+    counted=lambda counter, names: sum(counter.get(name, 0) for name in names),
 )
-_environment.filters["counted"] = lambda counter, names: sum(counter.get(n, 0) for n in names)
 _environment.tests["has_any"] = lambda task, *by_task: any(found.get(task) for found in by_task)
 _environment.tests["in_shadow"] = lambda task, counts, names: any(
     counts.get(task, {}).get(name) for name in names
 )
-_environment.globals.update(plural=formatting.plural)
+_environment.globals.update(
+    plural=formatting.plural,
+    states=[state.value for state in State],
+    decisions=DECISIONS,
+    shadow=SHADOW,
+    double_executions=double_executions,
+    chart_width=WIDTH,
+    chart_height=HEIGHT,
+)

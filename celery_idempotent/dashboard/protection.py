@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +16,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from celery_idempotent.dashboard.access import Authorize, access_of
+from celery_idempotent.dashboard.access import Authorize
 
 logger = logging.getLogger(__name__)
 
@@ -43,35 +45,24 @@ HEADERS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class Protection:
-    """Middleware around the whole dashboard.
+    """Middleware around the whole dashboard."""
 
-    Args:
-        allowed_hosts: names in the Host header that are accepted; None for all.
-        read_only: takes the right to forget from everyone.
-        url_prefix: the beginning of the paths of requests.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        authorize: Authorize,
-        allowed_hosts: Collection[str] | None,
-        read_only: bool,
-        url_prefix: str,
-    ) -> None:
-        self._app = app
-        self._authorize = authorize
-        self._allowed_hosts = allowed_hosts
-        self._read_only = read_only
-        self._url_prefix = url_prefix
+    app: ASGIApp
+    authorize: Authorize
+    #: Names in the Host header that are accepted; None for all.
+    allowed_hosts: Collection[str] | None
+    #: Takes the right to forget from everyone.
+    read_only: bool
+    #: The beginning of the paths of requests.
+    url_prefix: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes on an admitted request; its state has the path of the dashboard and the access."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
+                await self.app(scope, receive, send)
             return
 
         started = False
@@ -85,11 +76,11 @@ class Protection:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        root = scope["root_path"] = scope.get("root_path", "") + self._url_prefix
+        root = scope["root_path"] = scope.get("root_path", "") + self.url_prefix
         scope.setdefault("state", {})["root"] = root
         try:
             refusal = await self._refusal(scope)
-            await (refusal or self._app)(scope, receive, send_with_headers)
+            await (refusal or self.app)(scope, receive, send_with_headers)
         except Exception:
             if started:
                 raise
@@ -101,9 +92,11 @@ class Protection:
         connection = HTTPConnection(scope)
         if not self._is_allowed_host(connection):
             return _refuse(400, "This name of the server is not allowed: use its address.")
-        access = await access_of(self._authorize, connection, read_only=self._read_only)
+        access = self.authorize(connection)
+        if inspect.isawaitable(access):
+            access = await access
         if access is None:
-            challenge = getattr(self._authorize, "challenge", None)
+            challenge = getattr(self.authorize, "challenge", None)
             if challenge is None:
                 return _refuse(403, "You may not see this dashboard.")
             headers = {"www-authenticate": challenge}
@@ -111,17 +104,17 @@ class Protection:
         if not is_same_origin(connection) and not _is_link(connection):
             logger.warning("Refused a request of another site for %r", access.user)
             return _refuse(403, "This request comes from another site.")
-        scope["state"]["access"] = access
+        scope["state"]["access"] = replace(access, forget=False) if self.read_only else access
         return None
 
     def _is_allowed_host(self, connection: HTTPConnection) -> bool:
-        if self._allowed_hosts is None:
+        if self.allowed_hosts is None:
             return True
         try:
             name = urlsplit(f"//{connection.headers.get('host', '')}").hostname
         except ValueError:
             return False
-        return name in self._allowed_hosts
+        return name in self.allowed_hosts
 
 
 def is_same_origin(connection: HTTPConnection) -> bool:

@@ -10,27 +10,27 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery import Celery
 
 from celery_idempotent import doctor
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.dashboard.census import Census, Count
 from celery_idempotent.dashboard.history import History
 from celery_idempotent.doctor import Finding
-from celery_idempotent.errors import CorruptRecordError, IdempotencyError
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring import inspect_commands
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database
-from celery_idempotent.store.inspection.record_query import RecordView
-from celery_idempotent.store.inspection.record_reader import RecordReader
-from celery_idempotent.store.inspection.scan import ScannedRecord
+from celery_idempotent.store.inspection.record_reader import RecordView
+from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.record_store import RecordStore
 
 logger = logging.getLogger(__name__)
@@ -88,13 +88,11 @@ class Snapshot:
     records: Count = field(default_factory=Count)
     #: Why records could not be read; empty if they could.
     error: str = ""
-    #: Grows with each round.
-    version: int = 0
 
     @property
     def expired(self) -> int:
         """Number of `started` whose lease has expired."""
-        return sum(_is_expired(view) for view in self.started)
+        return sum(view.is_expired for view in self.started)
 
     def totals(self) -> dict[str, Counter[str]]:
         """Returns the sum of the workers' counters by task."""
@@ -108,11 +106,8 @@ class Snapshot:
 class Sampler:
     """Samples an app's workers and records. Its thread starts with the first request."""
 
-    def __init__(self, app: Celery, tasks: Sequence[IdempotentTaskLike]) -> None:
+    def __init__(self, app: Celery) -> None:
         self._app = app
-        self._stores = app_tasks.stores(tasks)
-        self._census = Census()
-        self._readers: dict[RecordStore, RecordReader] = {}
         self._followed: dict[tuple[RecordStore, Key], None] = {}
         self._asked_at = -WORKER_INTERVAL
         self._wake = threading.Event()
@@ -123,11 +118,10 @@ class Sampler:
         self._requested_at = 0.0
         self._snapshot = Snapshot()
         self.history = History()
-        databases = {task.idempotency_configuration.settings.transaction for task in tasks}
-        self._databases = sorted(databases - {None}, key=lambda database: database.engine.name)
         #: As old as the findings.
         self.sql_outcomes: list[SqlCount] = []
-        self._findings: tuple[float, list[Finding]] | None = None
+        self._findings: list[Finding] | None = None
+        self._found_at = -FINDINGS_AGE
         self._findings_lock = threading.Lock()
 
     def snapshot(self) -> Snapshot:
@@ -150,83 +144,66 @@ class Sampler:
         self._closed = True
         self._wake.set()
 
-    def now(self) -> float:
-        """Returns the time on the clock of `history`."""
-        return time.monotonic()
-
     def findings(self) -> list[Finding]:
         """Returns the findings of doctor, which are at most a minute old."""
         with self._findings_lock:
-            if self._findings is None or time.monotonic() - self._findings[0] > FINDINGS_AGE:
+            if self._findings is None or self._are_findings_old():
                 findings = doctor.examine(self._app, self._snapshot.totals())
-                self.sql_outcomes = [_count(database) for database in self._databases]
-                self._findings = time.monotonic(), findings
-            return self._findings[1]
+                tasks = app_tasks.load(self._app)
+                databases = {task.idempotency_configuration.settings.transaction for task in tasks}
+                counts = [_count(database) for database in databases if database is not None]
+                self.sql_outcomes = sorted(counts)
+                self._findings, self._found_at = findings, time.monotonic()
+            return self._findings
 
     def known_findings(self) -> list[Finding] | None:
         """Returns the last findings at once, and has them determined anew if they are old."""
-        known = self._findings
-        if known is None or time.monotonic() - known[0] > FINDINGS_AGE:
-            threading.Thread(target=self._refresh_findings, daemon=True).start()
-        return None if known is None else known[1]
+        if self._are_findings_old() and not self._findings_lock.locked():
+            threading.Thread(target=self.findings, daemon=True).start()
+        return self._findings
 
-    def _refresh_findings(self) -> None:
-        if not self._findings_lock.locked():
-            self.findings()
+    def _are_findings_old(self) -> bool:
+        return time.monotonic() - self._found_at > FINDINGS_AGE
 
     def _run(self) -> None:
         # A process that was forked must not use its parent's connections.
-        self._readers = {}
+        census = Census()
         self._closed = False
         while not self._closed:
             try:
-                self._snapshot = self._sample()
+                self._snapshot = self._sample(census)
             except Exception:
                 logger.exception("The dashboard cannot be updated")
             self._first.set()
             idle = time.monotonic() - self._requested_at > IDLE_AFTER
             self._wake.wait(IDLE_INTERVAL if idle else INTERVAL)
             self._wake.clear()
-        for reader in self._readers.values():
-            reader.close()
 
-    def _sample(self) -> Snapshot:
+    def _sample(self, census: Census) -> Snapshot:
         workers = self._snapshot.workers
         now = time.monotonic()
         if now - self._asked_at >= WORKER_INTERVAL:
             self._asked_at = now
             workers = self._ask_workers()
             self.history.add(now, {worker.name: worker.counts for worker in workers})
-        error = ""
+        error, started = "", []
         try:
-            for store in self._stores:
-                if store not in self._readers:
-                    self._readers[store] = store.open_reader(READ_TIMEOUT)
-            self._follow(self._census.advance(self._readers, CENSUS_SECONDS))
-            self._follow(self._held_keys(workers))
-            started = self._read_followed()
+            stores = app_tasks.stores(app_tasks.load(self._app))
+            found = census.advance(stores, CENSUS_SECONDS)
+            self._follow((view.store, view.key) for view in found)
+            # A worker replies with the task and its digest; prefixes may differ.
+            texts = {lease["key"] for worker in workers for lease in worker.leases}
+            named = ((store, key_of(t, store.config.prefix)) for store in stores for t in texts)
+            self._follow((store, key) for store, key in named if key is not None)
+            started = self._read_followed(stores)
         except IdempotencyError as exception:
-            error, started = str(exception), []
-        return Snapshot(
-            workers=workers,
-            started=tuple(started),
-            records=self._census.count,
-            error=error,
-            version=self._snapshot.version + 1,
-        )
+            error = str(exception)
+        return Snapshot(workers=workers, started=tuple(started), records=census.count, error=error)
 
     def _ask_workers(self) -> tuple[Worker, ...]:
-        replies: dict[str, dict[str, Any]] = {}
-
-        def ask(command: str) -> None:
-            replies[command] = inspect_commands.ask(self._app, command, WORKER_TIMEOUT)
-
-        threads = [threading.Thread(target=ask, args=(name,)) for name in _COMMANDS]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        leases, counts = (replies.get(command, {}) for command in _COMMANDS)
+        ask = partial(inspect_commands.ask, self._app, timeout=WORKER_TIMEOUT)
+        with ThreadPoolExecutor() as pool:
+            leases, counts = pool.map(ask, ("idempotency_leases", "idempotency_counts"))
         now = time.monotonic()
         known = {w.name: w for w in self._snapshot.workers if now - w.replied_at < WORKER_GRACE}
         # A worker that has replied to both commands replaces what is known of it.
@@ -234,49 +211,27 @@ class Sampler:
         workers = known | {name: _worker(name, leases[name], counts[name], now) for name in replied}
         return tuple(workers[name] for name in sorted(workers))
 
-    def _held_keys(self, workers: Sequence[Worker]) -> list[tuple[RecordStore, Key]]:
-        """Returns the keys of the leases that the workers hold, for each store that may have them.
-
-        A worker replies with the task and its digest; prefixes may differ.
-        """
-        texts = {lease["key"] for worker in workers for lease in worker.leases}
-        keys = [
-            (reader.key_of(text), store)
-            for store, reader in self._readers.items()
-            for text in texts
-        ]
-        return [(store, key) for key, store in keys if key is not None]
-
-    def _follow(self, keys: Sequence[tuple[RecordStore, Key]]) -> None:
+    def _follow(self, keys: Iterable[tuple[RecordStore, Key]]) -> None:
         for key in keys:
             if len(self._followed) < MAX_FOLLOWED:
                 self._followed[key] = None
 
-    def _read_followed(self) -> list[RecordView]:
+    def _read_followed(self, stores: Iterable[RecordStore]) -> list[RecordView]:
         """Returns the STARTED ones. No longer follows those that are finished or absent."""
         views: list[RecordView] = []
-        for store, reader in self._readers.items():
+        for store in stores:
             keys = [key for owner, key in self._followed if owner is store]
-            found = reader.get(keys)
+            if not keys:
+                continue
+            with store.open_reader(READ_TIMEOUT) as reader:
+                found = reader.get(keys)
             for key in keys:
-                record = _record(reader, found.get(key))
-                if record is None or record.state.finished:
+                view = found.get(key)
+                if view is None or view.state not in (State.RESERVED, State.STARTED):
                     del self._followed[store, key]
-                elif record.state is State.STARTED:
-                    views.append(RecordView(key, record, found[key].now, store))
-        return sorted(views, key=_order)
-
-
-def _record(reader: RecordReader, scanned: ScannedRecord | None) -> Record | None:
-    if scanned is None:
-        return None
-    try:
-        return reader.read(scanned)
-    except CorruptRecordError:
-        return None
-
-
-_COMMANDS = ("idempotency_leases", "idempotency_counts")
+                elif view.state == State.STARTED:
+                    views.append(view)
+        return sorted(views, key=lambda view: (not view.is_expired, view.version))
 
 
 def _count(database: Database) -> SqlCount:
@@ -296,13 +251,3 @@ def _worker(name: str, leases: Any, counts: Any, now: float) -> Worker:
         error,
         now,
     )
-
-
-def _is_expired(view: RecordView) -> bool:
-    deadline = None if view.record is None else view.record.deadline
-    return deadline is not None and deadline <= view.now
-
-
-def _order(view: RecordView) -> tuple[bool, int]:
-    assert view.record is not None
-    return not _is_expired(view), view.record.token

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.inspection.record_query import RecordView
+from celery_idempotent.store.inspection.record_reader import RecordView
 
 
 class Event(NamedTuple):
@@ -25,31 +25,26 @@ def timeline(view: RecordView, steps: list[str]) -> list[Event]:
     record = view.record
     if record is None:
         return []
-    events = list(_deaths(record))
+    deaths = formatting.deaths(record)
+    events = [Event("bad", deaths, None, _orphaned(record))] if deaths else []
     if record.state is State.RESERVED:
-        events.append(_reservation(record, view.now))
+        events.append(_reservation(record, view.is_past_deadline))
     elif record.started_at is not None:
         takes_over = record.attempt > 1
         detail = f"attempt {record.attempt}, on {record.worker}" if record.worker else ""
         title = "Taken over by another execution" if takes_over else "Execution began"
         events.append(Event("done", title, record.started_at, detail))
     events += [Event("done", f"Step {name} finished") for name in steps]
-    if record.state is State.STARTED and record.deadline is not None:
-        events.append(_lease(record.deadline, view.now, record.ended_by))
-    elif record.state is State.COMPLETED:
-        events.append(Event("done", "Result stored", record.finished_at, _duration(record)))
-    elif record.state is State.FAILED:
-        events.append(Event("bad", "Error stored", record.finished_at, _duration(record)))
+    if record.state is State.STARTED:
+        events.append(_lease(record, view.is_past_deadline))
+    elif record.state.finished:
+        mark, what = ("bad", "Error") if record.state is State.FAILED else ("done", "Result")
+        run_time = formatting.run_time(record)
+        detail = f"after {run_time}" if run_time else ""
+        events.append(Event(mark, f"{what} stored", record.finished_at, detail))
     if record.expires_at is not None:
         events.append(Event("later", "Redis forgets the record", record.expires_at))
     return events
-
-
-def _deaths(record: Record) -> list[Event]:
-    if record.attempt <= 1:
-        return []
-    died = formatting.plural(record.attempt - 1, "earlier execution")
-    return [Event("bad", f"{died} died", None, _orphaned(record))]
 
 
 def _orphaned(record: Record) -> str:
@@ -60,25 +55,17 @@ def _orphaned(record: Record) -> str:
     return ""
 
 
-def _reservation(record: Record, now: datetime) -> Event:
-    assert record.deadline is not None
+def _reservation(record: Record, is_expired: bool) -> Event:
     title = f"Reserved for task {record.task_id}"
-    if record.deadline <= now:
+    if is_expired:
         return Event("bad", f"{title}; the reservation has expired", record.deadline)
     return Event("running", title, record.deadline, "until then, other calls are in conflict")
 
 
-def _lease(deadline: datetime, now: datetime, ended_by: str | None) -> Event:
-    if deadline <= now:
-        why = (ended_by or "its process is dead or frozen").replace("_", " ")
+def _lease(record: Record, is_expired: bool) -> Event:
+    if is_expired:
+        why = (record.ended_by or "its process is dead or frozen").replace("_", " ")
         detail = f"{why}; the next delivery takes over"
-        return Event("bad", "Lease expired", deadline, detail)
-    return Event("running", "Running; the lease ends", deadline, "unless the heartbeat extends it")
-
-
-def _duration(record: Record) -> str:
-    if record.started_at is None or record.finished_at is None:
-        return ""
-    # The end is stored in milliseconds, the start in microseconds.
-    seconds = max(timedelta(), record.finished_at - record.started_at).total_seconds()
-    return f"after {formatting.duration(seconds)}"
+        return Event("bad", "Lease expired", record.deadline, detail)
+    detail = "unless the heartbeat extends it"
+    return Event("running", "Running; the lease ends", record.deadline, detail)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, NamedTuple
+from typing import Any
 
 from itsdangerous import BadData, URLSafeTimedSerializer
 
@@ -13,13 +13,9 @@ FORM_SECONDS = 12 * 3600
 CONFIRMATION_SECONDS = 900
 
 
-class ShownRecord(NamedTuple):
-    """A record as a person has seen it: it is forgotten only if it has not changed since."""
-
-    key: str
-    #: ``CORRUPT`` for one that cannot be read.
-    state: str
-    token: int
+#: Key, state and token of a record as a person has seen it: it is forgotten only if it has not
+#: changed since.
+ShownRecord = tuple[str, str, int]
 
 
 class Tokens:
@@ -50,7 +46,7 @@ class Tokens:
         """Returns the records of a confirmation; None if it is forged or too old."""
         match self._load(text, CONFIRMATION_SECONDS):
             case ["selection", owner, list(records)] if owner == user:
-                return [ShownRecord(*record) for record in records]
+                return records
         return None
 
     def _load(self, text: str, max_age: int) -> Any:

@@ -13,6 +13,7 @@ from celery.utils.text import pluralize
 from celery_idempotent import shared_counters
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.configuration.configuration import TaskConfiguration
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,11 @@ def describe_settings(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
     stores = ", ".join(
         f"{store.config} ({store.config.prefix}:*)" for store in app_tasks.stores(enabled)
     )
-    common = _most_common([_texts(task) for task in enabled])
+    texts = {task.name: _texts(task.idempotency_configuration) for task in enabled}
+    columns = zip(*texts.values(), strict=True)
+    common = [Counter(column).most_common(1)[0][0] for column in columns]
     number = f"{len(enabled)} {pluralize(len(enabled), 'idempotent task')}"
-    yield f"{number}, records at {stores}: {_join(common)}"
+    yield f"{number}, records at {stores}: {', '.join(common)}"
     for task in tasks:
         settings = task.idempotency_configuration.settings
         if not settings.enabled:
@@ -83,29 +86,17 @@ def describe_settings(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
             continue
         if settings.shadow:
             yield f"{task.name}: in shadow (idempotency_shadow is True): every call runs"
-        different = {name: text for name, text in _texts(task).items() if common[name] != text}
-        if different:
-            yield f"{task.name}: {_join(different)}"
+        if different := [text for text in texts[task.name] if text not in common]:
+            yield f"{task.name}: {', '.join(different)}"
 
 
-def _most_common(texts: list[dict[str, str]]) -> dict[str, str]:
-    return {name: Counter(text[name] for text in texts).most_common(1)[0][0] for name in texts[0]}
-
-
-def _texts(task: IdempotentTaskLike) -> dict[str, str]:
-    configuration = task.idempotency_configuration
+def _texts(configuration: TaskConfiguration) -> list[str]:
     obstacle = configuration.fusion_obstacle
-    return {
-        **{name: _text(getattr(configuration.settings, name)) for name in _LOGGED},
-        "fused completion": f"off ({obstacle})" if obstacle else "on",
-    }
+    texts = [f"{name} {_text(getattr(configuration.settings, name))}" for name in _LOGGED]
+    return [*texts, f"fused completion {f'off ({obstacle})' if obstacle else 'on'}"]
 
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return "+".join(getattr(item, "__name__", str(item)) for item in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _join(texts: dict[str, str]) -> str:
-    return ", ".join(f"{name} {text}" for name, text in texts.items())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.explanation import Argument, Explanation
 from celery_idempotent.key.explicit import message_form
+from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.monitoring import json_format
 from celery_idempotent.monitoring.prediction import Prediction, predict
-from celery_idempotent.store.inspection.record_query import RecordView, read_view
+from celery_idempotent.store.inspection.record_query import read_view
+from celery_idempotent.store.inspection.record_reader import RecordView
 
 
 class ExplainedCall(NamedTuple):
@@ -58,27 +61,38 @@ class ExplainedCall(NamedTuple):
 
 
 def explain_call(
-    task: IdempotentTaskLike,
+    tasks: Iterable[IdempotentTaskLike],
+    name: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    *,
     own_key: str | tuple[str, ...] | None = None,
     task_id: str | None = None,
+    *,
+    task_id_named: str = "the task's id",
 ) -> ExplainedCall:
     """Derives the key of a call, reads its record, and predicts what would happen.
 
     Args:
         own_key: the key that the call brings, if any.
         task_id: the id of the message, for the key rule TASK_ID.
+        task_id_named: what to give if that is missing.
 
     Raises:
-        KeyRuleError: if no key can be derived.
+        KeyRuleError: if no task has this name, or no key can be derived.
         StoreUnavailableError: if Redis does not reply.
-        TypeError: if the arguments do not fit the task.
+        TypeError: if the arguments do not fit the task, or a TASK_ID is missing.
     """
+    task = next((task for task in tasks if task.name == name), None)
+    if task is None:
+        raise KeyRuleError(f"{name!r} is not an idempotent task of this app")
     configuration = task.idempotency_configuration
+    if configuration.settings.key is TASK_ID and not (own_key or task_id):
+        raise TypeError(f"the key rule of {name} is TASK_ID: give {task_id_named}")
     explicit = None if own_key is None else message_form(task.name, own_key)
-    explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit=explicit)
+    try:
+        explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit=explicit)
+    except TypeError as error:
+        raise TypeError(f"the arguments do not fit {name}: {error}") from None
     store = configuration.executor.store
     view = read_view(store, explanation.key)
     prediction = predict(explanation.key, configuration.settings, view)

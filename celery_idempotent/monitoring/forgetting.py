@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
-from celery_idempotent.monitoring.sql_outcome import SqlOutcome
+from celery_idempotent.monitoring.lookup import SqlOutcome
 from celery_idempotent.record.record import State
-from celery_idempotent.sql.database import Database, forget_rows
-from celery_idempotent.store.commands import UNREADABLE
-from celery_idempotent.store.inspection.record_query import RecordView, read_view
+from celery_idempotent.sql.database import Database
+from celery_idempotent.store.commands import NO_RECORD, UNREADABLE
+from celery_idempotent.store.inspection.record_query import read_view
+from celery_idempotent.store.inspection.record_reader import RecordView
 
 logger = logging.getLogger(__name__)
 
+#: The last two are replies of lua/forget.lua.
 FORGOTTEN, RUNNING, CHANGED, ABSENT = "forgotten", "running", "changed", "absent"
 
 
 def forget(
-    view: RecordView,
+    key: Key,
+    view: RecordView | None,
     tasks: Sequence[IdempotentTaskLike],
     *,
     user: str,
@@ -35,6 +39,7 @@ def forget(
     The record must be as in `view`, and the row as in `outcome`.
 
     Args:
+        view: None if the key had no record.
         tasks: all idempotent tasks of the app.
         user: who requests it.
         force: also forget it while it is running. Its execution is not stopped.
@@ -47,73 +52,41 @@ def forget(
     Raises:
         StoreUnavailableError: if Redis or the database is unavailable.
     """
-    if not force and has_valid_lease(view):
-        return RUNNING
-    owners = [task for task in tasks if task.idempotency_configuration.executor.store == view.store]
-    executor = owners[0].idempotency_configuration.executor
-    record = view.record
-    sender = next((task for task in owners if task.name == view.key.task), None)
-    database = sender.idempotency_configuration.settings.transaction if sender else None
-    owner = outcome.row.owner if outcome else ""
-    shown = UNREADABLE if record is None else record
-    named = {*app_tasks.databases(tasks), *databases}
-    case = executor.forget(view.key, shown, database, owner, step_rows_in=named)
-    if case != "ok":
-        return {"changed": CHANGED, "absent": ABSENT}[case]
-    if record is None:
-        _report(view.key, sender, user, "unreadable")
+    if view is not None:
+        if not force and _is_running(view):
+            return RUNNING
+        store = view.store
+    elif outcome is not None:
+        store = outcome.task.idempotency_configuration.executor.store
     else:
-        about = f"{record.state}, of task {record.task_id!r}"
-        _report(view.key, sender, user, about, record.task_id, record.label, record.token)
-    return FORGOTTEN
-
-
-def forget_row(
-    outcome: SqlOutcome,
-    tasks: Sequence[IdempotentTaskLike],
-    *,
-    user: str,
-    databases: Iterable[Database] = (),
-) -> str:
-    """Deletes a row whose key has no record, as :func:`forget` does."""
-    configuration, row = outcome.task.idempotency_configuration, outcome.row
-    executor, database = configuration.executor, configuration.settings.transaction
-
-    def is_alone() -> bool:
-        return read_view(executor.store, outcome.key) is None
-
-    named = {*app_tasks.databases(tasks), *databases}
-    prefix = executor.store.config.prefix
-    deleted = forget_rows(database, named, prefix, outcome.key, row.owner, is_alone)
-    if not deleted:
-        return CHANGED if deleted is None else ABSENT
-    about = f"{row.state} in the database alone, of task {row.task_id!r}"
-    _report(outcome.key, outcome.task, user, about, row.task_id, token=row.token)
-    return FORGOTTEN
-
-
-def _report(
-    key: Key,
-    sender: IdempotentTaskLike | None,
-    user: str,
-    about: str,
-    task_id: str = "",
-    label: str = "",
-    token: int | None = None,
-) -> None:
+        return ABSENT
+    owners = [task for task in tasks if task.idempotency_configuration.executor.store == store]
+    sender = next((task for task in owners if task.name == key.task), None)
+    configuration = (sender or owners[0]).idempotency_configuration
+    record = view.record if view else None
+    case = configuration.executor.forget(
+        key,
+        NO_RECORD if view is None else record or UNREADABLE,
+        configuration.settings.transaction if sender else None,
+        outcome.row.owner if outcome else "",
+        step_rows_in={*app_tasks.databases(tasks), *databases},
+    )
+    if case != "ok":
+        return case
+    found: Any = record or (outcome.row if outcome and view is None else None)
+    task_id, token = (found.task_id, found.token) if found else ("", None)
+    where = "" if view else " in the database alone"
+    about = f"{found.state}{where}, of task {task_id!r}" if found else "unreadable"
+    label = record.label if record else ""
     extra = log_extra(str(key), task_id=task_id, label=label, token=token)
     logger.info("%r has forgotten the record %s (%s)", user, key, about, extra=extra)
     report(table.FORGOTTEN, About(sender, key.task, task_id, key, label), user=user)
+    return FORGOTTEN
 
 
-def has_valid_lease(view: RecordView) -> bool:
-    """Whether the record is running. Reads it again: a heartbeat extends the lease meanwhile."""
-    if not _is_started(view):
+def _is_running(view: RecordView) -> bool:
+    """Whether it holds a lease. Reads it again: a heartbeat extends the lease meanwhile."""
+    if view.state != State.STARTED:
         return False
     current = read_view(view.store, view.key) or view
-    deadline = None if current.record is None else current.record.deadline
-    return _is_started(current) and deadline is not None and deadline > current.now
-
-
-def _is_started(view: RecordView) -> bool:
-    return view.record is not None and view.record.state is State.STARTED
+    return current.state == State.STARTED and not current.is_expired

@@ -7,6 +7,7 @@ process that holds it is frozen.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from celery_idempotent.configuration.app_tasks import MAP_TASKS, IdempotentTaskL
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import MARGIN
+from celery_idempotent.record.layout import corrupt
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.task.key_resolution import resolve_key
@@ -45,7 +47,6 @@ class _ActiveCall(NamedTuple):
     key: Key
     #: As in the record.
     task_id: str
-    is_map_item: bool
 
 
 @inspect_command()
@@ -53,8 +54,10 @@ def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
     """List the leases that the worker's processes hold, with their age and heartbeat health."""
     calls: dict[RecordStore, dict[Key, _ActiveCall]] = defaultdict(dict)
     for request in tuple(worker_state.active_requests):
-        for call in _active_calls(request):
-            calls[call.task.idempotency_configuration.executor.store][call.key] = call
+        # Without a key, or where none can be derived, there is no lease.
+        with contextlib.suppress(Exception):
+            for call in _active_calls(request):
+                calls[call.task.idempotency_configuration.executor.store][call.key] = call
     try:
         return [lease for store, by_key in calls.items() for lease in _leases(store, by_key)]
     except IdempotencyError as error:
@@ -118,19 +121,14 @@ def ask(app: Celery, command: str, timeout: float) -> dict[str, Any]:
     return {worker: reply for by_worker in tuple(replies) for worker, reply in by_worker.items()}
 
 
-def _active_calls(request: Any) -> list[_ActiveCall]:
-    """Returns the calls of an active message that may hold leases."""
-    try:
-        if request.task.name in MAP_TASKS:
-            return list(_map_items(request))
+def _active_calls(request: Any) -> Iterator[_ActiveCall]:
+    """Yields the calls of an active message that may hold leases."""
+    if request.task.name not in MAP_TASKS:
         key: Key | None = request.idempotency_key()
-    except Exception:  # not an idempotent task, or no key can be derived: there is no lease
-        return []
-    return [] if key is None else [_ActiveCall(request, request.task, key, request.id, False)]
-
-
-def _map_items(request: Any) -> Iterator[_ActiveCall]:
-    """Yields the items of a ``map``, ``starmap`` or ``chunks``; each has a key of its own."""
+        if key is not None:
+            yield _ActiveCall(request, request.task, key, request.id)
+        return
+    # Each item of a ``map``, ``starmap`` or ``chunks`` has a key of its own.
     task = signature(request.kwargs["task"], app=request.app).type
     context = Context(request.request_dict)
     for number, item in enumerate(request.kwargs["it"], 1):
@@ -146,44 +144,41 @@ def _map_items(request: Any) -> Iterator[_ActiveCall]:
             item_id=task_id,
         )
         if key is not None:
-            yield _ActiveCall(request, task, key, task_id, True)
+            yield _ActiveCall(request, task, key, task_id)
 
 
 def _leases(store: RecordStore, calls: Mapping[Key, _ActiveCall]) -> Iterator[dict[str, Any]]:
     with store.open_reader(READ_TIMEOUT) as reader:
-        for key, found in reader.get(calls).items():
-            call, record = calls[key], reader.read(found)
-            # Of a map only the item that is running holds a lease.
-            if not call.is_map_item or _holds_lease(call, record):
-                yield _lease(call, record, found.now)
-
-
-def _holds_lease(call: _ActiveCall, record: Record) -> bool:
-    return (
-        record.state is State.STARTED
-        and record.task_id == call.task_id
-        and record.worker.endswith(f"/{call.request.worker_pid}")
-    )
+        for key, view in reader.get(calls).items():
+            if view.record is None:
+                raise corrupt(str(key))
+            if lease := _lease(calls[key], view.record, view.now):
+                yield lease
 
 
 def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
+    """Returns the fields of a lease; empty for an item of a map that does not run."""
+    pid = call.request.worker_pid
+    holds = record.state is State.STARTED and record.task_id == call.task_id
+    is_item = call.task is not call.request.task
+    if is_item and not (holds and record.worker.endswith(f"/{pid}")):
+        return {}
     fields: dict[str, Any] = {
         "task": call.task.name,
         "task_id": call.request.id,
-        "pid": call.request.worker_pid,
+        "pid": pid,
         "key": record.key,
         "label": record.label,
     }
-    if record.state is not State.STARTED or record.task_id != call.task_id:
-        return fields | {
-            "heartbeat": "lost",
-            "held_by": record.task_id,
-            "state": record.state.value,
-        }
+    if not holds:
+        lost = {"heartbeat": "lost", "held_by": record.task_id, "state": record.state.value}
+        return fields | lost
     assert record.deadline is not None
     assert record.started_at is not None
     lease = call.task.idempotency_configuration.settings.lease
     remaining = (record.deadline - now).total_seconds()
+    # A renewal is due after a third of the lease; one that fails is retried soon.
+    heartbeat = "healthy" if remaining > lease / 2 else "late" if remaining > 0 else "expired"
     return fields | {
         "worker": record.worker,
         "token": record.token,
@@ -193,12 +188,5 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
         "lease_until": record.deadline.isoformat(),
         "trusted_seconds": round(max(0.0, remaining - MARGIN * lease), 3),
         "extended_seconds_ago": round(lease - remaining, 3),
-        "heartbeat": _heartbeat_state(lease, remaining),
+        "heartbeat": heartbeat,
     }
-
-
-def _heartbeat_state(lease: float, remaining: float) -> str:
-    # A renewal is due after a third of the lease; one that fails is retried soon.
-    if remaining <= 0:
-        return "expired"
-    return "healthy" if lease - remaining < lease / 2 else "late"

@@ -9,8 +9,9 @@ from typing import Any
 from kombu.utils.encoding import safe_repr
 
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.inspection.record_query import RecordView
+from celery_idempotent.store.inspection.record_reader import RecordView
 
 
 def view_fields(view: RecordView) -> dict[str, Any]:
@@ -18,42 +19,33 @@ def view_fields(view: RecordView) -> dict[str, Any]:
 
     A record that was found by the task id of a duplicate has ``duplicate``: what that met.
     """
-    duplicate = {} if view.reference is None else {"duplicate": view.reference._asdict()}
-    if view.record is not None:
-        return record_fields(view.record) | duplicate
     key = view.key
-    return {
-        "key": str(key),
-        "explicit": key.explicit,
-        "task": key.task,
-        "state": "CORRUPT",
-        **duplicate,
-    }
+    fields = key_fields(key, view.state) if view.record is None else record_fields(view.record)
+    return fields if view.reference is None else fields | {"duplicate": view.reference._asdict()}
+
+
+def key_fields(key: Key, state: str) -> dict[str, Any]:
+    """Returns the fields of a key whose record is absent or unreadable."""
+    return {"key": str(key), "explicit": key.explicit, "task": key.task, "state": state}
+
+
+_FIELDS = (
+    *("key", "label", "explicit", "task", "state", "task_id", "worker", "token", "attempt"),
+    *("started_at", "finished_at", "deadline", "ended_by", "expires_at"),
+)
 
 
 def record_fields(record: Record) -> dict[str, Any]:
     """Returns all fields but the outcome. Times are ISO 8601 in UTC."""
+    values = ((name, getattr(record, name)) for name in _FIELDS)
     return {
-        "key": record.key,
-        "label": record.label,
-        "explicit": record.explicit,
-        "task": record.task,
-        "state": record.state.value,
-        "task_id": record.task_id,
-        "worker": record.worker,
-        "token": record.token,
-        "attempt": record.attempt,
-        "started_at": _iso(record.started_at),
-        "finished_at": _iso(record.finished_at),
-        "deadline": _iso(record.deadline),
-        "ended_by": record.ended_by,
-        "expires_at": _iso(record.expires_at),
-    }
+        name: value.isoformat() if isinstance(value, datetime) else value for name, value in values
+    } | {"state": record.state.value}
 
 
-def outcome_fields(record: Record) -> dict[str, Any]:
+def outcome_fields(record: Record | None) -> dict[str, Any]:
     """Returns ``result``; or ``error`` with type and message; or ``not_stored`` with the reason."""
-    if not record.state.finished:
+    if record is None or not record.state.finished:
         return {}
     try:
         outcome = record.result
@@ -80,7 +72,3 @@ def _is_serializable(value: Any) -> bool:
     except Exception:
         return False
     return True
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()

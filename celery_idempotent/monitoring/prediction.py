@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import NamedTuple
 
 from celery_idempotent.flow import replacement
@@ -10,7 +9,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import turn
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
-from celery_idempotent.store.inspection.record_query import RecordView
+from celery_idempotent.store.inspection.record_reader import RecordView
 
 
 class Prediction(NamedTuple):
@@ -48,73 +47,63 @@ def _predict(key: Key, settings: Settings, view: RecordView | None) -> Predictio
         return Prediction(
             "corrupt", "fails with CorruptRecordError: the record cannot be read; forget the key"
         )
-    if settings.runs_again:
-        return _predict_turn(key, settings, record, view.now)
-    if replacement.error_of(record, settings) is not None:
-        return Prediction("run", f"runs: what replaced task {record.task_id} has failed")
-    if key.fingerprint and record.fingerprint and key.fingerprint != record.fingerprint:
-        return Prediction(
-            "reused",
-            f"fails with KeyReusedError: task {record.task_id} has the key, with other arguments",
-        )
-    if record.state.finished:
-        outcome = "result" if record.state is State.COMPLETED else "error"
-        return Prediction("replay", f"replays the {outcome} of task {record.task_id}")
-    if record.deadline is not None and record.deadline > view.now:
-        return _conflict(settings, record)
-    if record.state is State.RESERVED:
-        return Prediction("run", f"runs: the reservation of task {record.task_id} has expired")
-    if record.attempt >= settings.max_attempts:
-        return Prediction(
-            "poisoned", f"fails with PoisonedTaskError: {record.attempt} executions have died"
-        )
-    return Prediction(
-        "taken over", f"runs: takes over from task {record.task_id}, whose lease has expired"
-    )
-
-
-def _predict_turn(key: Key, settings: Settings, record: Record, now: datetime) -> Prediction:
-    """Predicts what happens to a call whose key may run again."""
-    task_id = record.task_id
-    if record.deadline is None:
-        return Prediction("run", f"runs: the call before it, task {task_id}, has ended")
-    if record.deadline <= now:
-        what = "reservation" if record.state is State.RESERVED else "lease"
-        return Prediction("run", f"runs: the {what} of task {task_id} has expired")
+    task = f"task {record.task_id}"
     other_arguments = bool(
         key.fingerprint and record.fingerprint and key.fingerprint != record.fingerprint
     )
-    if settings.until == "started" and settings.deduplicates:
-        return _predict_burst(record, now, other_arguments=other_arguments)
-    conflict = _conflict(settings, record)
-    if other_arguments and settings.deduplicates:
-        holder, _, _ = conflict.sentence.partition(":")
-        return Prediction("conflict", f"{holder}: {_ON_CONFLICT[settings.on_conflict]}")
-    return conflict
+    if settings.runs_again:
+        return _predict_turn(settings, record, view, other_arguments=other_arguments)
+    if replacement.error_of(record, settings) is not None:
+        return Prediction("run", f"runs: what replaced {task} has failed")
+    if other_arguments:
+        return Prediction(
+            "reused", f"fails with KeyReusedError: {task} has the key, with other arguments"
+        )
+    if record.state.finished:
+        outcome = "result" if record.state is State.COMPLETED else "error"
+        return Prediction("replay", f"replays the {outcome} of {task}")
+    if not view.is_past_deadline:
+        return _conflict(settings, record, collapses=settings.deduplicates)
+    if record.state is State.RESERVED:
+        return Prediction("run", f"runs: the reservation of {task} has expired")
+    if record.attempt >= settings.max_attempts:
+        died = f"{record.attempt} executions have died"
+        return Prediction("poisoned", f"fails with PoisonedTaskError: {died}")
+    return Prediction("taken over", f"runs: takes over from {task}, whose lease has expired")
 
 
-def _predict_burst(record: Record, now: datetime, *, other_arguments: bool) -> Prediction:
+def _predict_turn(
+    settings: Settings, record: Record, view: RecordView, *, other_arguments: bool
+) -> Prediction:
+    """Predicts what happens to a call whose key may run again."""
     task_id = record.task_id
+    if record.state.finished:
+        return Prediction("run", f"runs: the call before it, task {task_id}, has ended")
+    if view.is_past_deadline:
+        what = "reservation" if record.state is State.RESERVED else "lease"
+        return Prediction("run", f"runs: the {what} of task {task_id} has expired")
+    if not (settings.until == "started" and settings.deduplicates):
+        collapses = settings.deduplicates and not other_arguments
+        return _conflict(settings, record, collapses=collapses)
     if record.state is State.STARTED:
         next_message = turn.waiting(record)
-        if next_message is None or next_message.until_ms <= now.timestamp() * 1000:
+        if next_message is None or next_message.until_ms <= view.now.timestamp() * 1000:
             return Prediction("conflict", f"waits for its turn, after task {task_id}")
         task_id = next_message.task_id
     elif other_arguments:
-        return Prediction(
-            "reused",
-            f"fails with KeyReusedError: task {task_id} waits, with other arguments",
-        )
+        waiting = f"task {task_id} waits, with other arguments"
+        return Prediction("reused", f"fails with KeyReusedError: {waiting}")
     return Prediction(
         "conflict",
         f"is not published: task {task_id} waits already, and the caller gets its result",
     )
 
 
-def _conflict(settings: Settings, record: Record) -> Prediction:
+def _conflict(settings: Settings, record: Record, *, collapses: bool) -> Prediction:
+    """Predicts a conflict; `collapses`: the publisher finds it."""
     holder = f"runs on {record.worker}" if record.worker else "has not started yet"
     consequence = _ON_CONFLICT[settings.on_conflict]
-    if settings.deduplicates:
+    if collapses:
         consequence = "no message is published, and the caller gets that task's result"
     return Prediction(
         "conflict", f"conflicts with task {record.task_id}, which {holder}: {consequence}"

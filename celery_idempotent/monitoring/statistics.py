@@ -10,8 +10,8 @@ from statistics import fmean
 
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike, stores
 from celery_idempotent.key.key import Key
-from celery_idempotent.record.record import State
-from celery_idempotent.store.inspection.record_query import RecordFilter, RecordView, record_views
+from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
+from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.record_store import RecordStore
 
 #: Seconds over which the rate is measured, at most.
@@ -33,6 +33,10 @@ class TaskStatistics:
     per_second: float = 0.0
     #: Seconds for which a result is kept; None for a task that this app does not have.
     retention: float | None = None
+    #: Outcomes of the last hour, and the age of the oldest of them: at least one second, so that a
+    #: single new record does not count as a high rate.
+    recent: int = 0
+    oldest_recent: float = 1.0
 
     @property
     def records(self) -> int:
@@ -67,63 +71,48 @@ def collect(
         sample: how many records of each task are measured with MEMORY USAGE.
         progress: called after each page with its number of records.
     """
-    collectors: dict[str, _Collector] = defaultdict(lambda: _Collector(sample))
+    statistics: dict[str, TaskStatistics] = defaultdict(TaskStatistics)
+    sampled: dict[str, list[RecordView]] = defaultdict(list)
     for page in record_views(stores(tasks), RecordFilter(), expiry=False):
         for view in page:
-            collectors[view.key.task].add(view)
+            task = view.key.task
+            _add(statistics[task], view)
+            # Reservoir sampling: each record is in the sample with the same probability.
+            if len(sampled[task]) < sample:
+                sampled[task].append(view)
+            elif (index := random.randrange(statistics[task].records)) < sample:
+                sampled[task][index] = view
         progress(len(page))
     retention = {t.name: t.idempotency_configuration.settings.result_ttl for t in tasks}
-    return {name: collectors[name].finish(retention.get(name)) for name in sorted(collectors)}
+    for task, found in statistics.items():
+        found.retention = retention.get(task)
+        # The window is shorter if the first outcome is younger, or if records expire sooner.
+        found.per_second = found.recent / min(found.retention or RATE_WINDOW, found.oldest_recent)
+        if sizes := _sizes(sampled[task]):
+            found.bytes_per_record = fmean(sizes)
+    return dict(sorted(statistics.items()))
 
 
-class _Collector:
-    """Adds up one task's records, and keeps the keys of a random sample."""
+def _add(statistics: TaskStatistics, view: RecordView) -> None:
+    record = view.record
+    statistics.states[view.state] += 1
+    statistics.lease_expired += view.is_expired
+    if record is None:
+        return
+    statistics.takeovers += record.attempt > 1
+    if record.finished_at is not None:
+        age = (view.now - record.finished_at).total_seconds()
+        if age <= RATE_WINDOW:
+            statistics.recent += 1
+            statistics.oldest_recent = max(statistics.oldest_recent, age)
 
-    def __init__(self, sample: int) -> None:
-        self._statistics = TaskStatistics()
-        self._sample = sample
-        self._sampled: list[tuple[RecordStore, Key]] = []
-        self._recent = 0
-        #: Seconds; at least one, so that a single new record does not count as a high rate.
-        self._oldest_recent = 1.0
 
-    def add(self, view: RecordView) -> None:
-        """Adds one record."""
-        record, statistics = view.record, self._statistics
-        statistics.states["CORRUPT" if record is None else record.state.value] += 1
-        if record is not None:
-            statistics.takeovers += record.attempt > 1
-            if record.state is State.STARTED and record.deadline is not None:
-                statistics.lease_expired += record.deadline <= view.now
-            if record.finished_at is not None:
-                age = (view.now - record.finished_at).total_seconds()
-                if age <= RATE_WINDOW:
-                    self._recent += 1
-                    self._oldest_recent = max(self._oldest_recent, age)
-        self._add_to_sample(view)
-
-    def _add_to_sample(self, view: RecordView) -> None:
-        # Reservoir sampling: each record is in the sample with the same probability.
-        if len(self._sampled) < self._sample:
-            self._sampled.append((view.store, view.key))
-        elif (index := random.randrange(self._statistics.records)) < self._sample:
-            self._sampled[index] = (view.store, view.key)
-
-    def finish(self, retention: float | None) -> TaskStatistics:
-        """Measures the sample, and returns the statistics."""
-        statistics = self._statistics
-        statistics.retention = retention
-        if self._recent:
-            # The window is shorter if the first outcome is younger, or if records expire sooner.
-            window = min(retention or RATE_WINDOW, self._oldest_recent)
-            statistics.per_second = self._recent / window
-        by_store: dict[RecordStore, list[Key]] = defaultdict(list)
-        for store, key in self._sampled:
-            by_store[store].append(key)
-        sizes: list[int] = []
-        for store, keys in by_store.items():
-            with store.open_reader() as reader:
-                sizes += reader.bytes_used(keys)
-        if sizes:
-            statistics.bytes_per_record = fmean(sizes)
-        return statistics
+def _sizes(views: list[RecordView]) -> list[int]:
+    by_store: dict[RecordStore, list[Key]] = defaultdict(list)
+    for view in views:
+        by_store[view.store].append(view.key)
+    sizes: list[int] = []
+    for store, keys in by_store.items():
+        with store.open_reader() as reader:
+            sizes += reader.bytes_used(keys)
+    return sizes

@@ -1,4 +1,4 @@
-"""Connects monitoring to the signals of a worker, so that users need no code for it.
+"""Connects checks and monitoring to the signals of a worker, so that users need no code for it.
 
 What the handlers need is imported when a worker starts, so that programs that only publish do not
 load it.
@@ -6,7 +6,9 @@ load it.
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from celery.signals import (
     celeryd_after_setup,
@@ -16,7 +18,13 @@ from celery.signals import (
 )
 
 from celery_idempotent import shared_counters
-from celery_idempotent.errors import SettingsError
+from celery_idempotent.errors import SettingsError, StoreUnavailableError
+from celery_idempotent.store.run_sync import run_sync
+
+if TYPE_CHECKING:
+    from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+
+logger = logging.getLogger(__name__)
 
 
 @celeryd_init.connect(weak=False)
@@ -28,17 +36,56 @@ def _add_to_worker(instance: Any, **_: Any) -> None:
 
 
 @celeryd_after_setup.connect(weak=False)
-def _start_monitoring(instance: Any, **_: Any) -> None:
-    """Runs before the pool starts, so that its processes inherit the counters and handlers."""
+def _on_set_up(instance: Any, **_: Any) -> None:
+    """Checks stores and databases, logs the findings of `doctor` that are warnings, and counts.
+
+    A worker starts without Redis, too: idempotency_on_store_error applies to its messages. This
+    runs before the pool starts, so that its processes inherit the counters and handlers.
+
+    Raises:
+        SystemExit: if the settings name no usable Redis, or a table of outcomes is missing. The
+            signal would swallow any other exception.
+    """
+    from celery_idempotent import doctor
     from celery_idempotent.configuration import app_tasks
     from celery_idempotent.monitoring import events
 
-    tasks = app_tasks.tasks(instance.app)
-    if tasks:
-        names = [task.name for task in tasks]
-        shared_counters.start(names)
-        events.connect()
-        _start_metrics(instance.app.conf.get("idempotency_metrics"), names)
+    app = instance.app
+    try:
+        _check_stores(app_tasks.enabled(app))
+        for finding in doctor.check_at_start(app):
+            logger.warning("The configuration weakens idempotency: %s", finding.line)
+        if names := [task.name for task in app_tasks.tasks(app)]:
+            shared_counters.start(names)
+            events.connect()
+            _start_metrics(app.conf.get("idempotency_metrics"), names)
+    except SettingsError as error:
+        raise SystemExit(f"Error: {error}") from None
+
+
+def _check_stores(tasks: Iterable[IdempotentTaskLike]) -> None:
+    """Checks that stores reply, and databases have the table of outcomes.
+
+    Raises:
+        SettingsError: if there is no such table.
+    """
+    configurations = [task.idempotency_configuration for task in tasks]
+    for database in {configuration.settings.transaction for configuration in configurations}:
+        try:
+            if database is not None:
+                database.check()
+        except StoreUnavailableError as error:
+            logger.error("%s; its tasks are requeued until it is available", error)
+    for store in dict.fromkeys(configuration.executor.store for configuration in configurations):
+        try:
+            run_sync(store.ping())
+        except StoreUnavailableError as error:
+            logger.error(
+                "The record store %s is unavailable: %s; idempotency_on_store_error applies to "
+                "every message until it replies",
+                store.config,
+                error,
+            )
 
 
 def _start_metrics(setting: Any, tasks: list[str]) -> None:
@@ -46,14 +93,11 @@ def _start_metrics(setting: Any, tasks: list[str]) -> None:
         return
     from celery_idempotent.contrib import prometheus
 
-    # The signal would swallow any other exception than SystemExit.
     try:
         prometheus.start(setting, tasks)
-    except SettingsError as error:
-        raise SystemExit(f"Error: {error}") from None
     except ImportError:
-        raise SystemExit(
-            "Error: idempotency_metrics needs prometheus_client: "
+        raise SettingsError(
+            "idempotency_metrics needs prometheus_client: "
             "pip install 'celery-idempotent[prometheus]'"
         ) from None
 

@@ -15,6 +15,8 @@ from celery_idempotent.store.scripts import Script
 
 #: Passed to `forget` for a record that cannot be read.
 UNREADABLE = "?"
+#: No record has this state, so that none is deleted.
+NO_RECORD = "-"
 
 
 class Command(NamedTuple):
@@ -264,7 +266,7 @@ def forget(key: Key, shown: Record | str | None = None) -> Command:
 
     Args:
         shown: delete it only if it still has the state and token of this record; ``UNREADABLE``:
-            only if it cannot be read; None: in any case.
+            only if it cannot be read; ``NO_RECORD``: never; None: in any case.
     """
     if isinstance(shown, Record):
         arguments = [shown.state.value[0], shown.token]

@@ -310,7 +310,7 @@ class RecordStore:
             client = connect(self.config, timeout=timeout, retries=0)
         except CONNECTION_ERRORS as error:
             raise translate_error(error, "") from error
-        return RecordReader(client, self.config, self._decode, self._fetch)
+        return RecordReader(client, self, self._decode, self._fetch)
 
     def _fetch(self, key: Key) -> bytes:
         """Returns the record's bytes; empty if there is no record."""

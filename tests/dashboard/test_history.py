@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from celery_idempotent.dashboard.chart import HEIGHT, chart
-from celery_idempotent.dashboard.history import STEP, STEPS, History
+from celery_idempotent.dashboard.history import HEIGHT, STEP, STEPS, History, chart
 
 
 def sample(history: History, now: float, **workers: int) -> None:

@@ -206,7 +206,7 @@ def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
 
         assert {f"idem:{record.key}" for record in listed} == names
         with engine.executor.store.open_reader() as reader:
-            keys = [found.key for page in reader.scan() for found in page]
+            keys = [found.key for _, page in reader.scan() for found in page]
             assert len(reader.get(keys)) == len(reader.bytes_used(keys)) == 200
             assert reader.count_names() == 200
             assert reader.server_info().replicas == 1

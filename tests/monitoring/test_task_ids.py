@@ -11,7 +11,9 @@ from celery.result import AsyncResult
 from celery_idempotent import CallOutcome, outcome_of
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.record.record import Record
-from celery_idempotent.store.inspection.task_lookup import FoundTask, find_task
+from celery_idempotent.store.inspection.record_reader import RecordView
+from celery_idempotent.store.inspection.task_lookup import find_task
+from celery_idempotent.store.reference import Reference
 from celery_idempotent.store.run_sync import run_sync
 from tests.monitoring.conftest import Shop
 from tests.waiting import eventually
@@ -27,7 +29,7 @@ def call_twice(shop: Shop, order: int, first: str, duplicate: str) -> Record:
     return record
 
 
-def find(shop: Shop, task_id: str) -> FoundTask | None:
+def find(shop: Shop, task_id: str) -> RecordView | Reference | None:
     return find_task(app_tasks.stores(app_tasks.tasks(shop.app)), task_id)
 
 
@@ -37,10 +39,9 @@ def test_a_duplicate_is_found_without_a_scan(shop: Shop) -> None:
 
     found = find(shop, "a duplicate")
 
-    assert found is not None
-    assert found.view is not None
-    assert found.view.record is not None
-    assert found.view.record.token == record.token
+    assert isinstance(found, RecordView)
+    assert found.record is not None
+    assert found.record.token == record.token
     assert found.reference is not None
     assert found.reference.task_id == "the first"
     assert "cmdstat_scan" not in shop.client.info("commandstats")
@@ -51,9 +52,8 @@ def test_the_execution_is_found_by_a_scan(shop: Shop) -> None:
 
     found = find(shop, "the first")
 
-    assert found is not None
+    assert isinstance(found, RecordView)
     assert found.reference is None
-    assert found.view is not None
     assert find(shop, "unknown") is None
 
 

@@ -11,7 +11,8 @@ from redis import Redis
 from celery_idempotent import IdempotentTask
 from celery_idempotent.doctor import tasks as doctor
 from celery_idempotent.monitoring.prediction import Prediction, predict
-from celery_idempotent.store.inspection.record_query import RecordView, read_view
+from celery_idempotent.store.inspection.record_query import read_view
+from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
 from tests.monitoring.conftest import Shop, list_json

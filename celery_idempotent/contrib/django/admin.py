@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -32,13 +31,12 @@ from celery_idempotent.contrib.django.models import Outcome
 from celery_idempotent.contrib.django.tasks import idempotent_tasks
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import forgetting, formatting, json_format
-from celery_idempotent.monitoring.sql_outcome import SqlOutcome
+from celery_idempotent.monitoring.lookup import SqlOutcome, moment
 from celery_idempotent.record.payload import OFFLOADED
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.outcomes import Row, row_id
-from celery_idempotent.store.inspection.record_query import RecordView, read_view
+from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
-from celery_idempotent.store.record_store import RecordStore
 
 #: Rows that a list counts: the table may have millions.
 MAX_COUNT = 10_000
@@ -142,17 +140,11 @@ class OutcomeAdmin(admin.ModelAdmin):
     if hasattr(admin, "ShowFacets"):  # Django 5.0; facets would be counted
         show_facets = admin.ShowFacets.NEVER
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody adds outcomes by hand."""
+    def has_add_permission(self, request: HttpRequest, obj: Outcome | None = None) -> bool:
+        """Nobody adds, changes or deletes outcomes by hand: they are forgotten."""
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Outcome | None = None) -> bool:
-        """Nobody changes outcomes by hand."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Outcome | None = None) -> bool:
-        """Outcomes are forgotten, together with their records."""
-        return False
+    has_change_permission = has_delete_permission = has_add_permission
 
     def has_forget_permission(self, request: HttpRequest) -> bool:
         """Whether the user may forget outcomes."""
@@ -161,13 +153,8 @@ class OutcomeAdmin(admin.ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Outcome]:
         """Returns the outcomes, without their bodies."""
         queryset = super().get_queryset(request).defer("body", "outbox")
-        transactions = (
-            task.idempotency_configuration.settings.transaction for task in idempotent_tasks()
-        )
-        sources = {database.source for database in transactions if database is not None}
-        aliases = [
-            source for source in sources if isinstance(source, str) and source in connections
-        ]
+        databases = app_tasks.databases(idempotent_tasks())
+        aliases = [each.source for each in databases if each.source in [*connections]]
         alias = self.using or (aliases[0] if len(aliases) == 1 else None)
         return queryset.using(alias) if alias else queryset
 
@@ -176,17 +163,14 @@ class OutcomeAdmin(admin.ModelAdmin):
     ) -> tuple[QuerySet[Outcome], bool]:
         """Finds a key by the primary key, which is indexed; else a task, or a task id."""
         term = search_term.strip()
-        if not term:
-            return queryset, False
-        if any(term == task.name for task in idempotent_tasks()):
+        tasks = idempotent_tasks()
+        if any(term == task.name for task in tasks):
             return queryset.filter(record_key__startswith=_begin(term)), False
-        stores = app_tasks.stores(idempotent_tasks())
-        prefixes = {store.config.prefix for store in stores}
+        prefixes = {store.config.prefix for store in app_tasks.stores(tasks)}
         keys = [(prefix, key_of(term, prefix)) for prefix in prefixes]
         ids = [row_id(prefix, key) for prefix, key in keys if key is not None]
-        if ids:
-            return queryset.filter(pk__in=ids), False
-        return queryset.filter(task_id=term), False
+        chosen = {"pk__in": ids} if ids else {"task_id": term} if term else {}
+        return queryset.filter(**chosen), False
 
     @admin.display(description="finished")
     def finished(self, outcome: Outcome) -> str:
@@ -221,22 +205,16 @@ class OutcomeAdmin(admin.ModelAdmin):
         context = {**(extra_context or {}), "may_forget": self.has_forget_permission(request)}
         outcome = self.get_object(request, unquote(object_id))
         if outcome is not None and self.has_view_permission(request, outcome):
-            context |= self._comparison(request, outcome)
+            found = find(outcome, idempotent_tasks())
+            view, error = _read(found)
+            result = {"hidden": "It cannot be decoded: its task is not in this process."}
+            if not request.user.has_perm("celery_idempotent.view_outcome_result"):
+                result = {"hidden": "You may not see results and errors."}
+            elif found is not None:
+                result = _outcome_text(found)
+            context |= {"rows": _rows(outcome, view), "record_error": error, "result": result}
+            context["is_step"] = len(outcome.pk) > 32
         return super().change_view(request, object_id, form_url, context)
-
-    def _comparison(self, request: HttpRequest, outcome: Outcome) -> dict[str, Any]:
-        found = find(outcome, idempotent_tasks())
-        view, error = _read(found)
-        may_view = request.user.has_perm("celery_idempotent.view_outcome_result")
-        hidden = {"hidden": "You may not see results and errors."}
-        if may_view:
-            hidden = {"hidden": "It cannot be decoded: its task is not in this process."}
-        return {
-            "rows": _rows(outcome, view),
-            "record_error": error,
-            "is_step": len(outcome.pk) > 32,
-            "result": _outcome_text(found) if may_view and found else hidden,
-        }
 
     @admin.action(description="Forget selected outcomes", permissions=["forget"])
     def forget_selected(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> HttpResponse:
@@ -250,8 +228,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         return self._ask(request, [] if outcome is None else [outcome])
 
     def _ask(self, request: HttpRequest, outcomes: Sequence[Outcome]) -> HttpResponse:
-        idempotent = idempotent_tasks()
-        shown = []
+        shown, idempotent = [], idempotent_tasks()
         for outcome in outcomes:
             view, error = _read(find(outcome, idempotent))
             version = [outcome.pk, outcome.owner, *_record_version(view)]
@@ -303,20 +280,13 @@ class OutcomeAdmin(admin.ModelAdmin):
         found, user = find(outcome, idempotent), request.user.get_username()
         if found is None:
             return outcome.record_key, "unknown"
-        view = read_view(_store(found), found.key)
+        view = found.record()
         if outcome.owner != owner or (view is not None and _record_version(view) != shown_record):
             return outcome.record_key, forgetting.CHANGED
-        if view is None:
-            case = forgetting.forget_row(found, idempotent, user=user)
-        else:
-            case = forgetting.forget(view, idempotent, user=user, outcome=found)
+        case = forgetting.forget(found.key, view, idempotent, user=user, outcome=found)
         if case == forgetting.FORGOTTEN:
             _log(request, outcome)
         return outcome.record_key, case
-
-
-def _store(found: SqlOutcome) -> RecordStore:
-    return found.task.idempotency_configuration.executor.store
 
 
 def _read(found: SqlOutcome | None) -> tuple[RecordView | None, str]:
@@ -324,32 +294,30 @@ def _read(found: SqlOutcome | None) -> tuple[RecordView | None, str]:
     if found is None:
         return None, "Its task is not in this process, or has another database."
     try:
-        return read_view(_store(found), found.key), ""
+        return found.record(), ""
     except IdempotencyError as error:
         return None, str(error)
 
 
 def _record_version(view: RecordView | None) -> list[str]:
     """Returns what identifies the version of a record."""
-    if view is None:
-        return ["absent", "0"]
-    if view.record is None:
-        return ["CORRUPT", "0"]
-    return [view.record.state.value, str(view.record.token)]
+    return ["absent", "0"] if view is None else list(map(str, view.version))
 
 
 def _rows(outcome: Outcome, view: RecordView | None) -> list[tuple[str, Any, Any]]:
     """Returns the name of each field, and its values in the database and in Redis."""
-    record = None if view is None else view.record
-    state = "absent" if view is None else "unreadable" if record is None else record.state.value
-    fields = {} if record is None else json_format.record_fields(record)
-    both = [(name, getattr(outcome, name)) for name in ("task_id", "worker", "attempt", "token")]
-    times = [(name, _time(getattr(outcome, name))) for name in ("finished_at", "expires_at")]
-    rows = [*both, ("label", ""), ("started_at", ""), *times, ("deadline", "")]
-    return [
-        ("state", outcome.state, state),
-        *((name, in_database, fields.get(name)) for name, in_database in rows),
-    ]
+    record = view.record if view else None
+    in_redis = json_format.record_fields(record) if record else {}
+    in_redis["state"] = view.state.replace("CORRUPT", "unreadable") if view else "absent"
+    in_database = {name: getattr(outcome, name, "") for name in _COMPARED}
+    in_database |= {name: _time(in_database[name]) for name in ("finished_at", "expires_at")}
+    return [(name, in_database[name], in_redis.get(name)) for name in _COMPARED]
+
+
+_COMPARED = (
+    *("state", "task_id", "worker", "attempt", "token", "label", "started_at"),
+    *("finished_at", "expires_at", "deadline"),
+)
 
 
 def _outcome_text(found: SqlOutcome) -> dict[str, str]:
@@ -365,11 +333,8 @@ def _outcome_text(found: SqlOutcome) -> dict[str, str]:
     return {"value": text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]}…"}
 
 
-def _time(milliseconds: int | None) -> str:
-    if not milliseconds:
-        return "–"
-    moment = datetime.fromtimestamp(milliseconds / 1e3, tz=timezone.utc)
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+def _time(milliseconds: Any) -> str:
+    return formatting.utc(moment(milliseconds)) if milliseconds else "–"
 
 
 def _log(request: HttpRequest, outcome: Outcome) -> None:

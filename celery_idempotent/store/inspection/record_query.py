@@ -7,19 +7,21 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
-from typing import NamedTuple
+from datetime import timedelta
+from typing import Any, NamedTuple
 
-from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.inspection.record_reader import START, RecordReader
-from celery_idempotent.store.inspection.scan import ScannedRecord
+from celery_idempotent.store.inspection.record_reader import START, RecordView
 from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.reference import Reference
 
 logger = logging.getLogger(__name__)
+
+
+#: The beginning: store, primary and cursor of SCAN.
+_FIRST = "0.0.0"
+_CURSOR = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,42 +37,17 @@ class RecordFilter:
     #: A part of the label, in upper or lower case.
     label: str | None = None
 
-    @property
-    def needs_record(self) -> bool:
-        """Whether a record that cannot be read does not match."""
-        return any(
-            condition is not None
-            for condition in (self.state, self.older_than, self.task_id, self.label)
-        )
-
-    def matches(self, record: Record, now: datetime) -> bool:
+    def matches(self, view: RecordView) -> bool:
         """Returns whether all but the task match, which the scan has selected."""
-        if self.state is not None and record.state is not self.state:
-            return False
-        if self.task_id is not None and record.task_id != self.task_id:
-            return False
-        if self.label is not None and self.label.casefold() not in record.label.casefold():
-            return False
-        return self.older_than is None or now - since(record) > self.older_than
-
-
-@dataclass(frozen=True, slots=True)
-class RecordView:
-    """A record as it was read."""
-
-    key: Key
-    #: None if it cannot be read.
-    record: Record | None
-    #: The time on its server.
-    now: datetime
-    store: RecordStore
-    #: How the duplicate met it by whose task id the record was found.
-    reference: Reference | None = None
-
-
-def since(record: Record) -> datetime:
-    """Returns when the record entered its state; without an outcome, its token is a time."""
-    return record.finished_at or datetime.fromtimestamp(record.token / 1e6, tz=timezone.utc)
+        record = view.record
+        if record is None:
+            return self == RecordFilter(task=self.task)
+        return (
+            (self.state is None or record.state is self.state)
+            and (self.task_id is None or record.task_id == self.task_id)
+            and (self.label is None or self.label.casefold() in record.label.casefold())
+            and (self.older_than is None or view.now - view.since > self.older_than)
+        )
 
 
 def read_view(store: RecordStore, key: Key, *, whole: bool = False) -> RecordView | None:
@@ -80,14 +57,7 @@ def read_view(store: RecordStore, key: Key, *, whole: bool = False) -> RecordVie
         whole: also read what a scan leaves out of a long record: its finished steps.
     """
     with store.open_reader() as reader:
-        found = reader.get([key], whole=whole).get(key)
-        if found is None:
-            return None
-        try:
-            record = reader.read(found)
-        except CorruptRecordError:
-            record = None
-        return RecordView(key, record, found.now, store)
+        return reader.get([key], whole=whole).get(key)
 
 
 def record_views(
@@ -100,10 +70,25 @@ def record_views(
     Raises:
         StoreUnavailableError: if Redis does not reply.
     """
-    for store in stores:
-        with store.open_reader() as reader:
-            for page in reader.scan(record_filter.task, expiry=expiry):
-                yield list(_matching(page, reader, store, record_filter))
+    return (page for _, page in _pages([*stores], record_filter, expiry=expiry))
+
+
+def _pages(
+    stores: Sequence[RecordStore],
+    record_filter: RecordFilter,
+    cursor: str = _FIRST,
+    **options: Any,
+) -> Iterator[tuple[str, list[RecordView]]]:
+    """Yields each page after the cursor of the next one, which is empty after the last one."""
+    first, *start = map(int, cursor.split("."))
+    for number in range(first, len(stores)):
+        with stores[number].open_reader() as reader:
+            position = (start[0], start[1]) if number == first else START
+            for following, page in reader.scan(position, record_filter.task, **options):
+                store_and_position = (number, *following) if following else (number + 1, *START)
+                is_last = store_and_position[0] == len(stores)
+                next_cursor = "" if is_last else ".".join(map(str, store_and_position))
+                yield next_cursor, [view for view in page if record_filter.matches(view)]
 
 
 class RecordPage(NamedTuple):
@@ -112,11 +97,6 @@ class RecordPage(NamedTuple):
     views: list[RecordView]
     #: Where the next page begins, for :func:`record_page`; empty after the last one.
     cursor: str
-
-
-#: The beginning: store, primary and cursor of SCAN.
-_FIRST = "0.0.0"
-_CURSOR = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,20}")
 
 
 def record_page(
@@ -141,42 +121,16 @@ def record_page(
         ValueError: if `cursor` is not a cursor.
         StoreUnavailableError: if Redis does not reply.
     """
-    if not _CURSOR.fullmatch(cursor or _FIRST):
-        raise ValueError(f"{cursor!r} is not a cursor")
-    first, *position = map(int, (cursor or _FIRST).split("."))
-    if position[1] >= 2**64:
+    cursor = cursor or _FIRST
+    if not _CURSOR.fullmatch(cursor) or int(cursor.rpartition(".")[2]) >= 2**64:
         raise ValueError(f"{cursor!r} is not a cursor")
     views: list[RecordView] = []
     end = time.monotonic() + seconds
-    for number in range(first, len(stores)):
-        store = stores[number]
-        start = (position[0], position[1]) if number == first else START
-        with store.open_reader() as reader:
-            for following, page in reader.scan_from(start, record_filter.task, count=limit):
-                views += _matching(page, reader, store, record_filter)
-                if len(views) >= limit or time.monotonic() > end:
-                    if following is not None:
-                        return RecordPage(views, f"{number}.{following[0]}.{following[1]}")
-                    more = number + 1 < len(stores)
-                    return RecordPage(views, f"{number + 1}.0.0" if more else "")
+    for next_cursor, page in _pages(stores, record_filter, cursor, count=limit):
+        views += page
+        if len(views) >= limit or time.monotonic() > end:
+            return RecordPage(views, next_cursor)
     return RecordPage(views, "")
-
-
-def _matching(
-    page: Iterable[ScannedRecord],
-    reader: RecordReader,
-    store: RecordStore,
-    record_filter: RecordFilter,
-) -> Iterator[RecordView]:
-    for scanned in page:
-        try:
-            record = reader.read(scanned)
-        except CorruptRecordError:
-            if not record_filter.needs_record:
-                yield RecordView(scanned.key, None, scanned.now, store)
-            continue
-        if record_filter.matches(record, scanned.now):
-            yield RecordView(scanned.key, record, scanned.now, store)
 
 
 def records(

@@ -1,163 +1,227 @@
-"""Reads all records and the properties of their server, for monitoring."""
+"""Reads all records and the properties of their server, for monitoring.
+
+SCAN returns names in pages, and one round trip reads the heads of a page's records, never a large
+result, so the server is not blocked. The primaries of a cluster are scanned one after the other. As
+SCAN documents, a record that is written or deleted during the scan may be missed, and a record may
+be returned twice.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record
-from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.inspection import scan, server_info
-from celery_idempotent.store.inspection.scan import PAGE, ScannedRecord
 from celery_idempotent.store.inspection.server_info import ServerInfo
+from celery_idempotent.store.reference import Reference
 from celery_idempotent.store.transport.connection import (
     CONNECTION_ERRORS,
     close_client,
     translate_error,
 )
 
+if TYPE_CHECKING:
+    from celery_idempotent.store.record_store import RecordStore
+
+#: Names in one call of SCAN: some tenths of a millisecond of server time.
+PAGE = 500
+#: Bytes that hold every field before the outcome, unless a task id is unusually long.
+HEAD = 640
+#: More bytes than Redis can store in a string.
+WHOLE = 2**29
+
 #: Where a scan stands: the number of the primary, and its cursor.
 Position = tuple[int, int]
 START: Position = (0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class RecordView:
+    """A record as it was read."""
+
+    key: Key
+    #: None if it cannot be read.
+    record: Record | None
+    #: The time on its server.
+    now: datetime
+    store: RecordStore
+    #: How the duplicate met it by whose task id the record was found.
+    reference: Reference | None = None
+
+    @property
+    def state(self) -> str:
+        """The state; ``CORRUPT`` if the record cannot be read."""
+        return "CORRUPT" if self.record is None else self.record.state.value
+
+    @property
+    def version(self) -> tuple[str, int]:
+        """State and token: a record that has the same ones has not changed."""
+        return self.state, 0 if self.record is None else self.record.token
+
+    @property
+    def since(self) -> datetime:
+        """When the record entered its state; without an outcome, its token is a time."""
+        finished_at = None if self.record is None else self.record.finished_at
+        return finished_at or _utc(self.version[1] / 1e6)
+
+    @property
+    def is_past_deadline(self) -> bool:
+        """Whether its lease or reservation has expired."""
+        deadline = None if self.record is None else self.record.deadline
+        return deadline is not None and deadline <= self.now
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether its lease has expired, and no execution has taken over yet."""
+        return self.state == State.STARTED and self.is_past_deadline
+
+
+@dataclass(frozen=True, slots=True)
 class RecordReader:
-    """Reads the records under one prefix. A `with` block closes its connections.
+    """Reads the records of one store. A `with` block closes its connections.
 
     Every method raises StoreUnavailableError if Redis does not reply.
-
-    Args:
-        client: used by this reader alone.
-        decode: returns the result that a finished record's body encodes.
-        fetch: returns the bytes of a whole record, even after this reader was closed.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        config: StoreConfig,
-        decode: Callable[[Record], Any],
-        fetch: Callable[[Key], bytes],
-    ) -> None:
-        self._client = client
-        self._config = config
-        self._prefix = config.prefix
-        self._owns_client = not config.borrows_client
-        self._decode = decode
-        self._fetch = fetch
+    #: Used by this reader alone.
+    client: Any
+    store: RecordStore
+    #: Returns the result that a finished record's body encodes.
+    decode: Callable[[Record], Any]
+    #: Returns the bytes of a whole record, even after this reader was closed.
+    fetch: Callable[[Key], bytes]
 
     def __enter__(self) -> RecordReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes its connections."""
-        if self._owns_client:
-            close_client(self._client)
-
-    def name(self, key: Key) -> str:
-        """Returns the name of the record in Redis."""
-        return self._config.name(key)
-
-    def key_of(self, text: str) -> Key | None:
-        """Returns the key of a name in Redis, or of a `Record.key`; None if it is neither."""
-        return scan.key_of(text, self._prefix)
+        if not self.store.config.borrows_client:
+            close_client(self.client)
 
     def scan(
-        self, task: str | None = None, *, expiry: bool = True
-    ) -> Iterator[list[ScannedRecord]]:
-        """Returns all records, or those of one task, in pages.
-
-        A page may be empty, because SCAN also passes names that are not records.
-        """
-        for _, page in self.scan_from(START, task, expiry=expiry):
-            yield page
-
-    def scan_from(
         self,
-        start: Position,
+        start: Position = START,
         task: str | None = None,
         *,
         expiry: bool = True,
         count: int = PAGE,
-    ) -> Iterator[tuple[Position | None, list[ScannedRecord]]]:
-        """Returns the records from a position on, in pages of about `count` names.
+    ) -> Iterator[tuple[Position | None, list[RecordView]]]:
+        """Returns the records of all tasks or of one, in pages of about `count` names.
 
-        Each page comes with the position after it, which is None after the last one.
+        Each page comes with the position after it, which is None after the last one. A page may be
+        empty, because SCAN also passes names that are not records.
         """
-        match = scan.pattern(self._prefix, task)
+        prefix = self.store.config.prefix
+        match = scan.pattern(prefix, task)
         with _translated_errors():
             nodes = list(self._primaries())
-            for number, node in list(enumerate(nodes))[start[0] :]:
-                first = start[1] if number == start[0] else 0
-                for cursor, names in scan.names(node, match, first, count):
-                    texts = [(name, name.decode(errors="replace")) for name in names]
-                    keys = [(name, scan.key_of_name(text, self._prefix)) for name, text in texts]
-                    ours = [(name, key) for name, key in keys if key is not None]
-                    end = (number, cursor) if cursor else (number + 1, 0)
-                    page = scan.heads(node, ours, expiry=expiry)
-                    yield (end if end[0] < len(nodes) else None), page
+            number, cursor = start
+            while number < len(nodes):
+                node = nodes[number]
+                cursor, names = node.scan(cursor, match=match, count=count)
+                texts = ((name, name.decode(errors="replace")) for name in names)
+                keys = [(name, scan.key_of_name(text, prefix)) for name, text in texts]
+                page = self._views(node, [(n, k) for n, k in keys if k is not None], expiry=expiry)
+                number += not cursor
+                yield ((number, cursor) if number < len(nodes) else None), page
 
-    def get(self, keys: Iterable[Key], *, whole: bool = False) -> dict[Key, ScannedRecord]:
+    def get(self, keys: Iterable[Key], *, whole: bool = False) -> dict[Key, RecordView]:
         """Returns the records of `keys` that exist, in one round trip to each node.
 
         Args:
-            whole: read all bytes of long records, too.
+            whole: read all bytes of long records, too: a scan leaves out their finished steps.
         """
-        size = scan.WHOLE if whole else scan.HEAD
+        size = WHOLE if whole else HEAD
         with _translated_errors():
             return {
-                scanned.key: scanned
+                view.key: view
                 for node, its_keys in self._by_node(keys)
-                for scanned in scan.heads(
-                    node, [(self.name(key), key) for key in its_keys], size=size
+                for view in self._views(
+                    node, [(self.store.config.name(key), key) for key in its_keys], size=size
                 )
             }
 
-    def read(self, scanned: ScannedRecord) -> Record:
-        """Returns the record; a large result is fetched when it is first read.
+    def _views(
+        self,
+        node: Any,
+        keys: Sequence[tuple[Any, Key]],
+        *,
+        expiry: bool = True,
+        size: int = HEAD,
+    ) -> list[RecordView]:
+        """Returns the records under these names; names without a record are left out.
+
+        Args:
+            expiry: read the expiry too, which is half of the work.
+            size: bytes of each record that are read.
 
         Raises:
-            CorruptRecordError: if the record cannot be read.
+            RedisError: if the server replies with an error that is not about one record.
         """
-        key, task = str(scanned.key), scanned.key.task
-        decode = self._decode if scanned.whole else partial(self._decode_whole, scanned.key)
+        if not keys:
+            return []
+        pipeline = node.pipeline(transaction=False)
+        pipeline.time()
+        for name, _ in keys:
+            pipeline.getrange(name, 0, size - 1)
+            if expiry:
+                pipeline.pttl(name)
+        replies = pipeline.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
+                raise reply
+        (seconds, microseconds), *replies = replies
+        clock = seconds + microseconds / 1e6
+        raws, ttls = (replies[::2], replies[1::2]) if expiry else (replies, [-1] * len(keys))
+        views = []
+        for (_, key), raw, ttl_ms in zip(keys, raws, ttls, strict=True):
+            # A value that is not a string cannot be read as a record.
+            head = b"?" if isinstance(raw, Exception) else raw
+            if head and not layout.is_absent(head):
+                expires_at = _utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
+                record = self._record(key, head, len(head) < size, expires_at)
+                views.append(RecordView(key, record, _utc(clock), self.store))
+        return views
+
+    def _record(
+        self, key: Key, raw: bytes, whole: bool, expires_at: datetime | None
+    ) -> Record | None:
+        """Returns the record; a large result is fetched when it is first read."""
+        decode = self.decode if whole else partial(self._decode_whole, key)
         try:
-            return layout.read(scanned.raw, key, task, decode, scanned.expires_at)
+            return layout.read(raw, str(key), key.task, decode, expires_at)
         except CorruptRecordError:
-            if scanned.whole:
-                raise
-            whole = self._fetch(scanned.key)
-            return layout.read(whole, key, task, self._decode, scanned.expires_at)
+            return None if whole else self._record(key, self.fetch(key), True, expires_at)
 
     def _decode_whole(self, key: Key, record: Record) -> Any:
         """Returns the result of a record of which only the head was read."""
-        whole = layout.read(self._fetch(key), record.key, record.task)
+        whole = layout.read(self.fetch(key), record.key, record.task)
         if (whole.token, whole.state) != (record.token, record.state):
             raise ResultNotStoredError(f"the record of {record.key} has changed: read it again")
-        return self._decode(whole)
+        return self.decode(whole)
 
     def find_message(self, task_id: str) -> Key | None:
         """Returns the key of the message with this task id, if it has a record of its own.
 
         Only a key that may run again has such records; this reads all names, and no record.
         """
-        match = scan.message_pattern(self._prefix, task_id)
+        match = scan.message_pattern(self.store.config.prefix, task_id)
         with _translated_errors():
             for node in self._primaries():
-                for _, names in scan.names(node, match):
-                    for name in names:
-                        key = scan.key_of_message(name.decode(errors="replace"), self._prefix)
-                        if key is not None:
-                            return key.of_message(task_id)
+                for name in node.scan_iter(match=match, count=PAGE):
+                    text = name.decode(errors="replace")
+                    key = scan.key_of_message(text, self.store.config.prefix)
+                    if key is not None:
+                        return key.of_message(task_id)
         return None
 
     def count_names(self) -> int:
@@ -172,7 +236,7 @@ class RecordReader:
             for node, its_keys in self._by_node(keys):
                 pipeline = node.pipeline(transaction=False)
                 for key in its_keys:
-                    pipeline.memory_usage(self.name(key))
+                    pipeline.memory_usage(self.store.config.name(key))
                 replies += pipeline.execute(raise_on_error=False)
         return [size for size in replies if isinstance(size, int)]
 
@@ -183,21 +247,21 @@ class RecordReader:
 
     def _primaries(self) -> Iterator[Any]:
         """Returns a client for each primary."""
-        if not hasattr(self._client, "get_primaries"):
-            yield self._client
+        if not hasattr(self.client, "get_primaries"):
+            yield self.client
             return
         # In an order that another connection to the cluster has, too.
-        for node in sorted(self._client.get_primaries(), key=lambda node: str(node.name)):
-            yield self._client.get_redis_connection(node)
+        for node in sorted(self.client.get_primaries(), key=lambda node: str(node.name)):
+            yield self.client.get_redis_connection(node)
 
     def _by_node(self, keys: Iterable[Key]) -> Iterable[tuple[Any, list[Key]]]:
         """Returns `keys` in groups, each with the client of its node."""
-        if not hasattr(self._client, "get_node_from_key"):
-            return [(self._client, list(keys))]
+        if not hasattr(self.client, "get_node_from_key"):
+            return [(self.client, list(keys))]
         nodes: dict[Any, list[Key]] = defaultdict(list)
         for key in keys:
-            node = self._client.get_node_from_key(self.name(key))
-            nodes[self._client.get_redis_connection(node)].append(key)
+            node = self.client.get_node_from_key(self.store.config.name(key))
+            nodes[self.client.get_redis_connection(node)].append(key)
         return nodes.items()
 
 
@@ -208,3 +272,7 @@ def _translated_errors() -> Iterator[None]:
         yield
     except CONNECTION_ERRORS as error:
         raise translate_error(error, "") from error
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=timezone.utc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -41,37 +42,22 @@ def server_info(client: Any) -> ServerInfo:
     sent_at = time.time()
     seconds, microseconds = client.time()
     local_time = (sent_at + time.time()) / 2
-    info = _info(client)
+    # A worker's user may lack INFO, and many hosted servers refuse CONFIG GET.
+    info: dict[str, Any] = {}
+    snapshots: str | None = None
+    with contextlib.suppress(ResponseError):
+        info = client.info()
+    with contextlib.suppress(ResponseError):
+        snapshots = client.config_get("save").get("save")
     valkey = info.get("valkey_version")
+    version = str(valkey or info.get("redis_version", ""))
     return ServerInfo(
         flavour="valkey" if valkey else "redis",
-        version=_numbers(str(valkey or info.get("redis_version", ""))),
+        version=tuple(int(part) for part in version.split(".") if part.isdigit()),
         maxmemory_policy=info.get("maxmemory_policy"),
         maxmemory=info.get("maxmemory"),
         append_only=None if "aof_enabled" not in info else bool(info["aof_enabled"]),
-        snapshots=_configured(client, "save"),
+        snapshots=snapshots,
         replicas=info.get("connected_slaves"),
         clock_ahead=seconds + microseconds / 1e6 - local_time,
     )
-
-
-def _info(client: Any) -> dict[str, Any]:
-    """Returns the reply of INFO; empty if the user may not send it, as a worker's need not."""
-    try:
-        info: dict[str, Any] = client.info()
-    except ResponseError:
-        return {}
-    return info
-
-
-def _configured(client: Any, name: str) -> str | None:
-    """Returns a directive; None if the server refuses CONFIG GET, as many hosted servers do."""
-    try:
-        value: str | None = client.config_get(name).get(name)
-    except ResponseError:
-        return None
-    return value
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())

@@ -207,7 +207,7 @@ class TestInspect:
         )
         findings = json.loads(result.output)["findings"]
 
-        sampler = Sampler(shop.app, app_tasks.tasks(shop.app))
+        sampler = Sampler(shop.app)
         sampler.snapshot()
         sampler.close()
 

@@ -1,0 +1,110 @@
+"""What a key stands for: its record in Redis, and its outcome in the user's database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.key.key import Key
+from celery_idempotent.monitoring import json_format
+from celery_idempotent.sql.outcomes import CLAIMED, Row, committed_without_outcome
+from celery_idempotent.store.inspection.record_query import read_view
+from celery_idempotent.store.inspection.record_reader import RecordView
+from celery_idempotent.store.inspection.scan import key_of
+
+
+class SqlOutcome(NamedTuple):
+    """A row of the table of outcomes, as it was read."""
+
+    task: IdempotentTaskLike
+    key: Key
+    row: Row
+
+    @property
+    def name(self) -> str:
+        """The name of the database, without secrets."""
+        engine = self.task.idempotency_configuration.settings.transaction.engine
+        return str(engine.name)
+
+    def outcome_fields(self) -> dict[str, Any]:
+        """Returns the outcome, as that of a record; decodes it."""
+        if self.row.state == CLAIMED:
+            return {"not_stored": str(committed_without_outcome())}
+        codec = self.task.idempotency_configuration.executor.codec
+        return json_format.outcome_fields(self.row.record(self.key, codec.decode))
+
+    @property
+    def finished_at(self) -> datetime:
+        """When the transaction was about to be committed."""
+        return moment(self.row.finished_at)
+
+    @property
+    def expires_at(self) -> datetime:
+        """When its retention ends."""
+        return moment(self.row.expires_at)
+
+    @property
+    def now(self) -> datetime:
+        """The time of the database."""
+        return moment(self.row.now)
+
+    def record(self) -> RecordView | None:
+        """Reads the record of the key; None if it is absent."""
+        return read_view(self.task.idempotency_configuration.executor.store, self.key)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns all fields but the outcome."""
+        names = ("state", "task_id", "worker", "token", "attempt")
+        return {
+            "database": self.name,
+            **{name: getattr(self.row, name) for name in names},
+            "finished_at": self.finished_at.isoformat(),
+            "expires_at": self.expires_at.isoformat(),
+            "expired": self.row.expired,
+        }
+
+
+def find_outcome(tasks: Iterable[IdempotentTaskLike], name: Key | str) -> SqlOutcome | None:
+    """Returns the outcome of a key in the database of its task; None if there is none.
+
+    Args:
+        name: the key, or its text with or without its prefix.
+
+    Raises:
+        StoreUnavailableError: if the database is unavailable.
+    """
+    for task in tasks:
+        configuration = task.idempotency_configuration
+        database = configuration.settings.transaction
+        prefix = configuration.executor.store.config.prefix
+        key = name if isinstance(name, Key) else key_of(name, prefix)
+        if key is not None and key.task == task.name:
+            row = None if database is None else database.find(prefix, key)
+            return None if row is None else SqlOutcome(task, key, row)
+    return None
+
+
+def find_record(
+    tasks: Iterable[IdempotentTaskLike], text: str, *, whole: bool = False
+) -> RecordView | None:
+    """Returns the record of a key, written with or without its prefix.
+
+    Args:
+        whole: read also what a scan leaves out of a long record.
+    """
+    # A store whose prefix is also a task's name may read a key differently from the task's own
+    # store: try the stores of the task that `text` begins with first.
+    for store in app_tasks.stores(sorted(tasks, key=lambda task: f"{task.name}:" not in text)):
+        key = key_of(text, store.config.prefix)
+        view = None if key is None else read_view(store, key, whole=whole)
+        if view is not None:
+            return view
+    return None
+
+
+def moment(milliseconds: int) -> datetime:
+    """Returns a time of the database."""
+    return datetime.fromtimestamp(milliseconds / 1e3, tz=timezone.utc)
