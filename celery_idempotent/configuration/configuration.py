@@ -24,9 +24,9 @@ from celery_idempotent.executor.executor import Executor
 from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.payload import encryption_keys, offload_storage
-from celery_idempotent.payload.backend_result_codec import BackendResultCodec
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.payload.offload_storage import BackendOffloadStorage
+from celery_idempotent.payload.offload_storage import OffloadStorage
+from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.settings import OPTIONS, SIMILAR_PREFIX, Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store.commands import Command
@@ -262,7 +262,7 @@ def executor_of(app: Celery, options: Settings) -> Executor:
 
 def _new_executor(app: Celery, config: StoreConfig, options: Settings) -> Executor:
     url = options.offload_backend
-    storage = BackendOffloadStorage(app, url) if url else None
+    storage = OffloadStorage(app, url) if url else None
     cipher = encryption_keys.cipher(options)
-    codec = PayloadCodec(BackendResultCodec(app), accepted_content_types(app), storage, cipher)
+    codec = PayloadCodec(ResultCodec(app), accepted_content_types(app), storage, cipher)
     return Executor(RecordStore(config, codec.decode), codec)

@@ -5,7 +5,7 @@ The format of a payload describes how to read its body, from the outside to the 
 =============================  ================================================================
 ``json``                       serialized by kombu's serializer of that name
 ``json+gzip``                  … and compressed by kombu's compression of that name
-``!json+gzip``                 … and encrypted (:mod:`celery_idempotent.payload.cipher`)
+``!json+gzip``                 … and encrypted (`payload.encryption_keys`)
 ``@json``, ``@!json+gzip``     … and offloaded: the body is the name of the object
                                (:mod:`celery_idempotent.payload.offload`)
 ``=task``                      the result of another task counts; the body holds its id
@@ -37,7 +37,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.payload import offload, serializer
-from celery_idempotent.payload.cipher import Cipher
+from celery_idempotent.payload.encryption_keys import Cipher
 from celery_idempotent.payload.fields import ERROR, OUTBOX, RESULT, step_field, subject
 from celery_idempotent.payload.offload_storage import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec

@@ -6,7 +6,7 @@ import os
 import threading
 from base64 import b64decode, b64encode
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 from celery import Celery
 from celery.app.backends import by_url
@@ -19,21 +19,10 @@ from celery_idempotent.errors import SettingsError
 _BASE64 = "base64:"
 
 
-class OffloadStorage(Protocol):
-    """Stores objects by name. Its methods may block, and raise errors of any kind."""
+class OffloadStorage:
+    """Stores objects by name in the backend that a URL names: ``file://``, ``s3://``, ``gs://`` …
 
-    def put(self, name: str, data: bytes, seconds: float) -> None:
-        """Stores `data` under `name`, for `seconds` if objects can expire."""
-
-    def get(self, name: str) -> bytes | None:
-        """Returns the data under `name`, or None if there is none."""
-
-    def delete(self, name: str) -> None:
-        """Deletes `name`."""
-
-
-class BackendOffloadStorage:
-    """Stores objects in the backend that a URL names: ``file://``, ``s3://``, ``gs://`` …
+    Its methods may block, and raise errors of any kind.
 
     Each process and thread opens a backend of its own: few of their clients can be shared by
     threads, and none across a fork.

@@ -17,8 +17,6 @@ from celery_idempotent.settings import SHADOW_SUFFIX
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.transport.asyncio import AsyncioTransport
-from celery_idempotent.store.transport.transport import Transport
 from celery_idempotent.task.task import IdempotentTask
 
 #: The user's options that do not apply to a server for tests, which has no replicas.
@@ -94,13 +92,11 @@ def _new_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None
         store: RecordStore,
         config: StoreConfig,
         decode: Callable[[Record], Any],
-        transport: Transport | None = None,
+        *,
+        is_async: bool = False,
     ) -> None:
         configs[store] = config
-        config = isolated(config)
-        if isinstance(transport, AsyncioTransport):
-            transport = AsyncioTransport(config)
-        original(store, config, decode, transport)
+        original(store, isolated(config), decode, is_async=is_async)
 
     with patch.object(RecordStore, "__init__", init):
         yield
@@ -110,16 +106,14 @@ def _new_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None
 
 
 def _reset(store: RecordStore, config: StoreConfig) -> None:
-    is_async = isinstance(store._transport, AsyncioTransport)  # noqa: SLF001
-    transport = AsyncioTransport(config) if is_async else None
-    decode = store._decode  # noqa: SLF001
+    decode, is_async = store._decode, store.is_async  # noqa: SLF001
     vars(store).clear()
-    RecordStore.__init__(store, config, decode, transport)
+    RecordStore.__init__(store, config, decode, is_async=is_async)
 
 
 def _close(store: RecordStore) -> None:
     """Closes the connections of blocking code; an event loop closes its own when it ends."""
-    if not isinstance(store._transport, AsyncioTransport):  # noqa: SLF001
+    if not store.is_async:
         run_sync(store.aclose())
 
 

@@ -1,70 +1,62 @@
-"""The interface between the store and redis-py."""
+"""What the transports to a server and to a cluster share: blocking, or for event loops."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from copy import copy
+from typing import Any, TypeVar
 
+import redis
+import redis.asyncio
+
+from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.scripts import Script
+from celery_idempotent.store.transport.connection import result_of
+from celery_idempotent.store.transport.per_loop import PerLoop, PerProcess
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+
+#: A script; and how many keys it has, the keys and the arguments, in the order of its head. The
+#: first key is the record's name.
+Call = tuple[Script, Sequence[Any]]
 
 
-class ScriptCall(NamedTuple):
-    """One script and the record that it is called on."""
-
-    script: Script
-    #: The record's name in Redis.
-    name: str
-    #: In the order of the script's head, after the other keys.
-    arguments: Sequence[Any]
-    #: How many keys it has: the record's name, and the first ones of the arguments.
-    keys: int = 1
-
-
-class Scope(Protocol[T_co]):
-    """A value for each event loop (`PerLoop`) or for each process (`PerProcess`)."""
-
-    def get(self) -> T_co:
-        """Returns the value of the running loop, or of this process."""
-
-    async def aclose(self) -> None:
-        """Closes that value."""
-
-
-class ServerConnection(Protocol):
-    """One connection to one server, for what CLIENT TRACKING needs.
-
-    Every method raises RedisError or OSError if the server does not reply.
-    """
-
-    async def connect(self) -> None:
-        """Opens the connection."""
-
-    async def request(self, *command: Any) -> Any:
-        """Sends one command and returns its reply."""
-
-    async def read(self, timeout: float) -> Any:
-        """Returns the next message, or None if none arrives within `timeout` seconds."""
-
-    async def aclose(self) -> None:
-        """Closes the connection."""
-
-
-class Transport(Protocol):
+class Transport(ABC):
     """Sends commands to Redis and returns the replies.
 
-    All methods are coroutines. Those of a blocking transport never suspend, so `run_sync` can run
-    them. A command may reach the server more than once: every script replies to a command that is
-    resent as it did the first time.
+    The methods of a blocking transport never suspend, so `run_sync` can run them. A command may
+    reach the server more than once: every script replies to a command that is resent as it did the
+    first time.
+
+    Args:
+        timeout: seconds that a command may take, resends included; the config's by default.
+        is_async: for event loops: it has connections of its own in each loop.
+        retry: resend a command whose reply does not arrive in half of that time.
     """
 
-    @property
-    def shares_connections(self) -> bool:
-        """Whether the transports that `with_timeout` returns use the connections of this one."""
+    def __init__(
+        self,
+        config: StoreConfig,
+        timeout: float | None = None,
+        *,
+        is_async: bool = False,
+        retry: bool = True,
+    ) -> None:
+        self.config = config
+        self.is_async = is_async
+        self._timeout = config.timeout if timeout is None else timeout
+        self._retry = retry
+        self._library: Any = redis.asyncio if is_async else redis
+        #: Of pings and batches on an event loop; the transport has the connections of another one.
+        self._limit: float | None = None
 
-    async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
+    @abstractmethod
+    async def call(
+        self, script: Script, arguments: Sequence[Any], followup: Sequence[Any] = ()
+    ) -> list[Any]:
         """Calls a script, and returns its reply and that of the command `followup` if there is one.
 
         Both are sent on the same connection in one round trip; it takes a second round trip where
@@ -75,7 +67,8 @@ class Transport(Protocol):
             RedisError, OSError: if the server does not reply.
         """
 
-    async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+    @abstractmethod
+    async def call_all(self, calls: Sequence[Call]) -> list[Any]:
         """Returns the reply to each of `calls`; an error that the server replies with is a value.
 
         All are sent in one round trip; to a cluster, in one for each node that has a record. If
@@ -85,6 +78,7 @@ class Transport(Protocol):
             RedisError, OSError: if no server replies.
         """
 
+    @abstractmethod
     async def ping(self) -> None:
         """Checks that the server replies.
 
@@ -92,24 +86,46 @@ class Transport(Protocol):
             RedisError, OSError: if it does not.
         """
 
+    @abstractmethod
+    def server_of(self, name: str) -> str:
+        """Returns the address of the server that has the record of this name; empty if only one."""
+
+    @abstractmethod
+    def pool_of(self, name: str) -> Any:
+        """Returns redis-py's pool of connections to the server that has the record of this name."""
+
+    @abstractmethod
+    async def _close(self) -> None: ...
+
     async def sleep(self, seconds: float) -> None:
         """Waits."""
+        if self.is_async:
+            await asyncio.sleep(seconds)
+        else:
+            time.sleep(seconds)
 
     def with_timeout(self, timeout: float, *, retry: bool = True) -> Transport:
         """Returns a transport to the same Redis whose commands take `timeout` seconds at most.
 
-        Args:
-            retry: resend a command whose reply does not arrive in half of that time.
+        It limits pings and batches, and shares the connections of this one, on an event loop.
         """
+        if not self.is_async:
+            return type(self)(self.config, timeout, retry=retry)
+        limited = copy(self)
+        limited._limit = timeout  # noqa: SLF001
+        return limited
 
-    def scoped(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> Scope[T]:
+    async def _limited(self, sending: Coroutine[Any, Any, T]) -> T:
+        value: T = await (sending if self._limit is None else result_of(sending, self._limit))
+        return value
+
+    def scoped(
+        self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None
+    ) -> PerLoop[T] | PerProcess[T]:
         """Returns a scope whose values may hold connections of this transport."""
-
-    def server_of(self, name: str) -> str:
-        """Returns the address of the server that has the record of this name; empty if only one."""
-
-    def connection_to(self, name: str) -> ServerConnection:
-        """Returns a new connection to the server that has the record of this name."""
+        return PerLoop(make, close) if self.is_async else PerProcess(make, close)
 
     async def aclose(self) -> None:
-        """Closes the connections; the next command opens others."""
+        """Closes the connections (of the running loop); the next command opens others."""
+        if self._limit is None:
+            await self._close()
