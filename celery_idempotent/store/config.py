@@ -33,12 +33,8 @@ class StoreConfig:
 
     def name(self, key: Key) -> str:
         """Returns the name of a record; a message's has the slot of its key's in a cluster."""
-        turn = f"{self.prefix}:{key}"
-        return self.message_name(turn, key.message) if key.message else turn
-
-    def message_name(self, turn: str, message: str) -> str:
-        """Returns the name of what is stored about a message, beside the record named `turn`."""
-        return f"{self.prefix}:{{{turn}}}:{message}"
+        name = f"{self.prefix}:{key}"
+        return f"{self.prefix}:{{{name}}}:{key.message}" if key.message else name
 
     @property
     def wait_timeout(self) -> float:

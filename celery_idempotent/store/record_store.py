@@ -12,11 +12,11 @@ from weakref import WeakSet
 from redis.exceptions import ClusterError, ResponseError
 
 from celery_idempotent.clock import monotonic
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
-from celery_idempotent.store import commands, reference, replicas
+from celery_idempotent.store import commands, reference
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
 from celery_idempotent.store.commands import BackendResult, Command, Extension
 from celery_idempotent.store.config import StoreConfig
@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 #: Sent even while the breaker is open: an outcome must not be lost, and those who resend one wait
 #: between their attempts.
 BYPASSES_BREAKER = frozenset({"complete", "fused_complete", "fail"})
+#: With ``idempotency_wait_replicas``: scripts whose writes must not be lost, and their replies when
+#: they have written. Redis replicates after it has replied: if a master fails in between, a begin
+#: is lost whose execution runs already, and the promoted replica grants another. WAIT closes most
+#: of that gap, not all of it: a replica that did not acknowledge the write may be promoted.
+WAITING_SCRIPTS, WRITTEN = frozenset({"begin", "complete", "fail", "save_step"}), ("begun", "ok")
 #: Seconds after an error before another reference is written.
 RETRY_REFERENCES_AFTER = 30.0
 
@@ -77,7 +82,6 @@ class RecordStore:
         transport = ServerTransport if names_server else ClientTransport
         self._transport: Transport = transport(config, is_async=is_async)
         self._listener = InvalidationListener(self._transport)
-        self._waits_for_replicas = replicas.wanted(config)
         # The heartbeat has a shorter timeout than other callers.
         self._heartbeat_transport: Transport | None = None
         self._heartbeat_timeout = config.timeout
@@ -98,7 +102,8 @@ class RecordStore:
         if result_name:
             names.append(result_name)
         if root:
-            names.append(self.config.message_name(turn, root.hex()))
+            # As StoreConfig.name returns for `key.entry(root)`.
+            names.append(f"{self.config.prefix}:{{{turn}}}:{root.hex()}")
         if key.message:
             names.append(turn)
         return script, [len(names), *names, *arguments]
@@ -115,7 +120,9 @@ class RecordStore:
         script, key = command.script, command.key
         if self.breaker.open and script.name not in BYPASSES_BREAKER:
             await self.breaker.check()
-        wait = replicas.wait(self.config, script.name) if self._waits_for_replicas else ()
+        wait: tuple[Any, ...] = ()
+        if self.config.wait_replicas and script.name in WAITING_SCRIPTS:
+            wait = "WAIT", self.config.wait_replicas, round(self.config.wait_timeout * 1000)
         try:
             replies = await self._transport.call(*self._call(command), followup=wait)
         except CONNECTION_ERRORS as error:
@@ -126,8 +133,13 @@ class RecordStore:
         if self.breaker.failures:
             self.breaker.record_success()
         reply = script.reply(replies[0])
-        if wait:
-            replicas.check(self.config, reply, replies[1])
+        if wait and reply.case in WRITTEN and replies[1] < self.config.wait_replicas:
+            # Treated as failed: the command can be sent again.
+            raise StoreUnavailableError(
+                f"the write reached the primary, but only {replies[1]} of "
+                f"{self.config.wait_replicas} replicas within {self.config.wait_timeout:g} s "
+                "(idempotency_wait_replicas)"
+            )
         return reply
 
     async def _complete_alone(self, command: Command, error: ResponseError) -> Reply:

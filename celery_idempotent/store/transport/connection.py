@@ -99,15 +99,13 @@ def connect(
 
 def _master(config: StoreConfig, options: Mapping[str, Any], library: Any) -> Any:
     """Creates a client of the master; each new connection asks the Sentinels for its address."""
-    sentinels = urls.sentinels(config.url)
+    addresses, master = urls.sentinels(config.url)
     timeout = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
     client = library.sentinel.Sentinel(
-        sentinels.addresses,
+        addresses,
         min_other_sentinels=config.options.get("min_other_sentinels", 0),
         sentinel_kwargs={**timeout, **(config.options.get("sentinel_kwargs") or {})},
-        db=sentinels.database,
-        username=sentinels.username,
-        password=sentinels.password,
+        **master,
         **options,
     ).master_for(config.options["master_name"])
     pool = client.connection_pool
