@@ -23,9 +23,9 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.executor.executor import Executor
 from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import KeyRule
-from celery_idempotent.payload import encryption_keys, offload_storage
+from celery_idempotent.payload import encryption_keys, offload
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.payload.offload_storage import OffloadStorage
+from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.settings import OPTIONS, SIMILAR_PREFIX, Settings
 from celery_idempotent.sql.database import Database
@@ -60,7 +60,7 @@ class TaskConfiguration:
                 options, task.name, app.conf.result_serializer, accepted_content_types(app)
             )
             if options.offload_backend:
-                offload_storage.check(app, options.offload_backend)
+                offload.check(app, options.offload_backend)
             options = with_database(options)
             encryption_keys.check(options)
             if options.enabled:

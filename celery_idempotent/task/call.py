@@ -23,7 +23,7 @@ from celery_idempotent.executor.continuation import Continuation
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
-from celery_idempotent.payload.stored_error import is_storable
+from celery_idempotent.payload.result_codec import is_storable
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from celery_idempotent import Idempotency, ResultNotStoredError
-from celery_idempotent.payload.offload_storage import OffloadStorage
+from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.testing.server import RedisServer
 from tests.exhaustive import exhaustive_except
 from tests.functions.values.calls import Calls, Money, Point, same

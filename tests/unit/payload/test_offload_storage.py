@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent.payload.offload_storage import OffloadStorage
+from celery_idempotent.payload.offload import OffloadStorage
 from tests.s3 import Bucket
 
 NAME = "shop.charge%2Fx:~PN0MlSPt3FmEwTzQ5dHvBQ:1763726400123457"
