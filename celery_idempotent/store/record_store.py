@@ -28,7 +28,7 @@ from celery_idempotent.store.tracking import InvalidationListener
 from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, connect, translate_error
 from celery_idempotent.store.transport.server import ServerTransport
-from celery_idempotent.store.transport.transport import Call, Transport
+from celery_idempotent.store.transport.transport import Call
 from celery_idempotent.store.transport.url import names_cluster
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ class RecordStore:
         self._decode = decode
         names_server = config.client is None and not names_cluster(config.url)
         transport = ServerTransport if names_server else ClientTransport
-        self._transport: Transport = transport(config, is_async=is_async)
+        self._transport = transport(config, is_async=is_async)
         self._listener = InvalidationListener(self._transport)
         # The heartbeat has a shorter timeout than other callers.
-        self._heartbeat_transport: Transport | None = None
+        self._heartbeat_transport: ServerTransport | ClientTransport | None = None
         self._heartbeat_timeout = config.timeout
         self._refuses_second_key = False
         #: Seconds of `clock.monotonic`.
@@ -207,7 +207,7 @@ class RecordStore:
         return await self._execute_all([commands.extend(lease) for lease in leases], transport)
 
     async def _execute_all(
-        self, batch: Sequence[Command], transport: Transport
+        self, batch: Sequence[Command], transport: ServerTransport | ClientTransport
     ) -> list[Reply | IdempotencyError]:
         calls = [self._call(command) for command in batch]
         try:

@@ -16,8 +16,9 @@ from typing import Any
 import redis
 
 from celery_idempotent.clock import monotonic
+from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, result_of
-from celery_idempotent.store.transport.transport import Transport
+from celery_idempotent.store.transport.server import ServerTransport
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ RETRY_TRACKING_AFTER = 10.0
 class InvalidationListener:
     """Keeps tracked connections for any number of waiting callers."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: ServerTransport | ClientTransport) -> None:
         self._transport = transport
         #: Idle connections by the address of their server.
         self._idle = transport.scoped(

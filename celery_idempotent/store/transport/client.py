@@ -24,14 +24,14 @@ from celery_idempotent.store.transport.connection import (
     connect,
     result_of,
 )
-from celery_idempotent.store.transport.transport import Call, Transport
+from celery_idempotent.store.transport.transport import BaseTransport, Call
 
 #: Replies after which the call has to be sent again: the script is not loaded, or the slot moves
 #: (MovedError is an AskError).
 _NOT_EXECUTED = (NoScriptError, AskError, TryAgainError)
 
 
-class ClientTransport(Transport):
+class ClientTransport(BaseTransport):
     """Calls scripts through a client, which is made with the first command.
 
     The timeout does not apply to a client that the user gave, except on an event loop.
@@ -66,7 +66,7 @@ class ClientTransport(Transport):
     async def call(
         self, script: Script, arguments: Sequence[Any], followup: Sequence[Any] = ()
     ) -> list[Any]:
-        """See `Transport`."""
+        """See `ServerTransport`."""
         with suppress(ClosedConnectionError):
             return await self._call(script, arguments, followup)
         return await self._call(script, arguments, followup)
@@ -94,7 +94,7 @@ class ClientTransport(Transport):
             return await _send_together(node, script, arguments, followup, asking=True)
 
     async def call_all(self, calls: Sequence[Call]) -> list[Any]:
-        """See `Transport`."""
+        """See `ServerTransport`."""
         replies: list[Any] = [None] * len(calls)
         resend: list[int] = []
         for indexes in await self._send_to_nodes(calls, range(len(calls)), replies):
@@ -168,16 +168,16 @@ class ClientTransport(Transport):
         return reply
 
     async def ping(self) -> None:
-        """See `Transport`."""
+        """See `ServerTransport`."""
         await result_of(self._clients.get().ping(), self._limit)
 
     def server_of(self, name: str) -> str:
-        """See `Transport`."""
+        """See `ServerTransport`."""
         client = self._clients.get()
         return client.get_node_from_key(name).name if self._is_cluster(client) else ""
 
     def pool_of(self, name: str) -> Any:
-        """See `Transport`."""
+        """See `ServerTransport`."""
         node = self._node(name)
         # A node of redis.asyncio's cluster has the attributes of a pool.
         return getattr(node, "connection_pool", node)
@@ -193,9 +193,11 @@ class ClientTransport(Transport):
         node = client.get_node_from_key(name)
         return node if self.is_async else client.get_redis_connection(node)
 
-    async def _close(self) -> None:
-        await self._clients.aclose()
-        await self._batch_clients.aclose()
+    async def aclose(self) -> None:
+        """See `ServerTransport`."""
+        if self._limit is None:
+            await self._clients.aclose()
+            await self._batch_clients.aclose()
 
 
 async def _send_together(

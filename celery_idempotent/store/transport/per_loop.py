@@ -55,15 +55,10 @@ class PerLoop(Generic[T]):
             await closing.aclose()
 
 
-class PerProcess(Generic[T]):
-    """One value for each process, with the interface of `PerLoop`: a fork shares none."""
+class PerProcess(PerLoop[T]):
+    """One value for each process: a forked one does not share its parent's."""
 
-    def __init__(
-        self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None = None
-    ) -> None:
-        self._make = make
-        self._close = close
-        self._pid = 0
+    _pid = 0
 
     def get(self) -> T:
         """Returns this process's value."""

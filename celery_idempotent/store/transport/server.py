@@ -19,13 +19,13 @@ from celery_idempotent.clock import monotonic
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.scripts import Script
 from celery_idempotent.store.transport.connection import aclose_client, connect, result_of
-from celery_idempotent.store.transport.transport import Call, Transport
+from celery_idempotent.store.transport.transport import BaseTransport, Call
 
 #: Seconds before each resend. The first is immediate: the connection may just have been stale.
 RESEND_DELAYS = (0.0, 0.1)
 
 
-class ServerTransport(Transport):
+class ServerTransport(BaseTransport):
     """A pool of connections for any number of threads; the connection used last is reused first.
 
     Raises:
@@ -42,7 +42,15 @@ class ServerTransport(Transport):
     async def call(
         self, script: Script, arguments: Sequence[Any], followup: Sequence[Any] = ()
     ) -> list[Any]:
-        """See `Transport`."""
+        """Calls a script, and returns its reply and that of the command `followup` if there is one.
+
+        Both are sent on the same connection in one round trip; it takes a second round trip where
+        the server has not loaded the script.
+
+        Raises:
+            ResponseError: if the server replies with an error.
+            RedisError, OSError: if the server does not reply.
+        """
         followups = (followup,) if followup else ()
         replies = await self.send(("EVALSHA", script.sha, *arguments), *followups)
         if isinstance(replies[0], NoScriptError):
@@ -54,27 +62,37 @@ class ServerTransport(Transport):
         return replies
 
     async def call_all(self, calls: Sequence[Call]) -> list[Any]:
-        """See `Transport`."""
+        """Returns the reply to each of `calls`; an error that the server replies with is a value.
+
+        All are sent in one round trip; to a cluster, in one for each node that has a record. If
+        some of these nodes do not reply, the errors of their calls are values, too.
+
+        Raises:
+            RedisError, OSError: if no server replies.
+        """
         return await self._limited(self._call_all(calls))
 
     async def _call_all(self, calls: Sequence[Call]) -> list[Any]:
         replies = await self.send(*(("EVALSHA", s.sha, *arguments) for s, arguments in calls))
         unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
-            loaded = set()
-            commands: list[Sequence[Any]] = []
-            for script, arguments in (calls[n] for n in unknown):
-                # The first call of a script loads it for the others.
-                first = script.sha not in loaded
-                loaded.add(script.sha)
-                head = ("EVAL", script.source) if first else ("EVALSHA", script.sha)
-                commands.append((*head, *arguments))
-            for n, reply in zip(unknown, await self.send(*commands), strict=True):
+            # The first call of a script loads it for the others.
+            first = {calls[n][0]: n for n in reversed(unknown)}
+            again: list[Sequence[Any]] = []
+            for n in unknown:
+                script, arguments = calls[n]
+                head = ("EVAL", script.source) if first[script] == n else ("EVALSHA", script.sha)
+                again.append((*head, *arguments))
+            for n, reply in zip(unknown, await self.send(*again), strict=True):
                 replies[n] = reply
         return replies
 
     async def ping(self) -> None:
-        """See `Transport`."""
+        """Checks that the server replies.
+
+        Raises:
+            RedisError, OSError: if it does not.
+        """
         (reply,) = await self._limited(self.send(("PING",)))
         if isinstance(reply, Exception):
             raise reply
@@ -140,15 +158,17 @@ class ServerTransport(Transport):
         return replies
 
     def server_of(self, name: str) -> str:
-        """See `Transport`."""
+        """Returns the address of the server that has the record of this name; empty if only one."""
         return ""
 
     def pool_of(self, name: str) -> Any:
-        """See `Transport`."""
+        """Returns redis-py's pool of connections to the server that has the record of this name."""
         return self._pool.get().pool
 
-    async def _close(self) -> None:
-        await self._pool.aclose()
+    async def aclose(self) -> None:
+        """Closes the connections (of the running loop); the next command opens others."""
+        if self._limit is None:
+            await self._pool.aclose()
 
 
 class _Pool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from copy import copy
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
 import redis.asyncio
@@ -17,6 +16,9 @@ from celery_idempotent.store.scripts import Script
 from celery_idempotent.store.transport.connection import result_of
 from celery_idempotent.store.transport.per_loop import PerLoop, PerProcess
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 T = TypeVar("T")
 
 #: A script; and how many keys it has, the keys and the arguments, in the order of its head. The
@@ -24,8 +26,8 @@ T = TypeVar("T")
 Call = tuple[Script, Sequence[Any]]
 
 
-class Transport(ABC):
-    """Sends commands to Redis and returns the replies.
+class BaseTransport:
+    """What both transports share. A transport sends commands to Redis and returns the replies.
 
     The methods of a blocking transport never suspend, so `run_sync` can run them. A command may
     reach the server more than once: every script replies to a command that is resent as it did the
@@ -53,50 +55,6 @@ class Transport(ABC):
         #: Of pings and batches on an event loop; the transport has the connections of another one.
         self._limit: float | None = None
 
-    @abstractmethod
-    async def call(
-        self, script: Script, arguments: Sequence[Any], followup: Sequence[Any] = ()
-    ) -> list[Any]:
-        """Calls a script, and returns its reply and that of the command `followup` if there is one.
-
-        Both are sent on the same connection in one round trip; it takes a second round trip where
-        the server has not loaded the script.
-
-        Raises:
-            ResponseError: if the server replies with an error.
-            RedisError, OSError: if the server does not reply.
-        """
-
-    @abstractmethod
-    async def call_all(self, calls: Sequence[Call]) -> list[Any]:
-        """Returns the reply to each of `calls`; an error that the server replies with is a value.
-
-        All are sent in one round trip; to a cluster, in one for each node that has a record. If
-        some of these nodes do not reply, the errors of their calls are values, too.
-
-        Raises:
-            RedisError, OSError: if no server replies.
-        """
-
-    @abstractmethod
-    async def ping(self) -> None:
-        """Checks that the server replies.
-
-        Raises:
-            RedisError, OSError: if it does not.
-        """
-
-    @abstractmethod
-    def server_of(self, name: str) -> str:
-        """Returns the address of the server that has the record of this name; empty if only one."""
-
-    @abstractmethod
-    def pool_of(self, name: str) -> Any:
-        """Returns redis-py's pool of connections to the server that has the record of this name."""
-
-    @abstractmethod
-    async def _close(self) -> None: ...
-
     async def sleep(self, seconds: float) -> None:
         """Waits."""
         if self.is_async:
@@ -104,7 +62,7 @@ class Transport(ABC):
         else:
             time.sleep(seconds)
 
-    def with_timeout(self, timeout: float, *, retry: bool = True) -> Transport:
+    def with_timeout(self, timeout: float, *, retry: bool = True) -> Self:
         """Returns a transport to the same Redis whose commands take `timeout` seconds at most.
 
         It limits pings and batches, and shares the connections of this one, on an event loop.
@@ -121,11 +79,6 @@ class Transport(ABC):
 
     def scoped(
         self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None
-    ) -> PerLoop[T] | PerProcess[T]:
+    ) -> PerLoop[T]:
         """Returns a scope whose values may hold connections of this transport."""
         return PerLoop(make, close) if self.is_async else PerProcess(make, close)
-
-    async def aclose(self) -> None:
-        """Closes the connections (of the running loop); the next command opens others."""
-        if self._limit is None:
-            await self._close()
