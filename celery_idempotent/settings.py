@@ -353,8 +353,6 @@ _REMOVED: Mapping[str, str] = {
 
 def _describe(value: Any) -> str:
     """Returns a value for an error message; never a URL, which may hold a password."""
-    if isinstance(value, (bool, int, float)) or value is None:
-        return repr(value)
-    if isinstance(value, str) and "://" not in value and len(value) <= 40:
-        return repr(value)
-    return type(value).__name__
+    is_short_text = isinstance(value, str) and "://" not in value and len(value) <= 40
+    is_shown = value is None or isinstance(value, (int, float)) or is_short_text
+    return repr(value) if is_shown else type(value).__name__

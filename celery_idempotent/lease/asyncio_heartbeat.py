@@ -9,8 +9,8 @@ import asyncio
 import logging
 
 from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.heartbeat import Renewer, Renewers
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.lease.renewals import Renewer, Renewers
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.transport.per_loop import PerLoop
 

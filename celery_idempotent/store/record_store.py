@@ -27,8 +27,7 @@ from celery_idempotent.store.scripts import Reply
 from celery_idempotent.store.tracking import InvalidationListener
 from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, connect, translate_error
-from celery_idempotent.store.transport.server import ServerTransport
-from celery_idempotent.store.transport.transport import Call
+from celery_idempotent.store.transport.server import Call, ServerTransport
 from celery_idempotent.store.transport.url import names_cluster
 
 if TYPE_CHECKING:

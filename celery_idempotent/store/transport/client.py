@@ -24,7 +24,7 @@ from celery_idempotent.store.transport.connection import (
     connect,
     result_of,
 )
-from celery_idempotent.store.transport.transport import BaseTransport, Call
+from celery_idempotent.store.transport.server import BaseTransport, Call
 
 #: Replies after which the call has to be sent again: the script is not loaded, or the slot moves
 #: (MovedError is an AskError).

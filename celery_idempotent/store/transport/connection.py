@@ -83,17 +83,20 @@ def connect(
             return library.RedisCluster.from_url(node, startup_nodes=others, **options)
         options["retry_on_error"] = [RedisConnectionError, RedisTimeoutError]
         if urls.names_sentinels(config.url):
-            return _master(config, options, library)
-        client = library.Redis.from_url(urls.redis_py_url(config.url), **options)
+            client = _master(config, options, library)
+        else:
+            client = library.Redis.from_url(urls.redis_py_url(config.url), **options)
         # redis-py checks the options when a connection is created; this one is never opened.
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
-    except (ValueError, TypeError):
-        raise _invalid_url() from None
-    except RedisError:
-        if urls.names_cluster(config.url):
+    except (ValueError, TypeError, RedisError) as error:
+        if isinstance(error, RedisError) and urls.names_cluster(config.url):
             raise
-        raise _invalid_url() from None
+        # Without redis-py's message, which may contain a password.
+        raise SettingsError(
+            "idempotency_redis_url is invalid: check its port, database and query parameters, and "
+            "idempotency_redis_options"
+        ) from None
     return client
 
 
@@ -101,16 +104,14 @@ def _master(config: StoreConfig, options: Mapping[str, Any], library: Any) -> An
     """Creates a client of the master; each new connection asks the Sentinels for its address."""
     addresses, master = urls.sentinels(config.url)
     timeout = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
-    client = library.sentinel.Sentinel(
+    sentinel = library.sentinel.Sentinel(
         addresses,
         min_other_sentinels=config.options.get("min_other_sentinels", 0),
         sentinel_kwargs={**timeout, **(config.options.get("sentinel_kwargs") or {})},
         **master,
         **options,
-    ).master_for(config.options["master_name"])
-    pool = client.connection_pool
-    pool.connection_class(**pool.connection_kwargs)
-    return client
+    )
+    return sentinel.master_for(config.options["master_name"])
 
 
 def sentinels_of(client: Any) -> list[Any]:
@@ -173,14 +174,6 @@ def _user_client(client: Any, library: Any) -> Any:
             "client without it"
         )
     return created
-
-
-def _invalid_url() -> SettingsError:
-    # Without redis-py's message, which may contain a password.
-    return SettingsError(
-        "idempotency_redis_url is invalid: check its port, database and query parameters, and "
-        "idempotency_redis_options"
-    )
 
 
 def translate_error(error: Exception, key: str) -> IdempotencyError:
