@@ -16,8 +16,8 @@ from kombu.compression import get_encoder
 from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings
-from celery_idempotent.configuration import fused_completion
 from celery_idempotent.configuration.arguments import normaliser
+from celery_idempotent.configuration.fused_completion import obstacle
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.executor.executor import Executor
@@ -56,12 +56,11 @@ class TaskConfiguration:
             check_option_names(app)
             settings.check_names(_attributes_of(task), task.name)
             options = settings.build(dict(_values_of(task, app)), task.name)
-            options = with_serializer(
+            options = resolve(
                 options, task.name, app.conf.result_serializer, accepted_content_types(app)
             )
             if options.offload_backend:
                 offload.check(app, options.offload_backend)
-            options = with_database(options)
             encryption_keys.check(options)
             if options.enabled:
                 _check_body(task)
@@ -92,10 +91,16 @@ class TaskConfiguration:
 
     @cached_property
     def fusion_obstacle(self) -> str:
-        """Why Celery writes the task's results by itself; empty if the record's script does."""
+        """Why Celery writes the task's results by itself; empty if the record's script does.
+
+        Never raises: it is first read when a body has ended, whose outcome must be stored.
+        """
         if self.in_shadow:
             return "idempotency_shadow is on"
-        return fused_completion.obstacle(self._task, self._app, self.settings, self.executor.store)
+        try:
+            return obstacle(self._task, self._app, self.settings, self.executor.store)
+        except Exception as error:
+            return f"the result backend cannot be examined ({type(error).__name__})"
 
     def execute(self, command: Command) -> Reply:
         """Executes a command in the task's store, and returns the reply.
@@ -158,10 +163,10 @@ def _attributes_of(task: type[Task]) -> Iterator[str]:
                 yield name
 
 
-def with_serializer(
-    options: Settings, where: str, default: str, accept: frozenset[str]
-) -> Settings:
-    """Returns `options` with a serializer, after checks of that and of the compression.
+def resolve(options: Settings, where: str, default: str, accept: frozenset[str]) -> Settings:
+    """Returns `options` with a serializer, after checks of that, and with the database.
+
+    The compression is checked, too. The database of `transaction` is not connected to yet.
 
     Args:
         where: the task, for the error message.
@@ -196,14 +201,8 @@ def with_serializer(
                 f"{where}: idempotency_compression: kombu has no compression "
                 f"{options.compression!r}"
             ) from None
-    return replace(options, serializer=serializer)
-
-
-def with_database(options: Settings) -> Settings:
-    """Returns `options` with the database of `transaction`, which is not resolved yet."""
-    if options.transaction is None:
-        return options
-    return replace(options, transaction=Database(options.transaction))
+    database = None if options.transaction is None else Database(options.transaction)
+    return replace(options, serializer=serializer, transaction=database)
 
 
 def accepted_content_types(app: Celery) -> frozenset[str]:

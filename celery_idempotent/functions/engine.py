@@ -361,8 +361,7 @@ class Idempotency:
         }
         built = settings.build(values, where)
         default = self._app.conf.result_serializer if self._app else "json"
-        built = configuration.with_serializer(built, where, default, self._accept)
-        return configuration.with_database(built)
+        return configuration.resolve(built, where, default, self._accept)
 
     def close(self) -> None:
         """Closes the connections that blocking code has opened; the next call reconnects."""

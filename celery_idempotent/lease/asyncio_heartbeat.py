@@ -44,7 +44,7 @@ class TimerRenewer(Renewer):
     def _wake(self) -> None:
         self._timer = None
         if due := self.take_due():
-            request = self.extend(due, self.timeout, lambda: True)
+            request = self.extend(due, lambda: True)
             self._request = self._loop.create_task(request)
             self._request.add_done_callback(self._request_done)
         else:

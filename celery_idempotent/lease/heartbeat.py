@@ -29,6 +29,9 @@ LEAST_DELAY = 1.0
 #: Seconds without a lease after which a thread ends.
 IDLE_SECONDS = 60.0
 
+#: The timeout of a request, as a part of the shortest lease: two may fail before that expires.
+TIMEOUT_PART = 1 / 8
+
 FOREVER = float("inf")
 
 
@@ -69,16 +72,9 @@ class Renewer:
             lease.unanswered()
         return due
 
-    @property
-    def timeout(self) -> float:
-        """With this timeout (seconds) two requests may fail before the shortest lease expires."""
-        return self.shortest / 8
-
-    async def extend(
-        self, due: list[Lease[RecordStore]], timeout: float, is_current: Callable[[], bool]
-    ) -> None:
+    async def extend(self, due: list[Lease[RecordStore]], is_current: Callable[[], bool]) -> None:
         """Extends the leases `due`, and applies the replies if `is_current` is true by then."""
-        sent_at = monotonic()
+        sent_at, timeout = monotonic(), self.shortest * TIMEOUT_PART
         try:
             replies = await due[0].store.extend([lease.extension for lease in due], timeout)
         except IdempotencyError as error:
@@ -236,9 +232,8 @@ class ThreadRenewer(Renewer):
 
     def _extend(self, thread: threading.Thread) -> None:
         if due := self.take_due():  # else renewal was stopped meanwhile
-            timeout = self.timeout
-            self._expect(monotonic() + 2 * timeout)
-            run_sync(self.extend(due, timeout, lambda: self.thread is thread))
+            self._expect(monotonic() + 2 * self.shortest * TIMEOUT_PART)
+            run_sync(self.extend(due, lambda: self.thread is thread))
 
 
 class Heartbeat(Renewers[ThreadRenewer]):
