@@ -16,9 +16,10 @@ from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.inspection import scan, server_info
 from celery_idempotent.store.inspection.scan import PAGE, ScannedRecord
 from celery_idempotent.store.inspection.server_info import ServerInfo
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.connection import (
     CONNECTION_ERRORS,
-    close_client,
+    aclose_client,
     translate_error,
 )
 
@@ -61,7 +62,7 @@ class RecordReader:
     def close(self) -> None:
         """Closes its connections."""
         if self._owns_client:
-            close_client(self._client)
+            run_sync(aclose_client(self._client))
 
     def name(self, key: Key) -> str:
         """Returns the name of the record in Redis."""

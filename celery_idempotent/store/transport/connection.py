@@ -8,7 +8,7 @@ from inspect import isawaitable
 from typing import Any
 
 import redis
-from redis import Redis, RedisCluster
+from redis import RedisCluster
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
@@ -114,29 +114,14 @@ def _master(config: StoreConfig, options: Mapping[str, Any], library: Any) -> An
     return sentinel.master_for(config.options["master_name"])
 
 
-def sentinels_of(client: Any) -> list[Any]:
-    """Returns the clients of the Sentinels that `client` uses."""
+async def aclose_client(client: Any) -> None:
+    """Closes `client`, and what redis-py leaves open: Sentinels and the nodes of a cluster."""
     pool = getattr(client, "connection_pool", None)  # a cluster's client has none
     manager = getattr(pool, "sentinel_manager", None)
-    return [] if manager is None else list(manager.sentinels)
-
-
-def close_client(client: Any) -> None:
-    """Closes `client`, and what redis-py leaves open: Sentinels and the nodes of a cluster."""
-    client.close()
-    for sentinel in sentinels_of(client):
-        sentinel.close()
+    for each in (client, *(manager.sentinels if manager else ())):
+        await result_of(getattr(each, "aclose", each.close)())  # redis-py 5.0.1 renamed it
     if isinstance(client, RedisCluster):
         client.disconnect_connection_pools()  # type: ignore[no-untyped-call]
-
-
-async def aclose_client(client: Any) -> None:
-    """Closes `client`, which may be one of redis.asyncio."""
-    if isinstance(client, (Redis, RedisCluster)):
-        close_client(client)
-        return
-    for each in (client, *sentinels_of(client)):
-        await getattr(each, "aclose", each.close)()  # redis-py 5.0.1 renamed it
 
 
 class ClosedConnectionError(RedisConnectionError):

@@ -215,7 +215,9 @@ class ServerTransport(BaseTransport):
                     if isinstance(error, ReadOnlyError) and not unread:
                         raise
                     reply = error
-                if isinstance(reply, list) and is_push(reply):
+                if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
+                    # A push message of RESP3, which redis-py before 6 with hiredis returns like a
+                    # reply. No command that is sent here has a reply that begins so.
                     continue
                 if unread:
                     unread -= 1
@@ -270,15 +272,6 @@ class _Pool:
         self.closed = True
         await self.close_idle(nowait=False)
         await aclose_client(self._client)
-
-
-def is_push(reply: list[Any]) -> bool:
-    """Returns whether `reply` is a push message of RESP3, which is not a reply to a command.
-
-    redis-py before 6 with hiredis returns one like a reply. No command that is sent here has a
-    reply that is a list and begins with text.
-    """
-    return bool(reply) and isinstance(reply[0], bytes)
 
 
 #: What precedes an argument of each size. The line break ends the argument before it.
