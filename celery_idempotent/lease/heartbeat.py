@@ -91,8 +91,11 @@ class Renewer:
                 )
             elif reply.case == "ok":
                 lease.renewed(sent_at)
-            elif not _was_settled(lease, reply) and lease in self.held:
-                self.held.discard(lease)
+            elif not _was_settled(lease, reply):
+                try:
+                    self.held.remove(lease)
+                except KeyError:
+                    continue  # renewal was stopped meanwhile
                 lease.lost = True
                 lease.on_lost(reply.raw)
 
