@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from celery_idempotent.errors import SettingsError
@@ -23,17 +23,101 @@ ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
 ON_STORE_ERROR = ("retry", "run", "raise")
 
 
+#: Whether a value is valid, and what it must be.
+_Validator = tuple[Callable[[Any], bool], str]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _seconds(least: float) -> _Validator:
+    # The maximum catches typing errors: a few zeros too many would keep records for centuries.
+    return (
+        lambda value: _is_number(value) and least <= value <= 366 * 86400,
+        f"a number of seconds, at least {least:g}, at most a year",
+    )
+
+
+def _whole(least: int, most: int, of: str = "") -> _Validator:
+    return (
+        lambda value: _is_number(value) and isinstance(value, int) and least <= value <= most,
+        f"a whole number {of}from {least} to {most}",
+    )
+
+
+def _one_of(*choices: str) -> _Validator:
+    return lambda value: value in choices, "one of " + ", ".join(repr(c) for c in choices)
+
+
+def _text(description: str) -> _Validator:
+    return lambda value: value is None or (isinstance(value, str) and value != ""), description
+
+
+def _are_errors(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and all(
+        isinstance(item, type) and issubclass(item, Exception) for item in value
+    )
+
+
+def _are_keys(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return bool(value) and all(isinstance(key, (str, bytes)) and key for key in value)
+    return value is None or callable(value) or _is_path(value)
+
+
+def _is_client(value: Any) -> bool:
+    return callable(value) or hasattr(value, "evalsha") or _is_path(value)
+
+
+def _is_database(value: Any) -> bool:
+    """Whether `value` is a path, an alias, or a blocking SQLAlchemy engine."""
+    if isinstance(value, str):
+        return re.fullmatch(r"[\w-]+([.:]\w+)*", value) is not None
+    return value is None or (hasattr(value, "dialect") and not hasattr(value, "sync_engine"))
+
+
+def _is_path(value: Any) -> bool:
+    """Whether `value` is a path such as ``shop.redis:client``."""
+    return isinstance(value, str) and re.fullmatch(r"\w+([.:]\w+)+", value) is not None
+
+
+def _is_prefix(value: Any) -> bool:
+    # Braces mark the part of a name that determines its slot in a cluster.
+    is_text = isinstance(value, str) and value != "" and value.isprintable()
+    return is_text and not set(value) & set(" {}")
+
+
+_FLAG: _Validator = (lambda value: isinstance(value, bool), "True or False")
+
+
+def _option(
+    default: Any,
+    is_valid: Callable[[Any], bool],
+    expected: str,
+    *,
+    secret: bool = False,
+    **more: str,
+) -> Any:
+    """Returns a field; the value of a secret one is never part of an error message."""
+    metadata = {"validator": (is_valid, expected), **more}
+    return field(default=default, repr=not secret, metadata=metadata)
+
+
+_secret = partial(_option, None, secret=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The options of a task. Times are in seconds, sizes in bytes.
 
-    The first version that has an option is ``since`` in its metadata; without that, it is 0.1.
+    The first version that has an option is its ``since``; without that, it is 0.1.
     """
 
     #: Whether calls are protected; False runs every call as a plain task.
-    enabled: bool = True
+    enabled: bool = _option(True, *_FLAG)
     #: Whether every call runs as a plain task, while what would have become of it is counted.
-    shadow: bool = False
+    shadow: bool = _option(False, *_FLAG)
     #: The key rule: a template such as ``"order:{order_id}"``, a tuple of argument names, a
     #: function of the arguments, or ``TASK_ID`` (only copies of one message are duplicates). By
     #: default all arguments. As an option of a call: its own key, or False.
@@ -41,74 +125,86 @@ class Settings:
     #: When a key may run again. ``expired``: once its outcome has expired. ``finished``: once its
     #: run has ended, so that its calls run one at a time. ``started``: like ``finished``, and one
     #: call waits while another one runs, which collapses bursts.
-    until: str = "expired"
+    until: str = _option("expired", *_one_of(*UNTIL))
     #: How long an execution may run without a heartbeat before another one can take over; a
     #: heartbeat extends it every third of it.
-    lease: float = 60.0
+    lease: float = _option(60.0, *_seconds(0.5))
     #: How long a result is kept. With ``until`` other than ``expired``: how long copies of a
     #: message are known after its end.
-    result_ttl: float = 86400.0
+    result_ttl: float = _option(86400.0, *_seconds(1))
     #: How long an error is kept: one that ended the key for all duplicates, any other one for
     #: copies of its own message.
-    error_ttl: float = 86400.0
+    error_ttl: float = _option(86400.0, *_seconds(1))
     #: Exceptions that end the key and are raised again for duplicates; every other one releases the
     #: key.
-    replay_errors: tuple[type[Exception], ...] = ()
+    replay_errors: tuple[type[Exception], ...] = _option(
+        (), _are_errors, "a tuple of subclasses of Exception"
+    )
     #: What a duplicate does while another execution runs. ``retry``: it comes back after 1 s, then
     #: after twice that, up to one lease. ``wait``: it stays in the worker for up to
     #: ``wait_timeout``, then retries. ``raise``: ConflictError. ``ignore``: it ends. ``reject``: it
     #: goes to the broker's dead-letter queue.
-    on_conflict: str = "retry"
+    on_conflict: str = _option("retry", *_one_of(*ON_CONFLICT))
     #: How long ``on_conflict="wait"`` waits in the worker; at most half of the task's time limits.
-    wait_timeout: float = 10.0
+    wait_timeout: float = _option(10.0, *_seconds(0))
     #: Executions that may die in a row before the key becomes FAILED with PoisonedTaskError.
-    max_attempts: int = 5
+    max_attempts: int = _option(5, *_whole(1, 255))
     #: What happens to a call while Redis is unavailable. ``retry``: its message comes back later.
     #: ``run``: it runs without protection. ``raise``: StoreUnavailableError.
-    on_store_error: str = "retry"
+    on_store_error: str = _option("retry", *_one_of(*ON_STORE_ERROR))
     #: Whether publishing reserves the key: ``delay`` of a key that is in progress or finished
     #: publishes nothing, and returns the first call's result. A call with a task id of its caller
     #: is always published, because others may wait for its result. By default if ``until`` is
     #: ``started``.
-    dedupe_publish: bool | None = None
+    dedupe_publish: bool | None = _option(None, *_FLAG)
     #: With ``dedupe_publish``: how long after its eta a published message may wait in its queue
     #: before another publish goes through; never longer than it takes to expire.
-    reservation_ttl: float = 3600.0
+    reservation_ttl: float = _option(3600.0, *_seconds(1))
     #: Whether the result is stored, or only the fact that the key is completed.
-    store_result: bool = True
+    store_result: bool = _option(True, *_FLAG)
     #: Whether the script that stores the result also writes that of Celery's result backend, where
     #: both are in one Redis: two round trips fewer.
-    fused_completion: bool = True
+    fused_completion: bool = _option(True, *_FLAG)
     #: kombu serializer of stored results; by default the app's ``result_serializer``.
-    serializer: str | None = None
+    serializer: str | None = _option(None, *_text("the name of a kombu serializer"))
     #: kombu compression of stored results, such as ``gzip`` or ``bzip2``.
-    compression: str | None = None
+    compression: str | None = _option(None, *_text("the name of a kombu compression"))
     #: Fernet keys, the newest first, or a function (or its path) that returns them: results, errors
     #: and steps are encrypted.
-    encryption_keys: Any = field(default=None, repr=False)
+    encryption_keys: Any = _secret(  # noqa: RUF009
+        _are_keys,
+        "a tuple of Fernet keys, the newest first, or a function that returns it, or its path",
+    )
     #: Bytes as stored; a larger result goes to the offload backend or, without one, is not stored.
-    max_result_size: int = 1024 * 1024
+    max_result_size: int = _option(1024 * 1024, *_whole(0, 512 * 1024 * 1024, "of bytes "))
     #: URL of a Celery key-value backend for values above ``max_result_size``.
-    offload_backend: str | None = field(default=None, repr=False)
+    offload_backend: str | None = _secret(*_text("the URL of a Celery key-value backend"))
     #: The database whose transactions contain the body and its outcome: a SQLAlchemy engine, the
     #: path of one, or a Django alias.
-    transaction: Any = field(default=None, repr=False)
+    transaction: Any = _secret(  # noqa: RUF009
+        _is_database,
+        "a blocking SQLAlchemy engine, the path of one, or the alias of a Django database",
+    )
     #: The server of the records; by default the result backend, else the broker, if that is Redis.
-    redis_url: str | None = field(default=None, repr=False)
+    redis_url: str | None = _secret(*_text("the URL of a Redis server"))
     #: First part of every name in Redis.
-    key_prefix: str = "idem"
+    key_prefix: str = _option("idem", _is_prefix, "printable text without spaces and braces")
     #: Options of the client, such as master_name, sentinel_kwargs or ssl_ca_certs; by default those
     #: of the result backend or the broker, whichever gave the URL.
-    redis_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    redis_options: Mapping[str, Any] | None = _secret(
+        lambda value: isinstance(value, Mapping), "a mapping of option to value"
+    )
     #: A redis-py client, a function that returns one, or the dotted path of either.
-    redis_client: Any = field(default=None, repr=False)
+    redis_client: Any = _secret(  # noqa: RUF009
+        _is_client, "a redis-py client, a function that returns one, or the path of either"
+    )
     #: Time limit of one command, its retries included.
-    redis_timeout: float = 5.0
+    redis_timeout: float = _option(5.0, *_seconds(0.01))
     #: Replicas that must acknowledge each begin and each outcome, within a second.
-    wait_replicas: int = 0
+    wait_replicas: int = _option(0, *_whole(0, 100))
     #: Template of a readable name, such as ``"order {order_id}"``, which is stored in clear and
     #: shown beside the key.
-    label: str | None = None
+    label: str | None = _option(None, *_text("a template such as 'order {order_id}'"))
 
     @cached_property
     def lease_ms(self) -> int:
@@ -157,6 +253,10 @@ SHADOW_TIMEOUT = 0.5
 
 OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Settings))
 
+#: Without the key rule, which is validated together with the task's signature.
+_VALIDATORS: Mapping[str, _Validator] = {
+    option.name: option.metadata["validator"] for option in fields(Settings) if option.metadata
+}
 #: Options whose values are never part of an error message.
 _SECRET = frozenset(option.name for option in fields(Settings) if not option.repr)
 
@@ -189,8 +289,7 @@ def check_value(option: str, value: Any, where: str) -> None:
     Raises:
         SettingsError: naming the option, and saying what it must be.
     """
-    # A key rule is validated together with the task's signature.
-    is_valid, expected = _VALIDATORS.get(option.removeprefix(PREFIX), _ANYTHING)
+    is_valid, expected = _VALIDATORS.get(option.removeprefix(PREFIX), (lambda _: True, ""))
     if not is_valid(value):
         is_secret = option.removeprefix(PREFIX) in _SECRET
         shown = type(value).__name__ if is_secret else _describe(value)
@@ -251,124 +350,9 @@ _REMOVED: Mapping[str, str] = {
     "idempotency_on_store_error; run celery idempotency doctor before it",
 }
 
-#: Whether a value is valid, and what it must be.
-_Validator = tuple[Callable[[Any], bool], str]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _seconds(least: float) -> _Validator:
-    # The maximum catches typing errors: a few zeros too many would keep records for centuries.
-    return (
-        lambda value: _is_number(value) and least <= value <= 366 * 86400,
-        f"a number of seconds, at least {least:g}, at most a year",
-    )
-
-
-def _whole(least: int, most: int, of: str = "") -> _Validator:
-    return (
-        lambda value: _is_number(value) and isinstance(value, int) and least <= value <= most,
-        f"a whole number {of}from {least} to {most}",
-    )
-
-
-def _one_of(*choices: str) -> _Validator:
-    return lambda value: value in choices, "one of " + ", ".join(repr(c) for c in choices)
-
-
-def _text(description: str) -> _Validator:
-    return (
-        lambda value: value is None or (isinstance(value, str) and value != ""),
-        description,
-    )
-
-
-def _are_errors(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and all(
-        isinstance(item, type) and issubclass(item, Exception) for item in value
-    )
-
-
-def _are_keys(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return bool(value) and all(isinstance(key, (str, bytes)) and key for key in value)
-    return value is None or callable(value) or _is_path(value)
-
-
-def _is_client(value: Any) -> bool:
-    return callable(value) or hasattr(value, "evalsha") or _is_path(value)
-
-
-def _is_database(value: Any) -> bool:
-    """Whether `value` is a path, an alias, or a blocking SQLAlchemy engine."""
-    if isinstance(value, str):
-        return re.fullmatch(r"[\w-]+([.:]\w+)*", value) is not None
-    return value is None or (hasattr(value, "dialect") and not hasattr(value, "sync_engine"))
-
-
-def _is_path(value: Any) -> bool:
-    """Whether `value` is a path such as ``shop.redis:client``."""
-    return isinstance(value, str) and re.fullmatch(r"\w+([.:]\w+)+", value) is not None
-
-
-def _is_prefix(value: Any) -> bool:
-    # Braces mark the part of a name that determines its slot in a cluster.
-    is_text = isinstance(value, str) and value != "" and value.isprintable()
-    return is_text and not set(value) & set(" {}")
-
-
-_FLAG: _Validator = (lambda value: isinstance(value, bool), "True or False")
-
-_VALIDATORS: Mapping[str, _Validator] = {
-    "enabled": _FLAG,
-    "shadow": _FLAG,
-    "until": _one_of(*UNTIL),
-    "lease": _seconds(0.5),
-    "result_ttl": _seconds(1),
-    "error_ttl": _seconds(1),
-    "replay_errors": (_are_errors, "a tuple of subclasses of Exception"),
-    "on_conflict": _one_of(*ON_CONFLICT),
-    "wait_timeout": _seconds(0),
-    "max_attempts": _whole(1, 255),
-    "on_store_error": _one_of(*ON_STORE_ERROR),
-    "dedupe_publish": _FLAG,
-    "reservation_ttl": _seconds(1),
-    "store_result": _FLAG,
-    "fused_completion": _FLAG,
-    "serializer": _text("the name of a kombu serializer"),
-    "compression": _text("the name of a kombu compression"),
-    "encryption_keys": (
-        _are_keys,
-        "a tuple of Fernet keys, the newest first, or a function that returns it, or its path",
-    ),
-    "max_result_size": _whole(0, 512 * 1024 * 1024, "of bytes "),
-    "offload_backend": _text("the URL of a Celery key-value backend"),
-    "transaction": (
-        _is_database,
-        "a blocking SQLAlchemy engine, the path of one, or the alias of a Django database",
-    ),
-    "redis_url": _text("the URL of a Redis server"),
-    "key_prefix": (_is_prefix, "printable text without spaces and braces"),
-    "redis_options": (lambda value: isinstance(value, Mapping), "a mapping of option to value"),
-    "redis_client": (
-        _is_client,
-        "a redis-py client, a function that returns one, or the path of either",
-    ),
-    "redis_timeout": _seconds(0.01),
-    "wait_replicas": _whole(0, 100),
-    "label": _text("a template such as 'order {order_id}'"),
-}
-
-
-_ANYTHING: _Validator = (lambda value: True, "anything")
-
 
 def _describe(value: Any) -> str:
     """Returns a value for an error message; never a URL, which may hold a password."""
-    if isinstance(value, (bool, int, float)) or value is None:
-        return repr(value)
-    if isinstance(value, str) and "://" not in value and len(value) <= 40:
-        return repr(value)
-    return type(value).__name__
+    is_short_text = isinstance(value, str) and "://" not in value and len(value) <= 40
+    is_shown = value is None or isinstance(value, (int, float)) or is_short_text
+    return repr(value) if is_shown else type(value).__name__

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kombu import serialization
@@ -12,6 +14,7 @@ from kombu import serialization
 _SCALARS = frozenset({int, float, bool, type(None)})
 
 _MARK = "__type__"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 #: Members of lists and mappings that are checked; one that contains itself is infinite.
 _MAX_MEMBERS = 100_000
@@ -37,13 +40,11 @@ def normaliser(
             return args, kwargs
         if _is_plain(*args, *kwargs.values()):
             return args, kwargs
-        try:
+        with suppress(Exception):
             content_type, encoding, data = serialization.dumps(
                 [list(args), dict(kwargs)], serializer
             )
             args, kwargs = serialization.loads(data, content_type, encoding, accept=[content_type])
-        except Exception:
-            return args, kwargs
         return args, kwargs
 
     return normalise
@@ -67,16 +68,8 @@ def _is_plain(*values: Any) -> bool:
                 value = value.values()
             unchecked += value
         elif kind is str:
-            if not (value.isascii() or _is_encodable(value)):
+            if not value.isascii() and _SURROGATE.search(value):
                 return False
         elif kind not in _SCALARS:
             return False
-    return True
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
     return True

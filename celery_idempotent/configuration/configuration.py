@@ -16,8 +16,8 @@ from kombu.compression import get_encoder
 from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings
-from celery_idempotent.configuration import fused_completion
 from celery_idempotent.configuration.arguments import normaliser
+from celery_idempotent.configuration.fused_completion import obstacle
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.extensions.plan import plan_for
@@ -26,10 +26,10 @@ from celery_idempotent.flow.executor import Executor
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import KeyRule
-from celery_idempotent.payload import encryption_keys, offload_storage
-from celery_idempotent.payload.backend_result_codec import BackendResultCodec
+from celery_idempotent.payload import encryption_keys, offload
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.payload.offload_storage import BackendOffloadStorage
+from celery_idempotent.payload.offload import OffloadStorage
+from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.settings import OPTIONS, SIMILAR_PREFIX, Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store.commands import Command
@@ -59,12 +59,11 @@ class TaskConfiguration:
             check_option_names(app)
             settings.check_names(_attributes_of(task), task.name)
             options = settings.build(dict(_values_of(task, app)), task.name)
-            options = with_serializer(
+            options = resolve(
                 options, task.name, app.conf.result_serializer, accepted_content_types(app)
             )
             if options.offload_backend:
-                offload_storage.check(app, options.offload_backend)
-            options = with_database(options)
+                offload.check(app, options.offload_backend)
             encryption_keys.check(options)
             if options.enabled:
                 _check_body(task)
@@ -100,10 +99,16 @@ class TaskConfiguration:
 
     @cached_property
     def fusion_obstacle(self) -> str:
-        """Why Celery writes the task's results by itself; empty if the record's script does."""
+        """Why Celery writes the task's results by itself; empty if the record's script does.
+
+        Never raises: it is first read when a body has ended, whose outcome must be stored.
+        """
         if self.in_shadow:
             return "idempotency_shadow is on"
-        return fused_completion.obstacle(self._task, self._app, self.settings, self.executor.store)
+        try:
+            return obstacle(self._task, self._app, self.settings, self.executor.store)
+        except Exception as error:
+            return f"the result backend cannot be examined ({type(error).__name__})"
 
     def record_key(self, key: Key, task_id: str) -> Key:
         """Returns the key of the record that holds the outcome of `task_id` under `key`."""
@@ -170,10 +175,10 @@ def _attributes_of(task: type[Task]) -> Iterator[str]:
                 yield name
 
 
-def with_serializer(
-    options: Settings, where: str, default: str, accept: frozenset[str]
-) -> Settings:
-    """Returns `options` with a serializer, after checks of that and of the compression.
+def resolve(options: Settings, where: str, default: str, accept: frozenset[str]) -> Settings:
+    """Returns `options` with a serializer, after checks of that, and with the database.
+
+    The compression is checked, too. The database of `transaction` is not connected to yet.
 
     Args:
         where: the task, for the error message.
@@ -208,14 +213,8 @@ def with_serializer(
                 f"{where}: idempotency_compression: kombu has no compression "
                 f"{options.compression!r}"
             ) from None
-    return replace(options, serializer=serializer)
-
-
-def with_database(options: Settings) -> Settings:
-    """Returns `options` with the database of `transaction`, which is not resolved yet."""
-    if options.transaction is None:
-        return options
-    return replace(options, transaction=Database(options.transaction))
+    database = None if options.transaction is None else Database(options.transaction)
+    return replace(options, serializer=serializer, transaction=database)
 
 
 def accepted_content_types(app: Celery) -> frozenset[str]:
@@ -274,7 +273,7 @@ def executor_of(app: Celery, options: Settings) -> Executor:
 
 def _new_executor(app: Celery, config: StoreConfig, options: Settings) -> Executor:
     url = options.offload_backend
-    storage = BackendOffloadStorage(app, url) if url else None
+    storage = OffloadStorage(app, url) if url else None
     cipher = encryption_keys.cipher(options)
-    codec = PayloadCodec(BackendResultCodec(app), accepted_content_types(app), storage, cipher)
+    codec = PayloadCodec(ResultCodec(app), accepted_content_types(app), storage, cipher)
     return Executor(RecordStore(config, codec.decode), codec)

@@ -30,17 +30,7 @@ _IDENTITY = {
 
 
 def obstacle(task: type[Task], app: Celery, settings: Settings, store: RecordStore) -> str:
-    """Returns why the results of `task` are written by Celery alone; empty if they need not be.
-
-    Never raises: it is first called when a body has ended, whose outcome must be stored.
-    """
-    try:
-        return _obstacle(task, app, settings, store)
-    except Exception as error:
-        return f"the result backend cannot be examined ({type(error).__name__})"
-
-
-def _obstacle(task: type[Task], app: Celery, settings: Settings, store: RecordStore) -> str:
+    """Returns why the results of `task` are written by Celery alone; empty if they need not be."""
     if not settings.fused_completion:
         return "idempotency_fused_completion is off"
     if task.ignore_result:

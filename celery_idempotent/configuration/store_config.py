@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -52,7 +53,7 @@ def _url_and_options(app: Celery | None, options: Settings) -> tuple[str, Mappin
                 return str(url), inherited
             inherited |= {"ssl": True} if str(url).startswith("sentinel:") else {}
             inherited |= tls if isinstance(tls, Mapping) else {}
-            return _with_tls(str(url)), inherited
+            return re.sub("^redis://", "rediss://", str(url)), inherited
     raise SettingsError(
         "idempotency_redis_url is not set, and neither the result backend nor the broker is "
         "Redis: set it to the URL of the Redis server that is to hold the records"
@@ -64,10 +65,6 @@ def _candidates(app: Celery) -> Iterator[tuple[Any, Any, Any]]:
     conf = app.conf
     yield conf.result_backend, conf.result_backend_transport_options, conf.redis_backend_use_ssl
     yield conf.broker_read_url, conf.broker_transport_options, conf.broker_use_ssl
-
-
-def _with_tls(url: str) -> str:
-    return url.replace("redis://", "rediss://", 1) if url.startswith("redis://") else url
 
 
 def _client(client: Any) -> Any:

@@ -29,9 +29,8 @@ from celery_idempotent.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.key.key import Key, fingerprint_of
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.payload import encryption_keys
-from celery_idempotent.payload.backend_result_codec import BackendResultCodec
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.payload.plain_result_codec import PlainResultCodec
+from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.payload.value_codec import ValueCodec
 from celery_idempotent.printable import printable
 from celery_idempotent.record.record import Record, State
@@ -39,7 +38,6 @@ from celery_idempotent.settings import PREFIX, Settings
 from celery_idempotent.store.inspection.record_query import records
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.transport.asyncio import AsyncioTransport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -149,8 +147,7 @@ class Idempotency:
             SettingsError: for the first invalid option, in one line.
         """
         # Of its own, since that of the executor needs the encryption keys.
-        result_codec = PlainResultCodec() if self.app is None else BackendResultCodec(self.app)
-        values = ValueCodec(result_codec, self._accept)
+        values = ValueCodec(ResultCodec(self.app), self._accept)
         if func is not None:
             return idempotent_function(self, values, func, name, key, label, options)
         return lambda func: idempotent_function(self, values, func, name, key, label, options)
@@ -295,15 +292,14 @@ class Idempotency:
     def async_executor(self) -> AsyncExecutor:
         """The executor of coroutines."""
         codec = self._codec
-        transport = AsyncioTransport(self._store_config)
-        return AsyncExecutor(RecordStore(self._store_config, codec.decode, transport), codec)
+        return AsyncExecutor(RecordStore(self._store_config, codec.decode, is_async=True), codec)
 
     @cached_property
     def _codec(self) -> PayloadCodec:
         if self.app is not None:
             return self.executor.codec
         return PayloadCodec(
-            PlainResultCodec(), self._accept, cipher=encryption_keys.cipher(self.settings)
+            ResultCodec(), self._accept, cipher=encryption_keys.cipher(self.settings)
         )
 
     def records(
@@ -366,8 +362,7 @@ class Idempotency:
         }
         built = settings.build(values, where)
         default = self.app.conf.result_serializer if self.app else "json"
-        built = configuration.with_serializer(built, where, default, self._accept)
-        return configuration.with_database(built)
+        return configuration.resolve(built, where, default, self._accept)
 
     def close(self) -> None:
         """Closes the connections that blocking code has opened; the next call reconnects."""

@@ -71,8 +71,7 @@ class Key(str):
     def of_message(self, task_id: str) -> Key:
         """Returns the key of one message's record, for a key that may run again."""
         # One that cannot be encoded is refused with the command.
-        encoded = task_id.encode(errors="surrogatepass")
-        data = blake2b(encoded, digest_size=KEY_BYTES, person=VERSION).digest()
+        data = digest(task_id.encode(errors="surrogatepass"), KEY_BYTES)
         message = urlsafe_b64encode(data)[:22].decode()
         return Key(self.task, self.digest, self.fingerprint, message)
 

@@ -47,12 +47,9 @@ class KeyRule:
         self._parameters = Parameters(signature, lambda value: normalise((value,), {})[0][0])
         #: The arguments that the rule uses; None if only its own code could answer.
         self.names: Sequence[str] | None
-        self._encode, self.names = self._compile(rule)
-
-    @property
-    def description(self) -> str:
-        """The rule in words."""
-        return _describe(self._rule)
+        #: The rule in words.
+        self.description: str
+        self._encode, self.names, self.description = self._compile(rule)
 
     def derive(
         self,
@@ -99,11 +96,9 @@ class KeyRule:
             if explicit is not None:
                 hashed = self._encode_explicit(explicit)
                 names, rule = (), "idempotency_key of the call"
-            elif self._rule is None:
-                hashed = b"arguments" + self._parameters.encode(bound, self._refuse)
-                names = [name.lstrip("*") for name in bound]
             else:
                 hashed = self._encode(bound, args, kwargs)
+                names = [name.lstrip("*") for name in bound] if self._rule is None else names
         arguments = tuple(self._parameters.explain(bound, names))
         return Explanation(rule, arguments, hashed, key)
 
@@ -120,26 +115,35 @@ class KeyRule:
         """Returns the key of the calls whose caller brings the key `text`, without fingerprint."""
         return Key.of(self.task, self._encode_explicit(text), explicit=True)
 
-    def _compile(self, rule: Any) -> tuple[Callable[[Any, Any, Any], bytes], Sequence[str] | None]:
-        """Returns the encoder of a rule, and the arguments that it uses (None: not known).
+    def _compile(
+        self, rule: Any
+    ) -> tuple[Callable[[Any, Any, Any], bytes], Sequence[str] | None, str]:
+        """Returns the encoder of a rule, the arguments that it uses (None: not known), its text.
 
         The encoder takes the bound arguments, args and kwargs.
         """
-        parameters = self._parameters
-        if rule is None or rule is TASK_ID:
-            return (lambda bound, args, kwargs: b""), ()
-        if isinstance(rule, str):
-            template = Template(self.task, rule)
-            self.check_names(template.names)
+        if rule is None:
+            encode_all = self._parameters.encode
             return (
-                lambda bound, args, kwargs: template.encode(parameters.with_defaults(bound)),
-                template.names,
+                (lambda bound, *_: b"arguments" + encode_all(bound, self._refuse)),
+                (),
+                "all arguments",
             )
+        if rule is TASK_ID:
+            return (lambda *_: b""), (), "TASK_ID: the id of the message"
+        if isinstance(rule, str):
+            encode = (template := Template(self.task, rule)).encode
+            self.check_names(template.names)
+            with_defaults = self._parameters.with_defaults
+            text = f"the template {rule!r}"
+            return (lambda bound, *_: encode(with_defaults(bound))), template.names, text
         if isinstance(rule, (tuple, list)) and rule and all(isinstance(n, str) for n in rule):
             self.check_names(rule)
-            return lambda bound, args, kwargs: self._encode_named(rule, bound), rule
+            text = f"the arguments {', '.join(rule)}"
+            return (lambda bound, *_: self._encode_named(rule, bound)), rule, text
         if callable(rule):
-            return lambda bound, args, kwargs: self._encode_returned(rule, args, kwargs), None
+            text = f"the callable {getattr(rule, '__qualname__', type(rule).__name__)}"
+            return (lambda bound, *given: self._encode_returned(rule, *given)), None, text
         raise SettingsError(
             f"{self.task}: idempotency_key must be None, a template, a tuple of argument names, "
             f"a callable or TASK_ID, not {type(rule).__name__}"
@@ -219,15 +223,3 @@ def _encode_task_id(task_id: str | None) -> bytes:
 def _encode_any_type(name: str, error: NotCanonicalError) -> bytes:
     """Encodes an argument of the fingerprint that may be of any type: the key leaves it out."""
     return b"?"
-
-
-def _describe(rule: Any) -> str:
-    if rule is None:
-        return "all arguments"
-    if rule is TASK_ID:
-        return "TASK_ID: the id of the message"
-    if isinstance(rule, str):
-        return f"the template {rule!r}"
-    if isinstance(rule, (tuple, list)):
-        return f"the arguments {', '.join(rule)}"
-    return f"the callable {getattr(rule, '__qualname__', type(rule).__name__)}"

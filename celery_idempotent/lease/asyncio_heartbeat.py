@@ -7,55 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from weakref import WeakKeyDictionary
 
-from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.heartbeat import Renewer, Renewers
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.lease.renewals import Leases, log_renewal_failure
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.transport.per_loop import PerLoop
 
 logger = logging.getLogger(__name__)
 
 
-class AsyncioHeartbeat:
-    """As :class:`Heartbeat`, for the leases of the running event loop."""
-
-    def __init__(self) -> None:
-        self._renewers: WeakKeyDictionary[RecordStore, _Renewer] = WeakKeyDictionary()
-
-    def start_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Extends `lease` from now on."""
-        self._renewer(lease.store).start_renewal(lease)
-
-    def stop_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Stops extending it; the reply to a request that is being sent is ignored."""
-        self._renewer(lease.store).leases.held.discard(lease)
-
-    def held(self) -> tuple[Lease[RecordStore], ...]:
-        """The leases of this loop."""
-        return tuple(lease for each in self._renewers.values() for lease in each.leases.held)
-
-    def _renewer(self, store: RecordStore) -> _Renewer:
-        renewer = self._renewers.get(store)
-        if renewer is None:
-            renewer = self._renewers[store] = _Renewer()
-        return renewer
-
-
-class _Renewer:
+class TimerRenewer(Renewer):
     """The leases in one store, its timer and its request."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
-        self.leases: Leases[RecordStore] = Leases()
         self._timer: asyncio.TimerHandle | None = None
         self._request: asyncio.Task[None] | None = None
 
     def start_renewal(self, lease: Lease[RecordStore]) -> None:
-        """See `AsyncioHeartbeat`."""
-        self.leases.held.add(lease)
+        """See `Renewer`."""
+        super().start_renewal(lease)
         self._wake_at(lease.due)
 
     def _wake_at(self, due: float) -> None:
@@ -70,9 +43,9 @@ class _Renewer:
 
     def _wake(self) -> None:
         self._timer = None
-        due, timeout = self.leases.take_due()
-        if due:
-            self._request = self._loop.create_task(self._extend(due, timeout))
+        if due := self.take_due():
+            request = self.extend(due, lambda: True)
+            self._request = self._loop.create_task(request)
             self._request.add_done_callback(self._request_done)
         else:
             self._request_done()
@@ -84,17 +57,15 @@ class _Renewer:
             logger.error(
                 "Unexpected error in the idempotency heartbeat, which continues", exc_info=error
             )
-        if self.leases.held:
-            self._wake_at(self.leases.next_due)
+        if self.held:
+            self._wake_at(self.next_due)
 
-    async def _extend(self, due: list[Lease[RecordStore]], timeout: float) -> None:
-        sent_at = monotonic()
-        try:
-            replies = await due[0].store.extend([lease.extension for lease in due], timeout)
-        except IdempotencyError as error:
-            log_renewal_failure(due, error)
-        else:
-            self.leases.apply_replies(due, replies, sent_at)
+
+class AsyncioHeartbeat(Renewers[TimerRenewer]):
+    """The leases of the running event loop."""
+
+    def __init__(self) -> None:
+        super().__init__(TimerRenewer)
 
 
 #: Returns the heartbeat of the running event loop.

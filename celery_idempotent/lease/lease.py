@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from celery_idempotent.key.key import Key
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.store.commands import Extension
 
@@ -36,6 +35,8 @@ class Lease(Generic[StoreT]):
     ) -> None:
         self.store = store
         self.extension = extension
+        #: Of the record; and the fencing token.
+        self.key, self.token = extension.key, extension.token
         self.on_lost = on_lost
         self.lost = False
         self.seconds = seconds = extension.lease_ms / 1000
@@ -43,16 +44,6 @@ class Lease(Generic[StoreT]):
         self.trusted_until = sent_at + seconds * (1 - MARGIN)
         #: Seconds of `lease.clock` from which the heartbeat extends it.
         self.due = sent_at + seconds / 3
-
-    @property
-    def key(self) -> Key:
-        """The key of the record."""
-        return self.extension.key
-
-    @property
-    def token(self) -> int:
-        """The fencing token."""
-        return self.extension.token
 
     @property
     def trusted(self) -> bool:

@@ -5,7 +5,7 @@ The format of a payload describes how to read its body, from the outside to the 
 =============================  ================================================================
 ``json``                       serialized by kombu's serializer of that name
 ``json+gzip``                  … and compressed by kombu's compression of that name
-``!json+gzip``                 … and encrypted (:mod:`celery_idempotent.payload.cipher`)
+``!json+gzip``                 … and encrypted (`payload.encryption_keys`)
 ``@json``, ``@!json+gzip``     … and offloaded: the body is the name of the object
                                (:mod:`celery_idempotent.payload.offload`)
 ``=task``                      the result of another task counts; the body holds its id
@@ -36,21 +36,19 @@ from celery_idempotent.errors import (
     ResultNotStoredError,
     StoreUnavailableError,
 )
-from celery_idempotent.payload import offload, serializer
-from celery_idempotent.payload.cipher import Cipher
+from celery_idempotent.payload import offload
+from celery_idempotent.payload.encryption_keys import Cipher
 from celery_idempotent.payload.fields import ERROR, OUTBOX, RESULT, step_field, subject
-from celery_idempotent.payload.offload_storage import OffloadStorage
-from celery_idempotent.payload.result_codec import ResultCodec
-from celery_idempotent.payload.stored_error import is_storable
-from celery_idempotent.payload.value_codec import ValueCodec
+from celery_idempotent.payload.offload import OffloadStorage
+from celery_idempotent.payload.result_codec import ResultCodec, is_storable
+from celery_idempotent.payload.value_codec import ValueCodec, dump, load
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import OFFLOADED, Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 
-#: Errors are always JSON: every process can read it, and reading it never executes code.
-_ERROR_SERIALIZER = "json"
-_ERROR_CONTENT_TYPES = frozenset({serialization.registry.name_to_type[_ERROR_SERIALIZER]})
+#: The content type of errors: every process can read JSON, and reading it never executes code.
+_JSON = frozenset({serialization.registry.name_to_type["json"]})
 
 NOT_STORED = b"idempotency_store_result is off"
 _ERROR_NOT_SERIALIZABLE = b"it cannot be serialized as JSON"
@@ -135,9 +133,18 @@ class PayloadCodec:
         """Encrypts and offloads what :class:`ValueCodec` returned; as :meth:`encode_result`."""
         if not payload.has_value:
             return payload
-        if self._cipher is None and len(payload.body) <= settings.max_result_size:
+        if self._cipher is not None:
+            body = self._cipher.encrypt(payload.body, key, field, payload.format)
+            payload = Payload(_ENCRYPTED + payload.format, body)
+        if len(payload.body) <= settings.max_result_size:
             return payload
-        return await self._protect(payload, settings, key, token, field, settings.result_ttl)
+        if self._storage is None:
+            return Payload("", offload.TOO_LARGE)
+        seconds = settings.error_ttl if field == ERROR else settings.result_ttl
+        stored: Payload = await self._run_in_thread(
+            partial(offload.put, self._storage, payload, key, token, field, seconds)
+        )
+        return stored
 
     async def encode_error(
         self, error: BaseException, settings: Settings, *, key: str, token: int
@@ -146,39 +153,14 @@ class PayloadCodec:
         if not is_storable(type(error)):
             return Payload("", _ERROR_NOT_STORABLE)
         try:
-            payload = serializer.dump(
-                self._result_codec.prepare_error(error),
-                _ERROR_SERIALIZER,
-                settings.compression,
-            )
-            prepared = serializer.load(payload, _ERROR_CONTENT_TYPES)
+            prepared = self._result_codec.prepare_error(error)
+            payload = dump(prepared, "json", settings.compression)
+            prepared = load(payload, _JSON)
         except Exception:
             return Payload("", _ERROR_NOT_SERIALIZABLE)
         if self._restored_error(prepared) is None:
             return Payload("", _ERROR_NOT_RESTORABLE)
-        return await self._protect(payload, settings, key, token, ERROR, settings.error_ttl)
-
-    async def _protect(
-        self,
-        payload: Payload,
-        settings: Settings,
-        key: str,
-        token: int,
-        field: str,
-        seconds: float,
-    ) -> Payload:
-        """Encrypts and offloads a payload, as configured."""
-        if self._cipher is not None:
-            body = self._cipher.encrypt(payload.body, key, field, payload.format)
-            payload = Payload(_ENCRYPTED + payload.format, body)
-        if len(payload.body) <= settings.max_result_size:
-            return payload
-        if self._storage is None:
-            return Payload("", offload.TOO_LARGE)
-        stored: Payload = await self._run_in_thread(
-            partial(offload.put, self._storage, payload, key, token, field, seconds)
-        )
-        return stored
+        return await self.protect(payload, settings, key=key, token=token, field=ERROR)
 
     async def decode_outcome(self, record: Record) -> tuple[Any, bool]:
         """Returns the value or the exception of a finished record, and whether it failed.
@@ -208,8 +190,7 @@ class PayloadCodec:
         Raises:
             As :meth:`decode`.
         """
-        decode = partial(self._decode, payload, key, step_field(name), self._accept)
-        return await self._run_in_thread(decode) if payload.is_offloaded else decode()
+        return await self._decode_field(payload, key, step_field(name), self._accept)
 
     async def decode_outbox(self, payload: Payload, key: str) -> Any:
         """Returns the messages of an outbox.
@@ -217,8 +198,12 @@ class PayloadCodec:
         Raises:
             As :meth:`decode`.
         """
-        accept = {serialization.registry.name_to_type["json"]}
-        decode = partial(self._decode, payload, key, OUTBOX, accept)
+        return await self._decode_field(payload, key, OUTBOX, _JSON)
+
+    async def _decode_field(
+        self, payload: Payload, key: str, field: str, accept: Collection[str]
+    ) -> Any:
+        decode = partial(self._decode, payload, key, field, accept)
         return await self._run_in_thread(decode) if payload.is_offloaded else decode()
 
     async def delete_object(self, payload: Payload, key: str, field: str = RESULT) -> None:
@@ -228,7 +213,9 @@ class PayloadCodec:
     async def delete_step_objects(self, body: bytes, key: str) -> None:
         """Deletes the offloaded objects of the steps, and errors, in `body`. Never raises."""
         if body and self._storage is not None:
-            await self._delete(_payloads_in(body, key), key)
+            with contextlib.suppress(CorruptRecordError):
+                stored = steps.read(body, key).items()
+                await self._delete([(Payload(*v), step_field(name)) for name, v in stored], key)
 
     async def delete_record_objects(self, record: Record) -> None:
         """Deletes the offloaded objects of a record that was deleted. Never raises."""
@@ -269,7 +256,7 @@ class PayloadCodec:
     def _decode_error(self, record: Record) -> BaseException:
         payload = Payload(record.format, record.body)
         if payload.has_value:
-            prepared = self._decode(payload, record.key, ERROR, _ERROR_CONTENT_TYPES)
+            prepared = self._decode(payload, record.key, ERROR, _JSON)
             error = self._restored_error(prepared)
             if error is None:
                 raise CorruptRecordError(
@@ -299,7 +286,7 @@ class PayloadCodec:
         if payload.format.startswith(_ENCRYPTED):
             payload = self._decrypt(payload, key, field)
         try:
-            return serializer.load(payload, accept)
+            return load(payload, accept)
         except ContentDisallowed:
             reason = "result_accept_content (or accept_content) does not accept it"
         except Exception as error:
@@ -330,13 +317,3 @@ def not_stored(payload: Payload, key: str, field: str) -> ResultNotStoredError:
     reason = payload.body.decode(errors="replace")
     kind = ResultDiscardedError if payload.body == NOT_STORED else ResultNotStoredError
     return kind(f"{subject(key, field)} was not stored" + (reason and f": {reason}"))
-
-
-def _payloads_in(body: bytes, key: str) -> list[tuple[Payload, str]]:
-    """Returns the steps in `body`, each with its field."""
-    payloads: list[tuple[Payload, str]] = []
-    with contextlib.suppress(CorruptRecordError):
-        payloads += [
-            (Payload(*value), step_field(name)) for name, value in steps.read(body, key).items()
-        ]
-    return payloads

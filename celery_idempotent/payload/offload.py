@@ -1,25 +1,119 @@
-"""Payloads that are too large for a record: the record holds the name of an object elsewhere."""
+"""Payloads that are too large for a record: the record holds the name of an object elsewhere.
+
+The objects are in one of Celery's key-value backends.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
-from base64 import urlsafe_b64encode
+import threading
+from base64 import b64decode, b64encode, urlsafe_b64encode
 from collections.abc import Iterable
+from math import ceil
+from typing import Any
+
+from celery import Celery
+from celery.app.backends import by_url
+from celery.backends.base import KeyValueStoreBackend
+from celery.exceptions import ImproperlyConfigured
 
 from celery_idempotent.errors import (
     CorruptRecordError,
     ResultNotStoredError,
+    SettingsError,
     StoreUnavailableError,
 )
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.canonical import digest
 from celery_idempotent.payload.fields import RESULT, subject
-from celery_idempotent.payload.offload_storage import OffloadStorage
 from celery_idempotent.printable import one_line
 from celery_idempotent.record.payload import OFFLOADED, Payload
 
 logger = logging.getLogger(__name__)
+
+#: Marks data that is not ASCII: every backend takes text, some convert everything to text.
+_BASE64 = "base64:"
+
+
+class OffloadStorage:
+    """Stores objects by name in the backend that a URL names: ``file://``, ``s3://``, ``gs://`` …
+
+    Its methods may block, and raise errors of any kind.
+
+    Each process and thread opens a backend of its own: few of their clients can be shared by
+    threads, and none across a fork.
+    """
+
+    def __init__(self, app: Celery, url: str) -> None:
+        self._app = app
+        self._url = url
+        self._local = threading.local()
+
+    def put(self, name: str, data: bytes, seconds: float) -> None:
+        """Stores `data` under `name`; errors of the backend are raised unchanged.
+
+        `seconds` becomes the backend's ``expires``, which most backends ignore.
+        """
+        backend = self._backend(ceil(seconds))
+        backend.set(backend.key_t(name), _to_text(data))
+
+    def get(self, name: str) -> bytes | None:
+        """Returns the data under `name`, or None if there is none."""
+        backend = self._backend()
+        data = backend.get(backend.key_t(name))
+        return None if data is None else _from_text(data)
+
+    def delete(self, name: str) -> None:
+        """Deletes `name`."""
+        backend = self._backend()
+        backend.delete(backend.key_t(name))
+
+    def _backend(self, seconds: int | None = None) -> Any:
+        backends: dict[Any, Any] = vars(self._local)
+        process_and_expiry = os.getpid(), seconds
+        if process_and_expiry not in backends:
+            backend, url = by_url(self._url, self._app.loader)
+            backends[process_and_expiry] = backend(app=self._app, url=url, expires=seconds)
+        return backends[process_and_expiry]
+
+
+def _to_text(data: bytes) -> str:
+    if data.isascii() and not data.startswith(_BASE64.encode()):
+        return data.decode("ascii")
+    return _BASE64 + b64encode(data).decode()
+
+
+def _from_text(data: bytes | str) -> bytes:
+    text = data.encode() if isinstance(data, str) else bytes(data)
+    prefix = _BASE64.encode()
+    if not text.startswith(prefix):
+        return text
+    try:
+        return b64decode(text[len(prefix) :], validate=True)
+    except ValueError:
+        return text  # damaged: decoding the payload will fail
+
+
+def check(app: Celery, url: str) -> None:
+    """Refuses a URL that does not name a key-value backend.
+
+    Raises:
+        SettingsError: naming the scheme, never the URL, which may hold a password.
+    """
+    scheme, separator, _ = url.partition("://")
+    try:
+        backend, _ = by_url(url if separator else "", app.loader)
+    except (ImproperlyConfigured, ImportError):
+        backend = None
+    if not (isinstance(backend, type) and issubclass(backend, KeyValueStoreBackend)):
+        given = f"the scheme {scheme!r}" if separator else "no scheme"
+        raise SettingsError(
+            f"idempotency_offload_backend has {given}; set it to the URL of one of Celery's "
+            "key-value backends, such as file:///var/lib/results or s3://bucket"
+        )
+
 
 TOO_LARGE = b"it is larger than idempotency_max_result_size"
 NOT_OFFLOADED = b"idempotency_offload_backend could not store it"

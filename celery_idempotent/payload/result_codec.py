@@ -1,32 +1,172 @@
-"""The interface between payloads and the app's result backend."""
+"""Prepares and restores results and errors as the app's result backend does.
+
+Records hold the type, module and arguments of an error, as Celery's backends encode it. A client
+that can write to Redis must not be able to choose what is executed, or to stop a worker.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import celery.exceptions
+from billiard.exceptions import Terminated, WorkerLostError
+from celery import Celery
+from celery.exceptions import TaskPredicate
+from celery.result import ResultBase
+from celery.states import EXCEPTION_STATES, PENDING, READY_STATES
+from celery.utils.serialization import (
+    create_exception_cls,
+    ensure_serializable,
+    get_pickleable_exception,
+)
+from kombu.utils.json import dumps
+
+from celery_idempotent.errors import NotReadyError, ResultNotStoredError
+from celery_idempotent.printable import one_line
+
+#: Exceptions by which code controls Celery or its pool. A MemoryError ends a worker of prefork; a
+#: WorkerLostError is stored for copies of a lost message, and Celery requeues one for it only once.
+_CONTROL_FLOW = (TaskPredicate, Terminated, MemoryError)
 
 
-class ResultCodec(Protocol):
-    """Prepares values and errors for a serializer, as the app's result backend does."""
+def is_storable(cls: object) -> bool:
+    """Whether `cls` is a class of errors that a body ends with, and that nothing acts upon."""
+    if not (isinstance(cls, type) and issubclass(cls, Exception)):
+        return False
+    return not issubclass(cls, _CONTROL_FLOW)
+
+
+def error_as_json(error: BaseException) -> dict[str, Any]:
+    """Returns type, module and arguments; arguments that are not JSON become their repr."""
+    cls = type(error)
+    return {
+        "exc_type": cls.__qualname__,
+        "exc_message": ensure_serializable(error.args, dumps),
+        "exc_module": cls.__module__,
+    }
+
+
+def class_of(prepared: Mapping[str, Any]) -> type[Exception] | None:
+    """Returns the class of a stored error; None if this process has not loaded it.
+
+    Imports no module, and executes no code of one.
+
+    Raises:
+        KeyError, TypeError: if `prepared` is no stored error, or its class is not storable.
+    """
+    module, name, arguments = (
+        prepared[field] for field in ("exc_module", "exc_type", "exc_message")
+    )
+    if not (isinstance(module, str) and isinstance(name, str) and isinstance(arguments, list)):
+        raise TypeError("not a stored error")
+    found: Any = sys.modules.get(module)
+    for attribute in name.split("."):
+        # Not getattr: a module may import others for it.
+        found = vars(found).get(attribute) if isinstance(found, (ModuleType, type)) else None
+    if found is None:
+        return None
+    if not is_storable(found):
+        raise TypeError(f"{module}.{name} is not an error that is stored")
+    cls: type[Exception] = found
+    return cls
+
+
+def set_arguments(error: BaseException, arguments: Sequence[Any]) -> None:
+    """Gives a restored `error` the arguments that it was stored with.
+
+    A constructor may build a message from its arguments: called again with that message, it would
+    build a longer one each time the error is stored and restored.
+    """
+    BaseException.__init__(error, *arguments)
+
+
+class ResultCodec:
+    """Encodes as the result backend does, so that a replay equals what the first caller got.
+
+    Args:
+        app: has the result backend; without it, values are left unchanged, and errors are encoded
+            as Celery's backends do.
+    """
+
+    def __init__(self, app: Celery | None = None) -> None:
+        self._app = app
 
     def prepare_value(self, value: Any, serializer: str) -> Any:
-        """Returns what the backend would pass to `serializer` for `value`."""
+        """Returns `value`; for a result object what ``result_from_tuple`` reads, unless pickled."""
+        if self._app and isinstance(value, ResultBase) and serializer != "pickle":
+            return value.as_tuple()
+        return value
 
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
-        """Returns the type, module and arguments of `error`."""
+        """Returns type, module and arguments; arguments that are not JSON become their repr.
+
+        Celery's tracer replaces exceptions that cannot be pickled before any backend gets them.
+        """
+        # Not by the backend's own method: its serializer may be another one than JSON.
+        return error_as_json(get_pickleable_exception(error) if self._app else error)
 
     def result_of(self, task_id: str, seconds: float) -> Any:
         """Returns the result of a task that replaced this one `seconds` ago. May block.
 
         Raises:
-            NotReadyError: if the task has not finished.
-            ResultNotStoredError: if the result no longer exists, never will, or is an error that
-                would act upon the worker.
+            NotReadyError: if the task has not finished. Without an app, no task is replaced.
+            ResultNotStoredError: if the backend cannot return the result, may have deleted it, or
+                has an error that would act upon the worker, such as a WorkerLostError.
             Exception: what the task raised.
         """
+        if self._app is None:
+            raise NotReadyError(task_id)
+        result = self._app.AsyncResult(task_id)
+        task = f"task {one_line(task_id)}"
+        try:
+            state, value = result.state, result.result
+        except Exception as error:
+            raise ResultNotStoredError(
+                f"{task} replaced this one, and the result backend cannot return its result"
+            ) from error
+        expires = self._app.backend.expires
+        if state == PENDING and expires and seconds > expires:
+            # The result has most likely expired: waiting for it would never end.
+            raise ResultNotStoredError(
+                f"{task} replaced this one, and the result backend no longer has its "
+                "result: set result_expires to at least idempotency_result_ttl"
+            )
+        if state not in READY_STATES:
+            raise NotReadyError(task_id)
+        if state in EXCEPTION_STATES:
+            if not is_storable(type(value)) or isinstance(value, WorkerLostError):
+                raise ResultNotStoredError(
+                    f"{task} replaced this one, and has failed with {type(value).__name__}, which "
+                    "is not raised again: it would act upon the worker"
+                )
+            raise value
+        return value
 
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
-        """Returns the exception that ``AsyncResult.get()`` would raise.
+        """Returns the exception that ``AsyncResult.get()`` would raise, with its arguments.
+
+        Its class has the same name if this process has not loaded it.
 
         Raises:
             Exception: of any kind, if `prepared` is no stored error.
         """
+        name, arguments = prepared["exc_type"], prepared["exc_message"]
+        cls = class_of(prepared)
+        error: BaseException
+        if self._app and cls:
+            error = self._app.backend.exception_to_python(prepared)
+            if type(error).__qualname__ != name:
+                return error
+        else:
+            module = celery.exceptions.__name__ if self._app else prepared["exc_module"]
+            cls = cls or create_exception_cls(name, module)
+            try:
+                error = cls(*arguments)
+            except Exception:
+                # Its constructor takes other arguments than those in `args`.
+                error = cls.__new__(cls)
+        set_arguments(error, arguments)
+        return error

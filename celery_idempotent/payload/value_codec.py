@@ -7,12 +7,68 @@ function gets the restored value, too, so that it is equal to that of every dupl
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from celery_idempotent.payload import serializer
+from kombu import serialization
+from kombu.compression import compress, decompress
+
 from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.settings import Settings
+
+#: Writes plain values exactly as kombu's JSON serializer does, in a tenth of the time.
+_PLAIN_JSON: dict[type, Callable[[Any], str]] = {
+    str: encode_basestring_ascii,
+    int: int.__repr__,
+    bool: lambda value: "true" if value else "false",
+    type(None): lambda value: "null",
+}
+
+#: Bytes of the shortest data that is compressed.
+COMPRESSION_THRESHOLD = 1024
+
+#: Serializers that are known to restore values of these types as they were.
+_EXACT_SERIALIZERS = frozenset({"json", "msgpack", "pickle"})
+_EXACT_TYPES = frozenset({int, float, bool, type(None)})
+
+
+def is_unchanged(value: Any, serializer: str | None) -> bool:
+    """Returns whether :func:`load` is known to restore `value` as it is."""
+    kind = type(value)
+    # Other text may change: JSON joins two surrogates to one character.
+    is_exact = kind in _EXACT_TYPES or (kind is str and value.isascii())
+    return is_exact and serializer in _EXACT_SERIALIZERS
+
+
+def dump(value: Any, serializer: str, compression: str | None = None) -> Payload:
+    """Returns the serialized `value`; errors of the serializer are raised unchanged.
+
+    Short data is not compressed, nor is data that would not shrink.
+    """
+    if serializer == "json" and (write := _PLAIN_JSON.get(type(value))):
+        body = write(value).encode()
+    else:
+        _, _, data = serialization.dumps(value, serializer)
+        body = data.encode("utf-8") if isinstance(data, str) else bytes(data)
+    if compression and len(body) >= COMPRESSION_THRESHOLD:
+        compressed = compress(body, compression)[0]
+        if len(compressed) < len(body):
+            return Payload(f"{serializer}+{compression}", compressed)
+    return Payload(serializer, body)
+
+
+def load(payload: Payload, accept: Collection[str]) -> Any:
+    """Returns the value that :func:`dump` wrote; errors of the serializer are raised unchanged.
+
+    Raises:
+        ContentDisallowed: if `accept` does not contain its content type.
+    """
+    serializer, _, compression = payload.format.partition("+")
+    content_type = serialization.registry.name_to_type[serializer]
+    body = decompress(payload.body, compression) if compression else payload.body
+    return serialization.loads(body, content_type, "binary", accept=accept)
+
 
 #: How deep a value is searched for the part that cannot be serialized.
 _MAX_DEPTH = 20
@@ -39,7 +95,7 @@ class ValueCodec:
 
     def restore(self, payload: Payload) -> Any:
         """Returns the value of a payload; errors of the serializer are raised unchanged."""
-        return serializer.load(payload, self._accept)
+        return load(payload, self._accept)
 
     def round_trip(self, value: Any, settings: Settings) -> tuple[Payload, Any]:
         """Returns the payload of `value`, and what :meth:`restore` makes of it. Never raises.
@@ -48,7 +104,7 @@ class ValueCodec:
         the reason.
         """
         payload = self.serialize(value, settings)
-        if not payload.has_value or serializer.is_unchanged(value, settings.serializer):
+        if not payload.has_value or is_unchanged(value, settings.serializer):
             return payload, value
         try:
             return payload, self.restore(payload)
@@ -57,7 +113,7 @@ class ValueCodec:
 
     def _dump(self, value: Any, settings: Settings) -> Payload:
         assert settings.serializer is not None
-        return serializer.dump(
+        return dump(
             self._result_codec.prepare_value(value, settings.serializer),
             settings.serializer,
             settings.compression,

@@ -3,10 +3,7 @@
 Each entry: length of the rest (4 bytes), length of the name (2) and the name, length of the format
 (1) and the format, the value. If a name occurs twice, the later entry counts.
 
-In the record of a turn, the body is one entry without a name, the message that waits: length of
-the rest (4), length of the name (2: zero), W, zero (7), end of its reservation (6), length of the
-task id (2) and the task id, length of the fingerprint (1) and the fingerprint. Only the scripts
-write it: lua/prelude.lua.
+In the record of a turn, the body is one entry without a name: record/turn.py.
 """
 
 from __future__ import annotations
@@ -14,8 +11,6 @@ from __future__ import annotations
 from celery_idempotent.errors import CorruptRecordError
 
 _MAX_NAME = 1000
-#: Where an entry has its name: the message that waits for the turn of a key.
-_WAITING = b"\0\0W"
 
 
 def write(name: str, form: str, value: bytes) -> bytes:
@@ -42,34 +37,22 @@ def read(body: bytes, key: str) -> dict[str, tuple[str, bytes]]:
     position = 0
     try:
         while position < len(body):
-            entry, position = _field(body, position, 4)
-            name, form_start = _field(entry, 0, 2)
+            entry, position = read_field(body, position, 4)
+            name, form_start = read_field(entry, 0, 2)
             if name:  # else it is the message that waits for the turn
-                form, value_start = _field(entry, form_start, 1)
+                form, value_start = read_field(entry, form_start, 1)
                 steps[name.decode()] = form.decode("ascii"), entry[value_start:]
     except (IndexError, ValueError):
-        raise _corrupt("steps", key) from None
+        raise corrupt("steps", key) from None
     return steps
 
 
-def waiting(body: bytes, key: str) -> tuple[bytes, int] | None:
-    """Returns the task id of the message that waits, as it is encoded, and until when; or None.
+def read_field(data: bytes, position: int, length_bytes: int) -> tuple[bytes, int]:
+    """Returns the field at `position`, which starts with its length, and where the next one is.
 
     Raises:
-        CorruptRecordError: if `body` is cut short.
+        IndexError: if `data` is cut short.
     """
-    if body[4:7] != _WAITING:
-        return None
-    try:
-        entry, _ = _field(body, 0, 4)
-        task_id, _ = _field(entry, 16, 2)
-    except (IndexError, ValueError):
-        raise _corrupt("turn", key) from None
-    return task_id, int.from_bytes(entry[10:16], "big")
-
-
-def _field(data: bytes, position: int, length_bytes: int) -> tuple[bytes, int]:
-    """Returns the field at `position`, which starts with its length, and where the next one is."""
     start = position + length_bytes
     end = start + int.from_bytes(data[position:start], "big")
     if end > len(data):
@@ -77,5 +60,6 @@ def _field(data: bytes, position: int, length_bytes: int) -> tuple[bytes, int]:
     return data[start:end], end
 
 
-def _corrupt(part: str, key: str) -> CorruptRecordError:
+def corrupt(part: str, key: str) -> CorruptRecordError:
+    """Returns the error for a part of a record that is cut short."""
     return CorruptRecordError(f"the {part} of {key} cannot be read: forget the key to start afresh")

@@ -1,4 +1,9 @@
-"""The record of a turn: of a key that may run again (``idempotency_until``)."""
+"""The record of a turn: of a key that may run again (``idempotency_until``).
+
+Its body is one entry, the message that waits: length of the rest (4 bytes), length of the name (2:
+zero), W, zero (7), end of its reservation (6), length of the task id (2) and the task id, length of
+the fingerprint (1) and the fingerprint. Only the scripts write it: lua/prelude.lua.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,11 @@ def waiting(record: Record) -> Waiting | None:
     Raises:
         CorruptRecordError: if the entry is cut short.
     """
-    if record.state.finished:
+    if record.state.finished or record.body[4:7] != b"\0\0W":
         return None
-    entry = steps.waiting(record.body, record.key)
-    return None if entry is None else Waiting(layout.read_task_id(entry[0]), entry[1])
+    try:
+        entry, _ = steps.read_field(record.body, 0, 4)
+        task_id, _ = steps.read_field(entry, 16, 2)
+    except (IndexError, ValueError):
+        raise steps.corrupt("turn", record.key) from None
+    return Waiting(layout.read_task_id(task_id), int.from_bytes(entry[10:16], "big"))

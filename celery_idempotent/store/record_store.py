@@ -12,11 +12,11 @@ from weakref import WeakSet
 from redis.exceptions import ClusterError, ResponseError
 
 from celery_idempotent.clock import monotonic
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
-from celery_idempotent.store import commands, reference, replicas
+from celery_idempotent.store import commands, reference
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
 from celery_idempotent.store.commands import BackendResult, Command, Extension
 from celery_idempotent.store.config import StoreConfig
@@ -27,8 +27,7 @@ from celery_idempotent.store.scripts import Reply
 from celery_idempotent.store.tracking import InvalidationListener
 from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, connect, translate_error
-from celery_idempotent.store.transport.sync import SyncTransport
-from celery_idempotent.store.transport.transport import ScriptCall, Transport
+from celery_idempotent.store.transport.server import Call, ServerTransport
 from celery_idempotent.store.transport.url import names_cluster
 
 if TYPE_CHECKING:
@@ -37,6 +36,11 @@ if TYPE_CHECKING:
 #: Sent even while the breaker is open: an outcome must not be lost, and those who resend one wait
 #: between their attempts.
 BYPASSES_BREAKER = frozenset({"complete", "fused_complete", "fail"})
+#: With ``idempotency_wait_replicas``: scripts whose writes must not be lost, and their replies when
+#: they have written. Redis replicates after it has replied: if a master fails in between, a begin
+#: is lost whose execution runs already, and the promoted replica grants another. WAIT closes most
+#: of that gap, not all of it: a replica that did not acknowledge the write may be promoted.
+WAITING_SCRIPTS, WRITTEN = frozenset({"begin", "complete", "fail", "save_step"}), ("begun", "ok")
 #: Seconds after an error before another reference is written.
 RETRY_REFERENCES_AFTER = 30.0
 
@@ -47,12 +51,12 @@ class RecordStore:
     """All records under one prefix in one Redis.
 
     Commands are coroutines. With a blocking transport they do not suspend, and code that blocks
-    runs them by ``run_sync(store.execute(command))``. With an `AsyncioTransport` they are awaited;
+    runs them by ``run_sync(store.execute(command))``. With `is_async` they are awaited;
     a command that is cancelled may have been executed.
 
     Args:
         decode: returns the result that a finished record's body encodes.
-        transport: a blocking one by default.
+        is_async: for event loops.
 
     Raises:
         SettingsError: if the config is invalid.
@@ -65,17 +69,20 @@ class RecordStore:
         self,
         config: StoreConfig,
         decode: Callable[[Record], Any],
-        transport: Transport | None = None,
+        *,
+        is_async: bool = False,
     ) -> None:
         self.config = config
+        self.is_async = is_async
         self.breaker = Breaker(self._probe)
         self.outage = OutageLogger(config)
         self._decode = decode
-        self._transport = transport or blocking_transport(config)
+        names_server = config.client is None and not names_cluster(config.url)
+        transport = ServerTransport if names_server else ClientTransport
+        self._transport = transport(config, is_async=is_async)
         self._listener = InvalidationListener(self._transport)
-        self._waits_for_replicas = replicas.wanted(config)
         # The heartbeat has a shorter timeout than other callers.
-        self._heartbeat_transport: Transport | None = None
+        self._heartbeat_transport: ServerTransport | ClientTransport | None = None
         self._heartbeat_timeout = config.timeout
         self._refuses_second_key = False
         #: Seconds of `clock.monotonic`.
@@ -86,19 +93,19 @@ class RecordStore:
         """Returns the name of the record in Redis."""
         return self.config.name(key)
 
-    def _call(self, command: Command) -> ScriptCall:
+    def _call(self, command: Command) -> Call:
         """Returns the call of the command; a message's record comes with the turn of its key."""
         script, key, arguments, result_name, root = command
-        name = f"{self.config.prefix}:{key}"
-        if not (key.message or result_name or root):
-            return ScriptCall(script, name, arguments)
-        others: list[str | bytes] = [result_name] if result_name else []
+        turn = f"{self.config.prefix}:{key}"
+        names: list[str | bytes] = [self.config.name(key) if key.message else turn]
+        if result_name:
+            names.append(result_name)
         if root:
-            others.append(self.config.name(key.entry(root)))
+            # As StoreConfig.name returns for `key.entry(root)`.
+            names.append(f"{self.config.prefix}:{{{turn}}}:{root.hex()}")
         if key.message:
-            others.append(name)
-            name = self.config.name(key)
-        return ScriptCall(script, name, [*others, *arguments], keys=1 + len(others))
+            names.append(turn)
+        return script, [len(names), *names, *arguments]
 
     async def execute(self, command: Command) -> Reply:
         """Calls the command's script in one round trip and returns its reply.
@@ -112,9 +119,11 @@ class RecordStore:
         script, key = command.script, command.key
         if self.breaker.open and script.name not in BYPASSES_BREAKER:
             await self.breaker.check()
-        wait = replicas.wait(self.config, script.name) if self._waits_for_replicas else ()
+        wait: tuple[Any, ...] = ()
+        if self.config.wait_replicas and script.name in WAITING_SCRIPTS:
+            wait = "WAIT", self.config.wait_replicas, round(self.config.wait_timeout * 1000)
         try:
-            replies = await self._transport.call(self._call(command), followup=wait)
+            replies = await self._transport.call(*self._call(command), followup=wait)
         except CONNECTION_ERRORS as error:
             self._record(error)
             if command.result_name and isinstance(error, ResponseError):
@@ -123,8 +132,13 @@ class RecordStore:
         if self.breaker.failures:
             self.breaker.record_success()
         reply = script.reply(replies[0])
-        if wait:
-            replicas.check(self.config, reply, replies[1])
+        if wait and reply.case in WRITTEN and replies[1] < self.config.wait_replicas:
+            # Treated as failed: the command can be sent again.
+            raise StoreUnavailableError(
+                f"the write reached the primary, but only {replies[1]} of "
+                f"{self.config.wait_replicas} replicas within {self.config.wait_timeout:g} s "
+                "(idempotency_wait_replicas)"
+            )
         return reply
 
     async def _complete_alone(self, command: Command, error: ResponseError) -> Reply:
@@ -150,7 +164,7 @@ class RecordStore:
             return False
         command = commands.write_result(key, result)
         try:
-            (reply,) = await self._transport.call(self._call(command))
+            (reply,) = await self._transport.call(*self._call(command))
         except CONNECTION_ERRORS as error:
             self._record(error)
             return False
@@ -184,7 +198,7 @@ class RecordStore:
         shorter = timeout is not None and timeout < self._heartbeat_timeout
         # A transport with connections of its own is used until a shorter timeout is needed, since
         # another one opens connections anew.
-        if transport is None or shorter or self._transport.shares_connections:
+        if transport is None or shorter or self.is_async:
             if timeout is not None:
                 self._heartbeat_timeout = min(timeout, self.config.timeout)
             transport = self._transport.with_timeout(2 * self._heartbeat_timeout)
@@ -192,7 +206,7 @@ class RecordStore:
         return await self._execute_all([commands.extend(lease) for lease in leases], transport)
 
     async def _execute_all(
-        self, batch: Sequence[Command], transport: Transport
+        self, batch: Sequence[Command], transport: ServerTransport | ClientTransport
     ) -> list[Reply | IdempotencyError]:
         calls = [self._call(command) for command in batch]
         try:
@@ -269,8 +283,8 @@ class RecordStore:
         expiry = ("PXAT", record.at_ms + keep_ms) if record.state.finished else ("PX", keep_ms)
         command = ("SET", reference.name(self.config.prefix, task_id), value, *expiry)
         try:
-            if isinstance(self._transport, SyncTransport):
-                self._transport.post(command)
+            if isinstance(self._transport, ServerTransport):
+                run_sync(self._transport.send_once((command,), wait=False))
             else:
                 self.client.execute_command(*command)
         except CONNECTION_ERRORS as error:
@@ -342,14 +356,3 @@ class RecordStore:
         if self._heartbeat_transport is not None:
             await self._heartbeat_transport.aclose()
         await self._transport.aclose()
-
-
-def blocking_transport(config: StoreConfig) -> SyncTransport | ClientTransport:
-    """Returns the fastest blocking transport that the config allows.
-
-    Raises:
-        SettingsError: if the config is invalid.
-    """
-    if config.client is not None or names_cluster(config.url):
-        return ClientTransport(config)
-    return SyncTransport(config)

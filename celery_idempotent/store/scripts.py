@@ -10,10 +10,10 @@ part of the script precedes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,16 +92,9 @@ def read_head(text: str) -> dict[str, tuple[str, ...]]:
     """Returns the names that a script's head lists under INCLUDE, KEYS, ARGV and REPLIES."""
     sections: dict[str, list[str]] = {"INCLUDE": [], "KEYS": [], "ARGV": [], "REPLIES": []}
     section = ""
-    for line in _head_lines(text):
-        if line.strip() in sections:
-            section = line.strip()
-        elif section and (entry := re.match(r" {2}([a-z_]+) ", line)):
+    for line in takewhile(lambda line: line.startswith("--"), text.splitlines()):
+        if (title := line[2:].strip()) in sections:
+            section = title
+        elif section and (entry := re.match(r"-- {3}([a-z_]+) ", line)):
             sections[section].append(entry[1])
     return {name: tuple(entries) for name, entries in sections.items()}
-
-
-def _head_lines(text: str) -> Iterator[str]:
-    for line in text.splitlines():
-        if not line.startswith("--"):
-            return
-        yield line[2:].removeprefix(" ")

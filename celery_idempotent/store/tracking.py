@@ -13,9 +13,12 @@ import logging
 from collections import defaultdict
 from typing import Any
 
+import redis
+
 from celery_idempotent.clock import monotonic
-from celery_idempotent.store.transport.connection import CONNECTION_ERRORS
-from celery_idempotent.store.transport.transport import Scope, ServerConnection, Transport
+from celery_idempotent.store.transport.client import ClientTransport
+from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, result_of
+from celery_idempotent.store.transport.server import ServerTransport
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +35,11 @@ RETRY_TRACKING_AFTER = 10.0
 class InvalidationListener:
     """Keeps tracked connections for any number of waiting callers."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: ServerTransport | ClientTransport) -> None:
         self._transport = transport
         #: Idle connections by the address of their server.
-        self._idle: Scope[dict[str, list[TrackedConnection]]] = transport.scoped(
-            lambda: defaultdict(list), _close_all
+        self._idle = transport.scoped(
+            lambda: defaultdict[str, list[TrackedConnection]](list), _close_all
         )
         self._unavailable_until = 0.0
 
@@ -60,7 +63,8 @@ class InvalidationListener:
         try:
             connection, reused = idle.pop(), True
         except IndexError:
-            connection, reused = TrackedConnection(self._transport, name), False
+            pool = self._transport.pool_of(name)
+            connection, reused = TrackedConnection(pool, is_async=self._transport.is_async), False
         try:
             if not reused:
                 await connection.connect()
@@ -78,35 +82,58 @@ class InvalidationListener:
         await self._idle.aclose()
 
 
-class TrackedConnection:
-    """A connection that reads records, and one that receives the invalidations of what it read."""
+#: redis-py before 5 has RESP2 only.
+_RESP2 = {"protocol": 2} if int(redis.__version__.partition(".")[0]) >= 5 else {}
+#: Options that redis-py 8 rejects together with RESP2.
+_RESP3_OPTIONS = ("maint_notifications", "oss_cluster_maint_notifications")
 
-    def __init__(self, transport: Transport, name: str) -> None:
-        self._receiver: ServerConnection = transport.connection_to(name)
-        self._reader: ServerConnection = transport.connection_to(name)
+
+class TrackedConnection:
+    """A connection that reads records, and one that receives the invalidations of what it read.
+
+    Args:
+        pool: of redis-py; its connections' options are used, in RESP2.
+    """
+
+    def __init__(self, pool: Any, *, is_async: bool) -> None:
+        self._is_async = is_async
+        kept = {n: v for n, v in pool.connection_kwargs.items() if not n.startswith(_RESP3_OPTIONS)}
+        self._receiver = pool.connection_class(**kept | _RESP2)
+        self._reader = pool.connection_class(**kept | _RESP2)
 
     async def connect(self) -> None:
         # Not left to the first command, which would not query the Sentinels for the master.
-        await self._receiver.connect()
-        await self._reader.connect()
-        client_id = await self._receiver.request("CLIENT", "ID")
-        await self._receiver.request("SUBSCRIBE", CHANNEL)
-        await self._reader.request("CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
+        await result_of(self._receiver.connect())
+        await result_of(self._reader.connect())
+        client_id = await _request(self._receiver, "CLIENT", "ID")
+        await _request(self._receiver, "SUBSCRIBE", CHANNEL)
+        await _request(self._reader, "CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
 
     async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> None:
         until = monotonic() + seconds
-        while await self._receiver.read(0) is not None:
+        while await self._receive(0) is not None:
             pass  # the invalidation of a record that an earlier caller waited for
-        if await self._reader.request("GETRANGE", name, 0, HEAD - 1) != seen[:HEAD]:
+        if await _request(self._reader, "GETRANGE", name, 0, HEAD - 1) != seen[:HEAD]:
             return
         while (left := until - monotonic()) > 0:
-            message = await self._receiver.read(left)
+            message = await self._receive(left)
             if message is not None and is_invalidation(message, name):
                 return
 
+    async def _receive(self, timeout: float) -> Any:
+        """Returns the next message, or None if none arrives within `timeout` seconds."""
+        if self._is_async:
+            return await result_of(self._receiver.read_response(timeout=timeout))
+        return self._receiver.read_response() if self._receiver.can_read(timeout) else None
+
     async def aclose(self) -> None:
-        await self._receiver.aclose()
-        await self._reader.aclose()
+        await result_of(self._receiver.disconnect(True))
+        await result_of(self._reader.disconnect(True))
+
+
+async def _request(connection: Any, *command: Any) -> Any:
+    await result_of(connection.send_command(*command))
+    return await result_of(connection.read_response())
 
 
 def is_invalidation(message: Any, name: str) -> bool:

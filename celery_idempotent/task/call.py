@@ -33,7 +33,7 @@ from celery_idempotent.flow.end import Answer, Drop, End, Requeue
 from celery_idempotent.flow.execution import Execution
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.key.key import Key
-from celery_idempotent.payload.stored_error import is_storable
+from celery_idempotent.payload.result_codec import is_storable
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.store.commands import BackendResult

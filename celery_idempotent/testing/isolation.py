@@ -17,8 +17,6 @@ from celery_idempotent.settings import PREFIX, SHADOW_SUFFIX
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.transport.asyncio import AsyncioTransport
-from celery_idempotent.store.transport.transport import Transport
 from celery_idempotent.task.task import IdempotentTask
 
 #: The user's options that do not apply to a server for tests, which has no replicas.
@@ -80,31 +78,30 @@ def _all_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None
         store: RecordStore,
         config: StoreConfig,
         decode: Callable[[Record], Any],
-        transport: Transport | None = None,
+        *,
+        is_async: bool = False,
     ) -> None:
-        arguments.setdefault(store, (config, decode, transport))  # isolations may be nested
-        config = isolated(config)
-        is_async = isinstance(transport, AsyncioTransport)
-        original(store, config, decode, AsyncioTransport(config) if is_async else None)
+        arguments.setdefault(store, (config, decode, is_async))  # isolations may be nested
+        original(store, isolated(config), decode, is_async=is_async)
 
     for store in list(RecordStore.instances):
         before[store] = vars(store).copy()
         vars(store).clear()
         old = before[store]
-        init(store, old["config"], old["_decode"], old["_transport"])
+        init(store, old["config"], old["_decode"], is_async=old["is_async"])
     try:
         with patch.object(RecordStore, "__init__", init):
             yield
     finally:
-        for store, (config, decode, transport) in arguments.items():
+        for store, (config, decode, is_async) in arguments.items():
             # An event loop closes its own connections when it ends.
-            if not isinstance(transport, AsyncioTransport):
+            if not is_async:
                 run_sync(store.aclose())
             vars(store).clear()
             if store in before:
                 vars(store).update(before[store])
             else:
-                original(store, config, decode, transport)
+                original(store, config, decode, is_async=is_async)
 
 
 def _forget_configurations() -> None:

@@ -230,10 +230,10 @@ class TestFunctions:
             store = idem.async_executor.store
             call, commands = store._transport.call, []
 
-            async def cancel_before_return(command: Any, **more: Any) -> Any:
-                reply = await call(command, **more)
-                if command.script.name == moment:
-                    commands.append(command)
+            async def cancel_before_return(script: Any, *more: Any, **followup: Any) -> Any:
+                reply = await call(script, *more, **followup)
+                if script.name == moment:
+                    commands.append(more)
                     task.cancel()
                     await asyncio.sleep(0)
                 return reply

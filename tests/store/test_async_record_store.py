@@ -1,4 +1,4 @@
-"""RecordStore over AsyncioTransport: the same replies and errors as over a blocking one."""
+"""RecordStore on an event loop: the same replies and errors as over a blocking one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
-from celery_idempotent.store.transport.asyncio import AsyncioTransport
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.store import deployments
@@ -48,7 +47,7 @@ def run_story(story: Story, url: str, **config: Any) -> Any:
 
     async def run() -> Any:
         settings = StoreConfig(url=url, **config)
-        store = RecordStore(settings, lambda record: record.body, AsyncioTransport(settings))
+        store = RecordStore(settings, lambda record: record.body, is_async=True)
         try:
             return await story(store)
         finally:

@@ -17,7 +17,7 @@ from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store import commands, scripts
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.transport.sync import SyncTransport
+from celery_idempotent.store.transport.server import ServerTransport
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.store import deployments
@@ -105,16 +105,16 @@ def test_all_leases_go_in_one_round_trip(
     harness: RecordHarness, heart: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trips: list[int] = []
-    send = SyncTransport.send
+    send = ServerTransport.send
 
-    def counting(transport: SyncTransport, *commands: Sequence[Any]) -> list[Any]:
+    def counting(transport: ServerTransport, *commands: Sequence[Any]) -> Any:
         trips.append(len(commands))
         return send(transport, *commands)
 
     harness.client.script_load(scripts.load("extend").source)
     # Long enough for all of them to begin within one interval on a busy machine.
     holders = [Holder(harness, key, lease_ms=3_000) for key in keys(20)]
-    monkeypatch.setattr(SyncTransport, "send", counting)
+    monkeypatch.setattr(ServerTransport, "send", counting)
     together = monotonic()
     for holder in holders:
         holder.lease.renewed(together)

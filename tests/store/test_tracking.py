@@ -14,7 +14,6 @@ from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.tracking import POLL_INTERVAL
-from celery_idempotent.store.transport.asyncio import AsyncioTransport
 from celery_idempotent.testing.server import RedisServer
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.store import deployments
@@ -145,7 +144,7 @@ def test_on_an_event_loop(
 
     async def story() -> None:
         config = StoreConfig(**site.how)
-        store = RecordStore(config, lambda record: record.body, AsyncioTransport(config))
+        store = RecordStore(config, lambda record: record.body, is_async=True)
         await store.ping()
         waiter = asyncio.create_task(
             store.wait_for_change(harness.key, harness.raw or b"", FOR_EVER)

@@ -1,4 +1,4 @@
-"""Which connections SyncTransport reuses."""
+"""Which connections ServerTransport reuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.transport.sync import SyncTransport
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.store.transport.server import ServerTransport
 from celery_idempotent.testing.server import RedisServer
 
 
@@ -24,29 +25,29 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def transport(server: RedisServer) -> SyncTransport:
+def transport(server: RedisServer) -> ServerTransport:
     return transport_for(server.url)
 
 
-def transport_for(url: str) -> SyncTransport:
-    return SyncTransport(StoreConfig(url=url), timeout=2)
+def transport_for(url: str) -> ServerTransport:
+    return ServerTransport(StoreConfig(url=url), timeout=2)
 
 
-def send(transport: SyncTransport, *command: Any) -> Any:
-    (reply,) = transport.send(command)
+def send(transport: ServerTransport, *command: Any) -> Any:
+    (reply,) = run_sync(transport.send(command))
     return reply
 
 
-def connection_of(transport: SyncTransport) -> int:
+def connection_of(transport: ServerTransport) -> int:
     answer: int = send(transport, "CLIENT", "ID")
     return answer
 
 
-def test_one_connection_is_used_again_and_again(transport: SyncTransport) -> None:
+def test_one_connection_is_used_again_and_again(transport: ServerTransport) -> None:
     assert connection_of(transport) == connection_of(transport)
 
 
-def test_an_error_of_the_server_keeps_the_connection(transport: SyncTransport) -> None:
+def test_an_error_of_the_server_keeps_the_connection(transport: ServerTransport) -> None:
     before = connection_of(transport)
 
     assert isinstance(send(transport, "EVALSHA", "0" * 40, 0), NoScriptError)
@@ -54,7 +55,7 @@ def test_an_error_of_the_server_keeps_the_connection(transport: SyncTransport) -
 
 
 def test_a_connection_that_the_server_closed_is_replaced(
-    transport: SyncTransport, server: RedisServer
+    transport: ServerTransport, server: RedisServer
 ) -> None:
     before = connection_of(transport)
     with server.client() as client:
@@ -64,7 +65,7 @@ def test_a_connection_that_the_server_closed_is_replaced(
 
 
 def test_all_connections_are_replaced_after_a_restart(
-    transport: SyncTransport, server: RedisServer
+    transport: ServerTransport, server: RedisServer
 ) -> None:
     together = threading.Barrier(5)
 
@@ -83,7 +84,7 @@ def test_all_connections_are_replaced_after_a_restart(
 
 
 def test_a_connection_may_be_lost_any_number_of_times(
-    transport: SyncTransport, server: RedisServer
+    transport: ServerTransport, server: RedisServer
 ) -> None:
     # A pool of redis-py 8 is limited to a hundred connections by default.
     with server.client() as client:
@@ -93,7 +94,7 @@ def test_a_connection_may_be_lost_any_number_of_times(
     assert send(transport, "ECHO", "still there") == b"still there"
 
 
-def test_any_number_of_threads_can_send_concurrently(transport: SyncTransport) -> None:
+def test_any_number_of_threads_can_send_concurrently(transport: ServerTransport) -> None:
     callers = 150
     together = threading.Barrier(callers)
 
@@ -106,10 +107,10 @@ def test_any_number_of_threads_can_send_concurrently(transport: SyncTransport) -
 
 
 def test_the_reply_of_an_interrupted_command_is_not_read_by_another(
-    transport: SyncTransport, monkeypatch: pytest.MonkeyPatch
+    transport: ServerTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection_of(transport)
-    ((connection, _),) = transport._idle
+    ((connection, _),) = transport._pool.get().idle
 
     def interrupt(**_: Any) -> None:
         raise KeyboardInterrupt
@@ -122,7 +123,7 @@ def test_the_reply_of_an_interrupted_command_is_not_read_by_another(
     assert send(transport, "ECHO", "mine") == b"mine"
 
 
-def test_a_forked_process_opens_its_own_connections(transport: SyncTransport) -> None:
+def test_a_forked_process_opens_its_own_connections(transport: ServerTransport) -> None:
     before = connection_of(transport)
     reader, writer = os.pipe()
     child = os.fork()

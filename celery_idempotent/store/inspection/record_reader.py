@@ -23,9 +23,10 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.inspection import scan, server_info
 from celery_idempotent.store.inspection.server_info import ServerInfo
 from celery_idempotent.store.reference import Reference
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.connection import (
     CONNECTION_ERRORS,
-    close_client,
+    aclose_client,
     translate_error,
 )
 
@@ -105,7 +106,7 @@ class RecordReader:
 
     def __exit__(self, *_: object) -> None:
         if not self.store.config.borrows_client:
-            close_client(self.client)
+            run_sync(aclose_client(self.client))
 
     def scan(
         self,

@@ -1,94 +1,113 @@
-"""The blocking transport through a redis-py client: for Redis Cluster and for a user's client.
+"""The transport through a redis-py client: for Redis Cluster and for a user's client.
 
-It is slower than `SyncTransport`, but the client does all of its work: it finds the node, follows
+It is slower than `ServerTransport`, but the client does all of its work: it finds the node, follows
 a slot that moves, and runs whatever a user's subclass adds.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
-from redis import Redis, RedisCluster
 from redis.exceptions import AskError, NoScriptError, RedisClusterException, TryAgainError
 
+from celery_idempotent.errors import SettingsError
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.transport.connection import NO_REPLY, close_client, connect
-from celery_idempotent.store.transport.per_process import PerProcess
-from celery_idempotent.store.transport.sync import SyncConnection
-from celery_idempotent.store.transport.transport import Scope, ScriptCall
-
-T = TypeVar("T")
+from celery_idempotent.store.scripts import Script
+from celery_idempotent.store.transport.connection import (
+    NO_REPLY,
+    ClosedConnectionError,
+    aclose_client,
+    connect,
+    result_of,
+)
+from celery_idempotent.store.transport.server import BaseTransport, Call
 
 #: Replies after which the call has to be sent again: the script is not loaded, or the slot moves
 #: (MovedError is an AskError).
 _NOT_EXECUTED = (NoScriptError, AskError, TryAgainError)
 
 
-class ClientTransport:
+class ClientTransport(BaseTransport):
     """Calls scripts through a client, which is made with the first command.
 
-    Args:
-        timeout: seconds that a command may take; the config's by default. It does not apply to a
-            client that the user gave.
-        retry: resend a command whose reply does not arrive in half of that time.
+    The timeout does not apply to a client that the user gave, except on an event loop.
+
+    Raises:
+        SettingsError: if the config cannot be used from an event loop.
     """
 
-    shares_connections = False
-
-    def __init__(
-        self, config: StoreConfig, timeout: float | None = None, *, retry: bool = True
-    ) -> None:
-        self._config = config
-        self._timeout = timeout
-        self._retry = retry
-        self._connected_client: Any = None
-
-    @property
-    def _client(self) -> Any:
-        # Not in __init__: a cluster's client connects as it is made.
-        if self._connected_client is None:
-            self._connected_client = connect(
-                self._config, timeout=self._timeout, retries=int(self._retry)
+    def __init__(self, config: StoreConfig, timeout: float | None = None, **options: bool) -> None:
+        super().__init__(config, timeout, **options)
+        if self.is_async and config.wait_replicas and config.client is None:
+            raise SettingsError(
+                "idempotency_wait_replicas cannot be used by async callers with a cluster: "
+                "redis.asyncio does not send two commands on one connection"
             )
-        return self._connected_client
+        close = None if config.borrows_client else aclose_client
+        make = partial(connect, config, library=self._library)
+        # Not now: a cluster's client connects as it is made.
+        self._clients = self.scoped(
+            partial(make, timeout=self._timeout, retries=int(self._retry)), close
+        )
+        self._batch_clients = self._clients
+        if self.is_async and config.client is None:
+            make()  # checks the config, and opens no connection
+            # A cluster's client closes the connections to all nodes before it retries, and cannot
+            # open any while its first master is unavailable. Without retries the other nodes stay
+            # reachable.
+            self._batch_clients = self.scoped(
+                partial(make, timeout=self._timeout / 2, retries=0), close
+            )
 
-    async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
-        """See `Transport`."""
-        script, name, arguments, keys = call
+    async def call(
+        self, script: Script, arguments: Sequence[Any], followup: Sequence[Any] = ()
+    ) -> list[Any]:
+        """See `ServerTransport`."""
+        with suppress(ClosedConnectionError):
+            return await self._call(script, arguments, followup)
+        return await self._call(script, arguments, followup)
+
+    async def _call(
+        self, script: Script, arguments: Sequence[Any], followup: Sequence[Any]
+    ) -> list[Any]:
+        client = self._clients.get()
+        if followup and not self._is_cluster(client):
+            with suppress(NoScriptError):
+                return await _send_together(client, script, arguments, followup)
         try:
-            reply = self._client.evalsha(script.sha, keys, name, *arguments)
+            reply = await result_of(client.evalsha(script.sha, *arguments))
         except NoScriptError:
-            reply = self._client.eval(script.source, keys, name, *arguments)
-        return self._call_again(call, followup) if followup else [reply]
-
-    def _call_again(self, call: ScriptCall, followup: Sequence[Any]) -> list[Any]:
-        """Resends `call` with `followup` behind it, on one connection to the record's node.
-
-        The client has found the node and loaded the script by then. The script replies as it did
-        the first time, and WAIT refers to the writes of its own connection.
-        """
+            reply = await result_of(client.eval(script.source, *arguments))
+        if not followup:
+            return [reply]
+        # Resent with `followup` behind it, on one connection to the record's node: the script
+        # replies as it did the first time, and WAIT refers to the writes of its own connection.
         try:
-            return _send_together(self._node_client(call.name), call, followup)
+            return await _send_together(self._node(arguments[1]), script, arguments, followup)
         except AskError as error:
             # The slot is being moved, and the record is at the new node already.
-            cluster = self._client
-            node = cluster.get_redis_connection(cluster.get_node(error.host, error.port))
-            return _send_together(node, call, followup, asking=True)
+            node = client.get_redis_connection(client.get_node(error.host, error.port))
+            return await _send_together(node, script, arguments, followup, asking=True)
 
-    async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """See `Transport`."""
+    async def call_all(self, calls: Sequence[Call]) -> list[Any]:
+        """See `ServerTransport`."""
         replies: list[Any] = [None] * len(calls)
         resend: list[int] = []
-        for indexes in self._send_to_nodes(calls, range(len(calls)), replies):
-            # The client finds the new master if this one has failed.
+        for indexes in await self._send_to_nodes(calls, range(len(calls)), replies):
+            # This client finds the new master if that of these calls has failed.
             reply = await self._reply_to(calls[indexes[0]])
             if not isinstance(reply, NO_REPLY):
                 replies[indexes[0]] = reply
                 resend += indexes[1:]
-        self._send_to_nodes(calls, resend, replies)
+        if resend:
+            if self._batch_clients is not self._clients:
+                await self._batch_clients.aclose()  # so that another one finds the new master
+            with suppress(*NO_REPLY):
+                await self._send_to_nodes(calls, resend, replies)
         if calls and all(isinstance(reply, NO_REPLY) for reply in replies):
             raise replies[0]
         for index, reply in enumerate(replies):
@@ -96,95 +115,103 @@ class ClientTransport:
                 replies[index] = await self._reply_to(calls[index])
         return replies
 
-    def _send_to_nodes(
-        self, calls: Sequence[ScriptCall], indexes: Iterable[int], replies: list[Any]
+    async def _send_to_nodes(
+        self, calls: Sequence[Call], indexes: Iterable[int], replies: list[Any]
     ) -> list[list[int]]:
         """Sends the calls of `indexes`, and sets their replies.
 
         Returns:
-            The indexes of the calls to each node of a cluster that has not replied.
+            The indexes of the calls that have no reply, for each node of a cluster.
         """
-        nodes: dict[int, Any] = {}
-        indexes_by_node: dict[int, list[int]] = defaultdict(list)
+        client = self._batch_clients.get()
+        is_cluster = self._is_cluster(client)
+        if is_cluster and self.is_async:
+            await result_of(client.initialize(), self._batch_limit)
+        indexes_by_node: dict[str, list[int]] = defaultdict(list)
         for index in indexes:
             try:
-                node = self._node_client(calls[index].name)
+                node = client.get_node_from_key(calls[index][1][1]).name if is_cluster else ""
             except RedisClusterException as error:  # no node has the slot
-                replies[index] = error
-                continue
-            nodes[id(node)] = node
-            indexes_by_node[id(node)].append(index)
-        failed = []
-        for node_id, node_indexes in indexes_by_node.items():
-            pipeline = nodes[node_id].pipeline(transaction=False)
+                node, replies[index] = "", error
+            indexes_by_node[node].append(index)
+        failed = [indexes_by_node.pop("")] if is_cluster and "" in indexes_by_node else []
+        for node_indexes in indexes_by_node.values():
+            first = calls[node_indexes[0]][1][1]
+            # A pipeline of redis.asyncio's cluster finds the node by itself.
+            pipeline = (client if self.is_async else self._node(first)).pipeline(transaction=False)
             for index in node_indexes:
-                script, name, arguments, keys = calls[index]
-                pipeline.evalsha(script.sha, keys, name, *arguments)
+                script, arguments = calls[index]
+                pipeline.execute_command("EVALSHA", script.sha, *arguments)
             try:
-                node_replies = pipeline.execute(raise_on_error=False)
+                sent = pipeline.execute(raise_on_error=False)
+                node_replies = await result_of(sent, self._batch_limit)
             except NO_REPLY as error:
-                if not isinstance(self._client, RedisCluster):
+                if not is_cluster:
                     raise
                 node_replies = [error] * len(node_indexes)
-                failed.append(node_indexes)
             for index, reply in zip(node_indexes, node_replies, strict=True):
                 replies[index] = reply
+            if lost := [index for index in node_indexes if isinstance(replies[index], NO_REPLY)]:
+                failed.append(lost)
         return failed
 
-    async def _reply_to(self, call: ScriptCall) -> Any:
+    @property
+    def _batch_limit(self) -> float:
+        return self._timeout if self._limit is None else self._limit
+
+    async def _reply_to(self, call: Call) -> Any:
         try:
-            (reply,) = await self.call(call)
+            sent = self.call(*call)
+            (reply,) = await (result_of(sent, self._batch_limit) if self.is_async else sent)
         except Exception as error:
             return error
         return reply
 
     async def ping(self) -> None:
-        """See `Transport`."""
-        self._client.ping()
-
-    async def sleep(self, seconds: float) -> None:
-        """See `Transport`."""
-        time.sleep(seconds)
-
-    def with_timeout(self, timeout: float, *, retry: bool = True) -> ClientTransport:
-        """See `Transport`."""
-        return ClientTransport(self._config, timeout, retry=retry)
-
-    def scoped(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> Scope[T]:
-        """See `Transport`."""
-        return PerProcess(make, close)
+        """See `ServerTransport`."""
+        await result_of(self._clients.get().ping(), self._limit)
 
     def server_of(self, name: str) -> str:
-        """See `Transport`."""
-        client = self._client
-        return client.get_node_from_key(name).name if isinstance(client, RedisCluster) else ""  # type: ignore[no-untyped-call]
+        """See `ServerTransport`."""
+        client = self._clients.get()
+        return client.get_node_from_key(name).name if self._is_cluster(client) else ""
 
-    def connection_to(self, name: str) -> SyncConnection:
-        """See `Transport`."""
-        return SyncConnection(self._node_client(name).connection_pool)
+    def pool_of(self, name: str) -> Any:
+        """See `ServerTransport`."""
+        node = self._node(name)
+        # A node of redis.asyncio's cluster has the attributes of a pool.
+        return getattr(node, "connection_pool", node)
 
-    def _node_client(self, name: str) -> Any:
+    def _is_cluster(self, client: Any) -> bool:
+        return isinstance(client, self._library.RedisCluster)
+
+    def _node(self, name: str) -> Any:
         """Returns the client of the server that has the record of this name."""
-        client = self._client
-        if not isinstance(client, RedisCluster):
+        client = self._clients.get()
+        if not self._is_cluster(client):
             return client
-        node = client.get_node_from_key(name)  # type: ignore[no-untyped-call]
-        return client.get_redis_connection(node)
+        node = client.get_node_from_key(name)
+        return node if self.is_async else client.get_redis_connection(node)
 
     async def aclose(self) -> None:
-        """See `Transport`."""
-        client, self._connected_client = self._connected_client, None
-        if client is not None and not self._config.borrows_client:
-            close_client(client)
+        """See `ServerTransport`."""
+        if self._limit is None:
+            await self._clients.aclose()
+            await self._batch_clients.aclose()
 
 
-def _send_together(
-    node: Redis, call: ScriptCall, followup: Sequence[Any], *, asking: bool = False
+async def _send_together(
+    node: Any,
+    script: Script,
+    arguments: Sequence[Any],
+    followup: Sequence[Any],
+    *,
+    asking: bool = False,
 ) -> list[Any]:
-    pipeline: Any = node.pipeline(transaction=False)
+    pipeline = node.pipeline(transaction=False)
     if asking:
         pipeline.execute_command("ASKING")
-    pipeline.evalsha(call.script.sha, call.keys, call.name, *call.arguments)
+    pipeline.execute_command("EVALSHA", script.sha, *arguments)
     pipeline.execute_command(*followup)
-    replies: list[Any] = pipeline.execute()
+    replies: list[Any] = await result_of(pipeline.execute())
     return replies[-2:]

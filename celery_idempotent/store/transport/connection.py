@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from inspect import isawaitable
+from typing import Any
 
-from redis import Redis, RedisCluster
+import redis
+from redis import RedisCluster
 from redis.backoff import ExponentialBackoff
-from redis.cluster import ClusterNode
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from celery_idempotent.errors import IdempotencyError, SettingsError, StoreUnavailableError
 from celery_idempotent.record.layout import corrupt
@@ -35,41 +35,26 @@ _UNLIMITED = 2**31
 _SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 
 
-class ClientClasses(NamedTuple):
-    """redis-py's blocking classes, or those of redis.asyncio."""
-
-    #: Named in error messages.
-    package: str
-    redis: Any
-    cluster: Any
-    #: A node of a cluster.
-    node: Any
-    sentinel: Any
-    retry: Any
-
-
-BLOCKING = ClientClasses("redis", Redis, RedisCluster, ClusterNode, Sentinel, Retry)
-
-
 def connect(
     config: StoreConfig,
     *,
     timeout: float | None = None,
     retries: int = 1,
-    classes: ClientClasses = BLOCKING,
+    library: Any = redis,
 ) -> Any:
     """Creates a client. It connects when it is first used; a cluster's client connects at once.
 
     Args:
         timeout: seconds that one command may take, `retries` included; the config's by default.
         retries: how often a command without a reply is sent again.
+        library: redis or redis.asyncio.
 
     Raises:
         SettingsError: if the config is invalid.
         RedisError, RedisClusterException, OSError: if a cluster does not reply.
     """
     if config.client is not None:
-        return _user_client(config.client, classes)
+        return _user_client(config.client, library)
     if not urls.is_redis_url(config.url):
         scheme = urls.scheme_of(config.url)
         raise SettingsError(
@@ -85,72 +70,88 @@ def connect(
     options = {
         "socket_timeout": timeout,
         "socket_connect_timeout": min(timeout, CONNECT_TIMEOUT),
-        "retry": classes.retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
+        "retry": library.retry.Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
         "max_connections": _UNLIMITED,
         **{name: value for name, value in config.options.items() if name not in _SENTINEL_OPTIONS},
     }
     try:
         if urls.names_cluster(config.url):
             node = urls.redis_py_url(urls.parts_of(config.url)[0])
-            others = [classes.node(*address) for address in urls.other_nodes(config.url)]
-            return classes.cluster.from_url(node, startup_nodes=others, **options)
+            others = [
+                library.cluster.ClusterNode(*address) for address in urls.other_nodes(config.url)
+            ]
+            return library.RedisCluster.from_url(node, startup_nodes=others, **options)
         options["retry_on_error"] = [RedisConnectionError, RedisTimeoutError]
         if urls.names_sentinels(config.url):
-            return _master(config, options, classes)
-        client = classes.redis.from_url(urls.redis_py_url(config.url), **options)
+            client = _master(config, options, library)
+        else:
+            client = library.Redis.from_url(urls.redis_py_url(config.url), **options)
         # redis-py checks the options when a connection is created; this one is never opened.
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
-    except (ValueError, TypeError):
-        raise _invalid_url() from None
-    except RedisError:
-        if urls.names_cluster(config.url):
+    except (ValueError, TypeError, RedisError) as error:
+        if isinstance(error, RedisError) and urls.names_cluster(config.url):
             raise
-        raise _invalid_url() from None
+        # Without redis-py's message, which may contain a password.
+        raise SettingsError(
+            "idempotency_redis_url is invalid: check its port, database and query parameters, and "
+            "idempotency_redis_options"
+        ) from None
     return client
 
 
-def _master(config: StoreConfig, options: Mapping[str, Any], classes: ClientClasses) -> Any:
+def _master(config: StoreConfig, options: Mapping[str, Any], library: Any) -> Any:
     """Creates a client of the master; each new connection asks the Sentinels for its address."""
-    sentinels = urls.sentinels(config.url)
+    addresses, master = urls.sentinels(config.url)
     timeout = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
-    client = classes.sentinel(
-        sentinels.addresses,
+    sentinel = library.sentinel.Sentinel(
+        addresses,
         min_other_sentinels=config.options.get("min_other_sentinels", 0),
         sentinel_kwargs={**timeout, **(config.options.get("sentinel_kwargs") or {})},
-        db=sentinels.database,
-        username=sentinels.username,
-        password=sentinels.password,
+        **master,
         **options,
-    ).master_for(config.options["master_name"])
-    pool = client.connection_pool
-    pool.connection_class(**pool.connection_kwargs)
-    return client
+    )
+    return sentinel.master_for(config.options["master_name"])
 
 
-def sentinels_of(client: Any) -> list[Any]:
-    """Returns the clients of the Sentinels that `client` uses."""
+async def aclose_client(client: Any) -> None:
+    """Closes `client`, and what redis-py leaves open: Sentinels and the nodes of a cluster."""
     pool = getattr(client, "connection_pool", None)  # a cluster's client has none
     manager = getattr(pool, "sentinel_manager", None)
-    return [] if manager is None else list(manager.sentinels)
-
-
-def close_client(client: Any) -> None:
-    """Closes `client`, and what redis-py leaves open: Sentinels and the nodes of a cluster."""
-    client.close()
-    for sentinel in sentinels_of(client):
-        sentinel.close()
+    for each in (client, *(manager.sentinels if manager else ())):
+        await result_of(getattr(each, "aclose", each.close)())  # redis-py 5.0.1 renamed it
     if isinstance(client, RedisCluster):
         client.disconnect_connection_pools()  # type: ignore[no-untyped-call]
 
 
-def _user_client(client: Any, classes: ClientClasses) -> Any:
+class ClosedConnectionError(RedisConnectionError):
+    """A connection of redis.asyncio was closed during a call."""
+
+
+async def result_of(returned: Any, timeout: float | None = None) -> Any:
+    """Returns what a method of redis-py has returned; that of redis.asyncio is awaited.
+
+    Args:
+        timeout: seconds that it may take on an event loop.
+    """
+    if not isawaitable(returned):
+        return returned
+    try:
+        return await (returned if timeout is None else asyncio.wait_for(returned, timeout))
+    except asyncio.TimeoutError as error:  # not an OSError before Python 3.11
+        raise RedisTimeoutError("Redis did not reply in time") from error
+    except (AttributeError, TypeError) as error:
+        # What redis-py up to 8.1 raises then does not mention a connection (redis-py#4287).
+        raise ClosedConnectionError(f"the connection was closed: {error}") from error
+
+
+def _user_client(client: Any, library: Any) -> Any:
     created = client() if callable(client) else client
-    if not isinstance(created, (classes.redis, classes.cluster)):
+    if not isinstance(created, (library.Redis, library.RedisCluster)):
         found = f"{type(created).__module__}.{type(created).__qualname__}"
         raise SettingsError(
             f"idempotency_redis_client is a {found}; it must be a "
-            f"{classes.package}.Redis or a {classes.package}.RedisCluster"
+            f"{library.__name__}.Redis or a {library.__name__}.RedisCluster"
         )
     if created.get_connection_kwargs().get("decode_responses"):
         raise SettingsError(
@@ -158,14 +159,6 @@ def _user_client(client: Any, classes: ClientClasses) -> Any:
             "client without it"
         )
     return created
-
-
-def _invalid_url() -> SettingsError:
-    # Without redis-py's message, which may contain a password.
-    return SettingsError(
-        "idempotency_redis_url is invalid: check its port, database and query parameters, and "
-        "idempotency_redis_options"
-    )
 
 
 def translate_error(error: Exception, key: str) -> IdempotencyError:

@@ -1,7 +1,7 @@
-"""Values that belong to one event loop, such as connections and heartbeats.
+"""Values that belong to one event loop or process, such as connections and heartbeats.
 
-They are an attribute of the loop. A dictionary of loops would keep each loop alive, even with weak
-keys, because a connection refers to its loop.
+Those of a loop are an attribute of it. A dictionary of loops would keep each loop alive, even with
+weak keys, because a connection refers to its loop.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
@@ -52,6 +53,24 @@ class PerLoop(Generic[T]):
         _, closing = _values().pop(self, (None, None))
         if closing is not None:
             await closing.aclose()
+
+
+class PerProcess(PerLoop[T]):
+    """One value for each process: a forked one does not share its parent's."""
+
+    _pid = 0
+
+    def get(self) -> T:
+        """Returns this process's value."""
+        if self._pid != os.getpid():
+            self._value, self._pid = self._make(), os.getpid()
+        return self._value
+
+    async def aclose(self) -> None:
+        """Closes this process's value; the next call of `get` makes another."""
+        pid, self._pid = self._pid, 0
+        if self._close is not None and pid == os.getpid():
+            await self._close(self._value)
 
 
 #: Each with the generator that closes it, if it has one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 _ONE_SERVER = ("redis", "rediss", "redis+socket", "unix")
@@ -90,27 +90,19 @@ def other_nodes(url: str) -> list[tuple[str, int]]:
     return addresses(parts_of(url)[1:], _REDIS_PORT)
 
 
-@dataclass(frozen=True)
-class Sentinels:
-    """The addresses of Sentinels, and the credentials of the master that they monitor."""
-
-    addresses: tuple[tuple[str, int], ...]
-    database: int
-    username: str | None
-    password: str | None
-
-
-def sentinels(url: str) -> Sentinels:
+def sentinels(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
     """Parses ``sentinel://host:port/db;sentinel://…``; the first has database and credentials.
+
+    Returns:
+        The addresses of the Sentinels, and the options of the master that they monitor.
 
     Raises:
         ValueError: if a port or the database is not a number.
     """
     parts = parts_of(url)
     first = urlsplit(parts[0])
-    return Sentinels(
-        addresses=tuple(addresses(parts, _SENTINEL_PORT)),
-        database=int(first.path.strip("/") or 0),
-        username=unquote(first.username) if first.username else None,
-        password=unquote(first.password) if first.password else None,
-    )
+    return addresses(parts, _SENTINEL_PORT), {
+        "db": int(first.path.strip("/") or 0),
+        "username": unquote(first.username) if first.username else None,
+        "password": unquote(first.password) if first.password else None,
+    }

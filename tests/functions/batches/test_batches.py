@@ -173,8 +173,8 @@ def test_an_interrupted_write_does_not_leave_leases_that_are_renewed(
     transport = idem.executor.store._transport
     send = transport.send  # type: ignore[union-attr]
 
-    def send_and_interrupt(*requests: Any) -> Any:
-        send(*requests)
+    async def send_and_interrupt(*requests: Any) -> Any:
+        await send(*requests)
         raise KeyboardInterrupt
 
     with idem.begin_many([key]) as batch:

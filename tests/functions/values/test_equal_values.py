@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from celery_idempotent import Idempotency, ResultNotStoredError
-from celery_idempotent.payload.offload_storage import BackendOffloadStorage
+from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.testing.server import RedisServer
 from tests.exhaustive import exhaustive_except
 from tests.functions.values.calls import Calls, Money, Point, same
@@ -151,13 +151,13 @@ def test_a_stored_value_is_restored_without_reading_it_back(
     idem, calls = Idempotency(app, key_prefix=key, **options), Calls(kind)
     charge = calls.function(idem, lambda order: ({1: order}, (2, 3)))
     reads: list[str] = []
-    get = BackendOffloadStorage.get
+    get = OffloadStorage.get
 
-    def count_reads(self: BackendOffloadStorage, name: str) -> bytes | None:
+    def count_reads(self: OffloadStorage, name: str) -> bytes | None:
         reads.append(name)
         return get(self, name)
 
-    monkeypatch.setattr(BackendOffloadStorage, "get", count_reads)
+    monkeypatch.setattr(OffloadStorage, "get", count_reads)
 
     order = "x" * 2000
     first = charge(order)

@@ -8,10 +8,10 @@ from typing import Any
 from celery import Celery
 from kombu.serialization import prepare_accept_content
 
-from celery_idempotent.payload.backend_result_codec import BackendResultCodec
-from celery_idempotent.payload.cipher import Cipher
 from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.payload.encryption_keys import Cipher
 from celery_idempotent.payload.fields import RESULT
+from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
@@ -53,7 +53,7 @@ def make_codec(
     cipher: Cipher | None = None,
 ) -> PayloadCodec:
     return PayloadCodec(
-        BackendResultCodec(app), prepare_accept_content(list(accept)), offload_storage, cipher
+        ResultCodec(app), prepare_accept_content(list(accept)), offload_storage, cipher
     )
 
 

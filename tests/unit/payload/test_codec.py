@@ -17,7 +17,7 @@ from celery_idempotent.errors import (
     CorruptRecordError,
     ResultNotStoredError,
 )
-from celery_idempotent.payload import serializer
+from celery_idempotent.payload import value_codec
 from celery_idempotent.payload.codec import NOT_STORED
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
@@ -118,7 +118,7 @@ def test_data_below_the_threshold_is_not_compressed() -> None:
 
 
 def test_data_that_does_not_shrink_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serializer, "COMPRESSION_THRESHOLD", 0)
+    monkeypatch.setattr(value_codec, "COMPRESSION_THRESHOLD", 0)
     value = uuid4().hex
 
     payload = encode(value, compression="gzip")

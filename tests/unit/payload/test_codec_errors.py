@@ -33,9 +33,7 @@ from celery_idempotent.errors import (
     PoisonedTaskError,
     ResultNotStoredError,
 )
-from celery_idempotent.payload.backend_result_codec import BackendResultCodec
 from celery_idempotent.payload.codec import DELEGATED, PayloadCodec
-from celery_idempotent.payload.plain_result_codec import PlainResultCodec
 from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
@@ -112,7 +110,7 @@ class TestReplacedTask:
 
     def test_is_not_stored_without_a_backend(self) -> None:
         without = Celery("without", backend="disabled://", set_as_current=False)
-        codec = PayloadCodec(BackendResultCodec(without), prepare_accept_content(["json"]))
+        codec = PayloadCodec(ResultCodec(without), prepare_accept_content(["json"]))
 
         with pytest.raises(ResultNotStoredError, match="the result backend cannot return"):
             codec.decode(self.delegated(str(uuid4())))
@@ -150,7 +148,7 @@ CONTROL_FLOW = [
     *(Terminated, MemoryError),
 ]
 both_codecs = pytest.mark.parametrize(
-    "result_codec", [BackendResultCodec(app), PlainResultCodec()], ids=["app", "plain"]
+    "result_codec", [ResultCodec(app), ResultCodec()], ids=["app", "plain"]
 )
 
 
@@ -217,7 +215,7 @@ class TestErrors:
     def test_are_json_whatever_the_serializer_of_the_result_backend(self) -> None:
         pickling = Celery("pickling", backend="cache+memory://", set_as_current=False)
         pickling.conf.result_serializer = "pickle"
-        codec = PayloadCodec(BackendResultCodec(pickling), prepare_accept_content(["pickle"]))
+        codec = PayloadCodec(ResultCodec(pickling), prepare_accept_content(["pickle"]))
 
         again = decode(
             encode_error(ValueError(object), codec=codec), codec=codec, state=State.FAILED
@@ -303,7 +301,7 @@ class TestErrors:
         assert error.args == ("sku-7",)
 
     def test_that_cannot_be_restored_are_not_stored(self) -> None:
-        codec = PayloadCodec(PlainResultCodec(), prepare_accept_content(["json"]))
+        codec = PayloadCodec(ResultCodec(), prepare_accept_content(["json"]))
         error = decode(encode_error(UnrestorableError("a", 1), codec=codec), codec, State.FAILED)
 
         assert type(error) is ResultNotStoredError

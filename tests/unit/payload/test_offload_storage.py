@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent.payload.offload_storage import BackendOffloadStorage
+from celery_idempotent.payload.offload import OffloadStorage
 from tests.s3 import Bucket
 
 NAME = "shop.charge%2Fx:~PN0MlSPt3FmEwTzQ5dHvBQ:1763726400123457"
@@ -36,12 +36,12 @@ def bucket() -> Iterator[Bucket]:
 
 
 @pytest.fixture(params=["file", "s3", "memory"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> BackendOffloadStorage:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> OffloadStorage:
     if request.param == "s3":
         settings = request.getfixturevalue("bucket").settings
-        return BackendOffloadStorage(make_app(**settings), "s3://")
+        return OffloadStorage(make_app(**settings), "s3://")
     url = {"file": f"file://{tmp_path}", "memory": "cache+memory://"}[request.param]
-    return BackendOffloadStorage(make_app(), url)
+    return OffloadStorage(make_app(), url)
 
 
 def make_app(**settings: Any) -> Celery:
@@ -50,25 +50,25 @@ def make_app(**settings: Any) -> Celery:
     return app
 
 
-def test_any_bytes_are_returned_unchanged(storage: BackendOffloadStorage) -> None:
+def test_any_bytes_are_returned_unchanged(storage: OffloadStorage) -> None:
     for number, data in enumerate(DATA):
         storage.put(f"{NAME}{number}", data, 60)
     for number, data in enumerate(DATA):
         assert storage.get(f"{NAME}{number}") == data
 
 
-def test_a_name_that_was_never_stored_has_no_data(storage: BackendOffloadStorage) -> None:
+def test_a_name_that_was_never_stored_has_no_data(storage: OffloadStorage) -> None:
     assert storage.get(f"{NAME}-never") is None
 
 
-def test_a_deleted_name_has_no_data(storage: BackendOffloadStorage) -> None:
+def test_a_deleted_name_has_no_data(storage: OffloadStorage) -> None:
     storage.put(NAME, b"1", 60)
     storage.delete(NAME)
 
     assert storage.get(NAME) is None
 
 
-def test_each_thread_has_its_own_backend(storage: BackendOffloadStorage) -> None:
+def test_each_thread_has_its_own_backend(storage: OffloadStorage) -> None:
     backends = []
 
     def use() -> None:
@@ -85,7 +85,7 @@ def test_each_thread_has_its_own_backend(storage: BackendOffloadStorage) -> None
 
 
 def test_the_backend_gets_the_retention() -> None:
-    storage = BackendOffloadStorage(make_app(), "cache+memory://")
+    storage = OffloadStorage(make_app(), "cache+memory://")
     storage.put(NAME, b"1", 59.5)
     storage.put(NAME, b"1", 120)
 
@@ -93,13 +93,13 @@ def test_the_backend_gets_the_retention() -> None:
 
 
 def test_text_is_stored_unchanged(tmp_path: Path) -> None:
-    BackendOffloadStorage(make_app(), f"file://{tmp_path}").put(NAME, b'{"a": 1}', 60)
+    OffloadStorage(make_app(), f"file://{tmp_path}").put(NAME, b'{"a": 1}', 60)
 
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(NAME, '{"a": 1}')]
 
 
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
-    storage = BackendOffloadStorage(make_app(), f"file://{tmp_path}/nowhere")
+    storage = OffloadStorage(make_app(), f"file://{tmp_path}/nowhere")
 
     for use in (lambda: storage.put(NAME, b"1", 60), lambda: storage.get(NAME)):
         with pytest.raises(Exception, match="path"):
@@ -110,4 +110,4 @@ def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
 def test_damaged_data_is_returned_unchanged(tmp_path: Path, damage: str) -> None:
     (tmp_path / NAME).write_text(damage)
 
-    assert BackendOffloadStorage(make_app(), f"file://{tmp_path}").get(NAME) == damage.encode()
+    assert OffloadStorage(make_app(), f"file://{tmp_path}").get(NAME) == damage.encode()

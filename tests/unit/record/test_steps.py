@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_idempotent.errors import CorruptRecordError
-from celery_idempotent.record import steps
+from celery_idempotent.record import steps, turn
+from celery_idempotent.record.record import Record, State
 from tests.labs.verification.model import Waiting
 from tests.labs.verification.wire import entry
 
@@ -63,13 +65,16 @@ class TestMessageThatWaits:
 
     BODY = entry(Waiting(b"\0" + b"an id, 16 bytes!", 1_700_000_000_000, b"8 bytes!"))
 
-    def test_is_read_and_is_no_step(self) -> None:
-        task_id, until_ms = steps.waiting(self.BODY, "key") or (b"", 0)
+    def record(self, body: bytes) -> Record:
+        return Record(State.STARTED, "key", "shop.charge", "", "", token=1, attempt=1, body=body)
 
-        assert (task_id, until_ms) == (b"\0" + b"an id, 16 bytes!", 1_700_000_000_000)
+    def test_is_read_and_is_no_step(self) -> None:
+        task_id, until_ms = turn.waiting(self.record(self.BODY)) or ("", 0)
+
+        assert (task_id, until_ms) == (str(UUID(bytes=b"an id, 16 bytes!")), 1_700_000_000_000)
         assert steps.read(self.BODY, "key") == {}
 
     def test_cut_short_is_corrupt(self) -> None:
         for length in range(7, len(self.BODY)):
             with pytest.raises(CorruptRecordError, match="the turn of key"):
-                steps.waiting(self.BODY[:length], "key")
+                turn.waiting(self.record(self.BODY[:length]))

@@ -13,7 +13,7 @@ from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.transport.sync import SyncTransport
+from celery_idempotent.store.transport.server import ServerTransport
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.benchmarks.bench import RETENTION_MS, Bench, private_server
 from tests.labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
@@ -57,16 +57,16 @@ class ManyLeases(Measure):
     def _renewals_per_round_trip(self, server: RedisServer) -> float:
         """Returns the renewals that the transport sends before it reads replies."""
         trips: list[int] = []
-        send = SyncTransport.send
+        send = ServerTransport.send
 
-        def counting(transport: SyncTransport, *requests: Sequence[Any]) -> list[Any]:
+        def counting(transport: ServerTransport, *requests: Sequence[Any]) -> Any:
             trips.append(sum(request[0] == "EVALSHA" for request in requests))
             return send(transport, *requests)
 
         with self._leases(server):
             # The first heartbeat loads the script and needs two round trips.
             wait_until(lambda: _renewals(server) >= 2 * self.LEASES, "no leases were renewed")
-            with patch.object(SyncTransport, "send", counting):
+            with patch.object(ServerTransport, "send", counting):
                 wait_until(lambda: len(trips) >= 4, "leases were renewed less than four times")
         return median(trips[:4])
 

@@ -1,4 +1,4 @@
-"""What SyncTransport sends and how it reads replies, with a scripted server."""
+"""What ServerTransport sends and how it reads replies, with a scripted server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from redis.utils import HIREDIS_AVAILABLE
 from celery_idempotent.store import scripts
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.transport.sync import SyncTransport, pack
-from celery_idempotent.store.transport.transport import ScriptCall
+from celery_idempotent.store.transport.server import ServerTransport, pack
 
 PARSERS = {"python": _RESP2Parser, **({"hiredis": _HiredisParser} if HIREDIS_AVAILABLE else {})}
 
@@ -87,7 +86,7 @@ class ScriptedServer:
         self._listener.close()
 
 
-Connect = Callable[..., tuple[ScriptedServer, SyncTransport]]
+Connect = Callable[..., tuple[ScriptedServer, ServerTransport]]
 
 
 @pytest.fixture(params=PARSERS)
@@ -97,12 +96,12 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
 
     def start(
         *replies: bytes | None, size: int = 65536, protocol: int = 2, timeout: float = 5.0
-    ) -> tuple[ScriptedServer, SyncTransport]:
+    ) -> tuple[ScriptedServer, ServerTransport]:
         server = ScriptedServer(*replies, size=size)
         servers.append(server)
         options = {"parser_class": PARSERS[request.param], "protocol": protocol}
         config = StoreConfig(url=f"redis://127.0.0.1:{server.port}", options=options)
-        return server, SyncTransport(config, timeout)
+        return server, ServerTransport(config, timeout)
 
     yield start
     for server in servers:
@@ -116,20 +115,22 @@ def test_replies_are_read_in_pieces_of_any_size(
 ) -> None:
     _, transport = connect(*replies, size=size, protocol=protocol)
 
-    assert transport.send(*[("ECHO", n) for n in range(len(replies))]) == list(replies.values())
+    assert run_sync(transport.send(*[("ECHO", n) for n in range(len(replies))])) == list(
+        replies.values()
+    )
 
 
 def test_a_push_message_is_not_a_reply(connect: Connect) -> None:
     _, transport = connect(PUSH + b"$3\r\nown\r\n", b"$5\r\nother\r\n", protocol=3)
 
-    assert transport.send(("ECHO", "own")) == [b"own"]
-    assert transport.send(("ECHO", "other")) == [b"other"]
+    assert run_sync(transport.send(("ECHO", "own"))) == [b"own"]
+    assert run_sync(transport.send(("ECHO", "other"))) == [b"other"]
 
 
 def test_an_error_reply_is_a_value_of_its_class(connect: Connect) -> None:
     _, transport = connect(b"-NOSCRIPT No matching script.\r\n", b"-ERR unknown command\r\n")
 
-    unknown_script, other = transport.send(("ECHO", 1), ("ECHO", 2))
+    unknown_script, other = run_sync(transport.send(("ECHO", 1), ("ECHO", 2)))
 
     assert isinstance(unknown_script, NoScriptError)
     assert type(other) is ResponseError
@@ -140,13 +141,13 @@ def test_bytes_of_another_protocol_are_an_error(connect: Connect) -> None:
     _, transport = connect(b"HTTP/1.1 400 Bad Request\r\n")
 
     with pytest.raises(InvalidResponse):
-        transport.send(("PING",))
+        run_sync(transport.send(("PING",)))
 
 
 def test_a_reply_that_is_cut_off_is_requested_again(connect: Connect) -> None:
     server, transport = connect(None, b"+PONG\r\n")
 
-    assert transport.send(("PING",)) == [b"PONG"]
+    assert run_sync(transport.send(("PING",))) == [b"PONG"]
     assert server.commands == [[b"PING"]] * 2
 
 
@@ -154,21 +155,21 @@ def test_a_server_that_always_closes_the_connection_is_an_error(connect: Connect
     _, transport = connect(None, None, None)
 
     with pytest.raises(RedisConnectionError):
-        transport.send(("PING",))
+        run_sync(transport.send(("PING",)))
 
 
 def test_a_reply_that_does_not_arrive_is_a_timeout(connect: Connect) -> None:
     _, transport = connect(timeout=0.02)
 
     with pytest.raises(RedisTimeoutError):
-        transport.send(("PING",))
+        run_sync(transport.send(("PING",)))
 
 
 def test_arguments_are_sent_as_redis_py_encodes_them(connect: Connect) -> None:
     server, transport = connect(b"+OK\r\n")
     command = ("WAIT", 2, b"\xff\r\n", "ä", "", b"x" * 255, b"x" * 256, LONG)
 
-    transport.send(command)
+    run_sync(transport.send(command))
 
     assert b"".join(Connection().pack_command(*command)) == pack(command)
     assert server.commands[0][:5] == [b"WAIT", b"2", b"\xff\r\n", "ä".encode(), b""]
@@ -179,7 +180,7 @@ def test_a_script_is_called_by_its_digest_and_if_unknown_by_its_source(connect: 
     server, transport = connect(b"-NOSCRIPT No matching script.\r\n", b"$2\r\nok\r\n")
     script = scripts.load("forget")
 
-    reply = run_sync(transport.call(ScriptCall(script, "idem:ä", [7])))
+    reply = run_sync(transport.call(script, [1, "idem:ä", 7]))
 
     assert reply == [b"ok"]
     rest = [b"1", "idem:ä".encode(), b"7"]
@@ -194,7 +195,7 @@ def test_unknown_scripts_of_a_batch_are_sent_once_each(connect: Connect) -> None
     server, transport = connect(missing, b"$1\r\n1\r\n", missing, b"$1\r\n0\r\n", b"$1\r\n2\r\n")
     script = scripts.load("forget")
 
-    replies = run_sync(transport.call_all([ScriptCall(script, f"{n}", []) for n in range(3)]))
+    replies = run_sync(transport.call_all([(script, [1, f"{n}"]) for n in range(3)]))
 
     assert replies == [b"0", b"1", b"2"]
     assert [command[0] for command in server.commands] == [b"EVALSHA"] * 3 + [b"EVAL", b"EVALSHA"]

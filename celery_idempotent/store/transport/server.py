@@ -1,0 +1,292 @@
+"""What all transports share, and the transport to a single server, or the master of Sentinels.
+
+The latter uses redis-py's connections without redis-py's client. For every command the client polls
+the socket for a closed connection, takes locks and records metrics, which takes longer than Redis
+does. Here a closed connection is detected when a command fails on it; the command is then resent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import redis
+import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_idempotent.clock import monotonic
+from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.scripts import Script
+from celery_idempotent.store.transport.connection import aclose_client, connect, result_of
+from celery_idempotent.store.transport.per_loop import PerLoop, PerProcess
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+#: A script; and how many keys it has, the keys and the arguments, in the order of its head. The
+#: first key is the record's name.
+Call = tuple[Script, Sequence[Any]]
+
+
+class BaseTransport:
+    """What both transports share. A transport sends commands to Redis and returns the replies.
+
+    The methods of a blocking transport never suspend, so `run_sync` can run them. A command may
+    reach the server more than once: every script replies to a command that is resent as it did the
+    first time.
+
+    Args:
+        timeout: seconds that a command may take, resends included; the config's by default.
+        is_async: for event loops: it has connections of its own in each loop.
+        retry: resend a command whose reply does not arrive in half of that time.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        timeout: float | None = None,
+        *,
+        is_async: bool = False,
+        retry: bool = True,
+    ) -> None:
+        self.config = config
+        self.is_async = is_async
+        self._timeout = config.timeout if timeout is None else timeout
+        self._retry = retry
+        self._library: Any = redis.asyncio if is_async else redis
+        #: Of pings and batches on an event loop; the transport has the connections of another one.
+        self._limit: float | None = None
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits."""
+        if self.is_async:
+            await asyncio.sleep(seconds)
+        else:
+            time.sleep(seconds)
+
+    def with_timeout(self, timeout: float, *, retry: bool = True) -> Self:
+        """Returns a transport to the same Redis whose commands take `timeout` seconds at most.
+
+        It limits pings and batches, and shares the connections of this one, on an event loop.
+        """
+        if not self.is_async:
+            return type(self)(self.config, timeout, retry=retry)
+        limited = copy(self)
+        limited._limit = timeout  # noqa: SLF001
+        return limited
+
+    async def _limited(self, sending: Coroutine[Any, Any, T]) -> T:
+        value: T = await (sending if self._limit is None else result_of(sending, self._limit))
+        return value
+
+    def scoped(
+        self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None
+    ) -> PerLoop[T]:
+        """Returns a scope whose values may hold connections of this transport."""
+        return PerLoop(make, close) if self.is_async else PerProcess(make, close)
+
+
+#: Seconds before each resend. The first is immediate: the connection may just have been stale.
+RESEND_DELAYS = (0.0, 0.1)
+
+
+class ServerTransport(BaseTransport):
+    """A pool of connections for any number of threads; the connection used last is reused first.
+
+    Raises:
+        SettingsError: if the config is invalid.
+    """
+
+    def __init__(self, config: StoreConfig, timeout: float | None = None, **options: bool) -> None:
+        super().__init__(config, timeout, **options)
+        wait = self._timeout / 2 if self._retry else self._timeout
+        make = partial(_Pool, config, wait, self._library)
+        make()  # checks the config, and opens no connection
+        self._pool = self.scoped(make, _Pool.aclose)
+
+    async def call(
+        self, script: Script, arguments: Sequence[Any], followup: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Calls a script, and returns its reply and that of the command `followup` if there is one.
+
+        Both are sent on the same connection in one round trip; it takes a second round trip where
+        the server has not loaded the script.
+
+        Raises:
+            ResponseError: if the server replies with an error.
+            RedisError, OSError: if the server does not reply.
+        """
+        followups = (followup,) if followup else ()
+        replies = await self.send(("EVALSHA", script.sha, *arguments), *followups)
+        if isinstance(replies[0], NoScriptError):
+            # The server was flushed or restarted, or it is a new master. EVAL also loads a script.
+            replies = await self.send(("EVAL", script.source, *arguments), *followups)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    async def call_all(self, calls: Sequence[Call]) -> list[Any]:
+        """Returns the reply to each of `calls`; an error that the server replies with is a value.
+
+        All are sent in one round trip; to a cluster, in one for each node that has a record. If
+        some of these nodes do not reply, the errors of their calls are values, too.
+
+        Raises:
+            RedisError, OSError: if no server replies.
+        """
+        return await self._limited(self._call_all(calls))
+
+    async def _call_all(self, calls: Sequence[Call]) -> list[Any]:
+        replies = await self.send(*(("EVALSHA", s.sha, *arguments) for s, arguments in calls))
+        unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:
+            # The first call of a script loads it for the others.
+            first = {calls[n][0]: n for n in reversed(unknown)}
+            again: list[Sequence[Any]] = []
+            for n in unknown:
+                script, arguments = calls[n]
+                head = ("EVAL", script.source) if first[script] == n else ("EVALSHA", script.sha)
+                again.append((*head, *arguments))
+            for n, reply in zip(unknown, await self.send(*again), strict=True):
+                replies[n] = reply
+        return replies
+
+    async def ping(self) -> None:
+        """Checks that the server replies.
+
+        Raises:
+            RedisError, OSError: if it does not.
+        """
+        (reply,) = await self._limited(self.send(("PING",)))
+        if isinstance(reply, Exception):
+            raise reply
+
+    async def send(self, *commands: Sequence[Any]) -> list[Any]:
+        """Sends `commands` in one round trip and returns the replies; error replies are values.
+
+        Raises:
+            RedisError, OSError: if a reply is missing after all resends.
+        """
+        started_at = monotonic()
+        for delay in (*RESEND_DELAYS, None):
+            try:
+                return await self.send_once(commands)
+            except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
+                # The other idle connections have most likely been lost with this one.
+                await self._pool.get().close_idle()
+                if delay is None or monotonic() - started_at > 0.6 * self._timeout:
+                    raise
+                await self.sleep(delay)
+        raise AssertionError("unreachable")
+
+    async def send_once(self, commands: Sequence[Sequence[Any]], *, wait: bool = True) -> list[Any]:
+        """Sends `commands` without resending them.
+
+        Args:
+            wait: for the replies; else the next command on the connection drops them. The commands
+                may be lost, and error replies are ignored.
+        """
+        pool = self._pool.get()
+        try:
+            connection, unread = pool.idle.pop()
+        except IndexError:
+            connection, unread = await pool.connect(), 0
+        replies: list[Any] = []
+        try:
+            packed = b"".join(map(pack, commands))
+            sent = connection.send_packed_command([packed], check_health=False)
+            if self.is_async:
+                await sent
+            while wait and len(replies) < len(commands):
+                try:
+                    reply = connection.read_response(disable_decoding=True)
+                    if self.is_async:
+                        reply = await reply
+                except ResponseError as error:
+                    if isinstance(error, ReadOnlyError) and not unread:
+                        raise
+                    reply = error
+                if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
+                    # A push message of RESP3, which redis-py before 6 with hiredis returns like a
+                    # reply. No command that is sent here has a reply that begins so.
+                    continue
+                if unread:
+                    unread -= 1
+                else:
+                    replies.append(reply)
+        except BaseException:
+            # After an interruption a reply may still arrive; no other command must read it.
+            await result_of(connection.disconnect(True))
+            raise
+        pool.idle.append((connection, 0 if wait else unread + len(commands)))
+        if pool.closed:  # meanwhile
+            await pool.close_idle()
+        return replies
+
+    def server_of(self, name: str) -> str:
+        """Returns the address of the server that has the record of this name; empty if only one."""
+        return ""
+
+    def pool_of(self, name: str) -> Any:
+        """Returns redis-py's pool of connections to the server that has the record of this name."""
+        return self._pool.get().pool
+
+    async def aclose(self) -> None:
+        """Closes the connections (of the running loop); the next command opens others."""
+        if self._limit is None:
+            await self._pool.aclose()
+
+
+class _Pool:
+    """The connections of a process or an event loop."""
+
+    def __init__(self, config: StoreConfig, timeout: float, library: Any) -> None:
+        self._client = connect(config, timeout=timeout, retries=0, library=library)
+        # The pool's make_connection is not used: from redis-py 8 on it counts the connections that
+        # it has made, lost ones included, and refuses beyond a limit.
+        self.pool = self._client.connection_pool
+        #: Connections, each with the number of replies on it that nobody waits for.
+        self.idle: list[tuple[Any, int]] = []
+        self.closed = False
+
+    async def connect(self) -> Any:
+        connection = self.pool.connection_class(**self.pool.connection_kwargs)
+        await result_of(connection.connect())
+        return connection
+
+    async def close_idle(self, *, nowait: bool = True) -> None:
+        while self.idle:
+            connection, _ = self.idle.pop()
+            await result_of(connection.disconnect(nowait))
+
+    async def aclose(self) -> None:
+        self.closed = True
+        await self.close_idle(nowait=False)
+        await aclose_client(self._client)
+
+
+#: What precedes an argument of each size. The line break ends the argument before it.
+_SIZES = [b"\r\n$%d\r\n" % size for size in range(256)]
+
+
+def pack(command: Sequence[Any]) -> bytes:
+    """Encodes a command as an array of bulk strings.
+
+    redis-py's encoding has the same result and takes several times as long.
+    """
+    parts = [b"*%d" % len(command)]
+    for argument in command:
+        data = argument if type(argument) is bytes else str(argument).encode()
+        size = len(data)
+        parts += _SIZES[size] if size < 256 else b"\r\n$%d\r\n" % size, data
+    parts.append(b"\r\n")
+    return b"".join(parts)
