@@ -21,6 +21,7 @@ from celery_idempotent.monitoring.formatting import plural
 from celery_idempotent.monitoring.statistics import TaskStatistics, collect, double_executions
 from celery_idempotent.record.record import State
 from celery_idempotent.signals import SHADOW
+from celery_idempotent.store.inspection.record_reader import RecordReader
 
 _STATES = tuple(state.value for state in State)
 #: Console width from which on each number has a column of its own.
@@ -73,7 +74,7 @@ def _progress(tasks: Sequence[IdempotentTaskLike]) -> Iterator[Callable[[int], N
 
     total = 0
     for store in app_tasks.stores(tasks):
-        with store.open_reader() as reader:
+        with RecordReader.open(store) as reader:
             total += reader.count_names()
     columns = (
         *(progress.TextColumn("scanning"), progress.BarColumn()),

@@ -13,7 +13,7 @@ from celery import Celery, Task
 
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.transport.url import names_one_server
+from celery_idempotent.store.url import names_one_server
 
 #: The backend whose commands the script repeats; subclasses may write something else.
 _BACKEND = "celery.backends.redis.RedisBackend"

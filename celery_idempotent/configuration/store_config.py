@@ -12,7 +12,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.transport.url import is_redis_url
+from celery_idempotent.store.url import is_redis_url
 
 #: Celery's transport options that are about connections; the others are about messages.
 _CONNECTION_OPTIONS = (

@@ -29,7 +29,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring import inspect_commands
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database
-from celery_idempotent.store.inspection.record_reader import RecordView
+from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
 from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.record_store import RecordStore
 
@@ -223,7 +223,7 @@ class Sampler:
             keys = [key for owner, key in self._followed if owner is store]
             if not keys:
                 continue
-            with store.open_reader(READ_TIMEOUT) as reader:
+            with RecordReader.open(store, READ_TIMEOUT) as reader:
                 found = reader.get(keys)
             for key in keys:
                 view = found.get(key)

@@ -15,6 +15,7 @@ from celery_idempotent.doctor import broker, databases, key_changes, server, tas
 from celery_idempotent.doctor.finding import Finding, Severity
 from celery_idempotent.doctor.key_snapshot import Snapshot
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.record_store import RecordStore
 
 __all__ = ["Finding", "Severity", "check_at_start", "examine"]
@@ -61,7 +62,7 @@ def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:
 def _check_server(store: RecordStore, timeout: float) -> list[Finding]:
     subject = str(store.config)
     try:
-        with store.open_reader(timeout) as reader:
+        with RecordReader.open(store, timeout) as reader:
             info = reader.server_info()
     except IdempotencyError as error:
         return [server.unreachable(subject, error)]

@@ -27,6 +27,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import MARGIN
 from celery_idempotent.record.layout import corrupt
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.map_item import item_id
@@ -148,7 +149,7 @@ def _active_calls(request: Any) -> Iterator[_ActiveCall]:
 
 
 def _leases(store: RecordStore, calls: Mapping[Key, _ActiveCall]) -> Iterator[dict[str, Any]]:
-    with store.open_reader(READ_TIMEOUT) as reader:
+    with RecordReader.open(store, READ_TIMEOUT) as reader:
         for key, view in reader.get(calls).items():
             if view.record is None:
                 raise corrupt(str(key))

@@ -11,7 +11,7 @@ from statistics import fmean
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike, stores
 from celery_idempotent.key.key import Key
 from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
-from celery_idempotent.store.inspection.record_reader import RecordView
+from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
 from celery_idempotent.store.record_store import RecordStore
 
 #: Seconds over which the rate is measured, at most.
@@ -113,6 +113,6 @@ def _sizes(views: list[RecordView]) -> list[int]:
         by_store[view.store].append(view.key)
     sizes: list[int] = []
     for store, keys in by_store.items():
-        with store.open_reader() as reader:
+        with RecordReader.open(store) as reader:
             sizes += reader.bytes_used(keys)
     return sizes

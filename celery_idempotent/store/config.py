@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_idempotent.key.key import Key
-from celery_idempotent.store.transport.url import redacted
+from celery_idempotent.store.url import redacted
 
 #: Seconds that a command waits for replicas at most.
 LONGEST_WAIT = 1.0

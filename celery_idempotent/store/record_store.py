@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 from redis.exceptions import ClusterError, ResponseError
@@ -28,10 +28,7 @@ from celery_idempotent.store.tracking import InvalidationListener
 from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, connect, translate_error
 from celery_idempotent.store.transport.server import Call, ServerTransport
-from celery_idempotent.store.transport.url import names_cluster
-
-if TYPE_CHECKING:
-    from celery_idempotent.store.inspection.record_reader import RecordReader
+from celery_idempotent.store.url import names_cluster
 
 #: Sent even while the breaker is open: an outcome must not be lost, and those who resend one wait
 #: between their attempts.
@@ -76,7 +73,7 @@ class RecordStore:
         self.is_async = is_async
         self.breaker = Breaker(self._probe)
         self.outage = OutageLogger(config)
-        self._decode = decode
+        self.decode = decode
         names_server = config.client is None and not names_cluster(config.url)
         transport = ServerTransport if names_server else ClientTransport
         self._transport = transport(config, is_async=is_async)
@@ -266,7 +263,7 @@ class RecordStore:
         Raises:
             CorruptRecordError: if it cannot be read.
         """
-        return layout.read(raw, str(key), key.task, self._decode, expires_at)
+        return layout.read(raw, str(key), key.task, self.decode, expires_at)
 
     def refer(self, task_id: str, record: Record, *, replayed: bool, keep_ms: int) -> None:
         """Writes a reference from `task_id` to `record`, which it has met; for blocking code.
@@ -307,28 +304,6 @@ class RecordStore:
     def client(self) -> Any:
         """A blocking redis-py client, for requests that are not about one record."""
         return connect(self.config)
-
-    def open_reader(self, timeout: float = 5.0) -> RecordReader:
-        """Returns a blocking reader of all records, with a client of its own.
-
-        Args:
-            timeout: seconds that one of its commands may take.
-
-        Raises:
-            StoreUnavailableError: if a cluster's nodes do not reply.
-        """
-        # Workers and publishers need none.
-        from celery_idempotent.store.inspection.record_reader import RecordReader
-
-        try:
-            client = connect(self.config, timeout=timeout, retries=0)
-        except CONNECTION_ERRORS as error:
-            raise translate_error(error, "") from error
-        return RecordReader(client, self, self._decode, self._fetch)
-
-    def _fetch(self, key: Key) -> bytes:
-        """Returns the record's bytes; empty if there is no record."""
-        return run_sync(self.execute(commands.get(key))).raw.partition(b" ")[2]
 
     async def ping(self) -> None:
         """Checks that Redis replies.

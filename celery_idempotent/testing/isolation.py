@@ -88,7 +88,7 @@ def _all_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None
         before[store] = vars(store).copy()
         vars(store).clear()
         old = before[store]
-        init(store, old["config"], old["_decode"], is_async=old["is_async"])
+        init(store, old["config"], old["decode"], is_async=old["is_async"])
     try:
         with patch.object(RecordStore, "__init__", init):
             yield

@@ -29,7 +29,7 @@ from redis.retry import Retry
 from typing_extensions import Self
 
 from celery_idempotent.clock import monotonic
-from celery_idempotent.store.transport.url import redacted
+from celery_idempotent.store.url import redacted
 from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.process import Program, ServerError, Stoppable
 

@@ -14,6 +14,7 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.inspection.record_query import RecordFilter, record_page, records
+from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from tests.monitoring.conftest import Shop
@@ -205,7 +206,7 @@ def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
         listed = list(engine.records(state="COMPLETED", task="shop.charge"))
 
         assert {f"idem:{record.key}" for record in listed} == names
-        with engine.executor.store.open_reader() as reader:
+        with RecordReader.open(engine.executor.store) as reader:
             keys = [found.key for _, page in reader.scan() for found in page]
             assert len(reader.get(keys)) == len(reader.bytes_used(keys)) == 200
             assert reader.count_names() == 200

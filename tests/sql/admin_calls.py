@@ -262,9 +262,10 @@ def messages_of_a_turn() -> dict[str, Any]:
 def redis_away() -> dict[str, Any]:
     case = Case()
     fields = case.confirmation()
-    store = charge.idempotency_configuration.executor.store
-    reader, broken = type(store).open_reader, lambda self: (_ for _ in ()).throw(unavailable())
-    type(store).open_reader = broken
+    from celery_idempotent.store.inspection.record_reader import RecordReader
+
+    reader = RecordReader.open
+    RecordReader.open = lambda store: (_ for _ in ()).throw(unavailable())
     try:
         page = OPERATOR.get(case.path("change"))
         return {
@@ -273,7 +274,7 @@ def redis_away() -> dict[str, Any]:
             "row": case.row is not None,
         }
     finally:
-        type(store).open_reader = reader
+        RecordReader.open = reader
 
 
 def unavailable() -> Exception:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.inspection.record_reader import START, RecordView
+from celery_idempotent.store.inspection.record_reader import START, RecordReader, RecordView
 from celery_idempotent.store.record_store import RecordStore
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def read_view(store: RecordStore, key: Key, *, whole: bool = False) -> RecordVie
     Args:
         whole: also read what a scan leaves out of a long record: its finished steps.
     """
-    with store.open_reader() as reader:
+    with RecordReader.open(store) as reader:
         return reader.get([key], whole=whole).get(key)
 
 
@@ -82,7 +82,7 @@ def _pages(
     """Yields each page after the cursor of the next one, which is empty after the last one."""
     first, *start = map(int, cursor.split("."))
     for number in range(first, len(stores)):
-        with stores[number].open_reader() as reader:
+        with RecordReader.open(stores[number]) as reader:
             position = (start[0], start[1]) if number == first else START
             for following, page in reader.scan(position, record_filter.task, **options):
                 store_and_position = (number, *following) if following else (number + 1, *START)

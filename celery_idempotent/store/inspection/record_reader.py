@@ -9,29 +9,29 @@ be returned twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.store import commands
 from celery_idempotent.store.inspection import scan, server_info
 from celery_idempotent.store.inspection.server_info import ServerInfo
+from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.reference import Reference
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.connection import (
     CONNECTION_ERRORS,
     aclose_client,
+    connect,
     translate_error,
 )
-
-if TYPE_CHECKING:
-    from celery_idempotent.store.record_store import RecordStore
 
 #: Names in one call of SCAN: some tenths of a millisecond of server time.
 PAGE = 500
@@ -96,10 +96,25 @@ class RecordReader:
     #: Used by this reader alone.
     client: Any
     store: RecordStore
-    #: Returns the result that a finished record's body encodes.
-    decode: Callable[[Record], Any]
-    #: Returns the bytes of a whole record, even after this reader was closed.
-    fetch: Callable[[Key], bytes]
+
+    @classmethod
+    def open(cls, store: RecordStore, timeout: float = 5.0) -> RecordReader:
+        """Returns a reader of all records of `store`, with a client of its own; for blocking code.
+
+        Args:
+            timeout: seconds that one of its commands may take.
+
+        Raises:
+            StoreUnavailableError: if a cluster's nodes do not reply.
+        """
+        try:
+            return cls(connect(store.config, timeout=timeout, retries=0), store)
+        except CONNECTION_ERRORS as error:
+            raise translate_error(error, "") from error
+
+    def _fetch(self, key: Key) -> bytes:
+        """Returns the bytes of a record, even after this reader was closed; empty if it is gone."""
+        return run_sync(self.store.execute(commands.get(key))).raw.partition(b" ")[2]
 
     def __enter__(self) -> RecordReader:
         return self
@@ -197,18 +212,18 @@ class RecordReader:
         self, key: Key, raw: bytes, whole: bool, expires_at: datetime | None
     ) -> Record | None:
         """Returns the record; a large result is fetched when it is first read."""
-        decode = self.decode if whole else partial(self._decode_whole, key)
+        decode = self.store.decode if whole else partial(self._decode_whole, key)
         try:
             return layout.read(raw, str(key), key.task, decode, expires_at)
         except CorruptRecordError:
-            return None if whole else self._record(key, self.fetch(key), True, expires_at)
+            return None if whole else self._record(key, self._fetch(key), True, expires_at)
 
     def _decode_whole(self, key: Key, record: Record) -> Any:
         """Returns the result of a record of which only the head was read."""
-        whole = layout.read(self.fetch(key), record.key, record.task)
+        whole = layout.read(self._fetch(key), record.key, record.task)
         if (whole.token, whole.state) != (record.token, record.state):
             raise ResultNotStoredError(f"the record of {record.key} has changed: read it again")
-        return self.decode(whole)
+        return self.store.decode(whole)
 
     def find_message(self, task_id: str) -> Key | None:
         """Returns the key of the message with this task id, if it has a record of its own.

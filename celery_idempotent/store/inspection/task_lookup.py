@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from celery_idempotent.store.inspection.record_query import RecordFilter, read_view, record_views
-from celery_idempotent.store.inspection.record_reader import RecordView
+from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
 from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.reference import Reference
@@ -49,7 +49,7 @@ def find_task(
             return next(iter(page), None)
     # The record of a key that may run again is of its last execution.
     for store in stores:
-        with store.open_reader() as reader:
+        with RecordReader.open(store) as reader:
             key = reader.find_message(task_id)
         if key is not None:
             return read_view(store, key)

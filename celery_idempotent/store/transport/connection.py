@@ -16,8 +16,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.errors import IdempotencyError, SettingsError, StoreUnavailableError
 from celery_idempotent.record.layout import corrupt
+from celery_idempotent.store import url as urls
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.transport import url as urls
 
 #: Raised by redis-py if Redis cannot be reached, or replies with an error.
 CONNECTION_ERRORS = (RedisError, RedisClusterException, OSError)

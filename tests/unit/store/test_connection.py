@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_idempotent.errors import CorruptRecordError, SettingsError, StoreUnavailableError
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.transport.connection import connect, translate_error
-from celery_idempotent.store.transport.url import is_redis_url, redacted
+from celery_idempotent.store.url import is_redis_url, redacted
 
 
 def connection_of(url: str) -> Any:
