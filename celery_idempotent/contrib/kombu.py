@@ -106,15 +106,11 @@ class IdempotentConsumer(ConsumerMixin):
         prefetch_count: int = 10,
         accept: Sequence[str] = ("json",),
     ) -> None:
-        policies = {
-            "on_conflict": on_conflict,
-            "on_error": on_error,
-            "on_store_error": on_store_error,
-        }
-        for name, value in policies.items():
-            if value not in _POLICIES[name]:
-                choices = ", ".join(map(repr, _POLICIES[name]))
-                raise SettingsError(f"IdempotentConsumer: {name} must be one of {choices}")
+        values = on_conflict, on_error, on_store_error
+        for value, (name, choices) in zip(values, _POLICIES.items(), strict=True):
+            if value not in choices:
+                named = ", ".join(map(repr, choices))
+                raise SettingsError(f"IdempotentConsumer: {name} must be one of {named}")
         self.connection = connection
         self.dead_letter_queue = dead_letter_queue
         self.on_error = on_error
@@ -232,21 +228,15 @@ class IdempotentConsumer(ConsumerMixin):
     def _handle_failure(self, delivery: _Delivery, error: Exception, *, final: bool) -> None:
         delivery.failures += 1
         retries_left = delivery.failures < self._settings.max_attempts and not final
+        extra = _fields(delivery.message)
         if self.on_error == "retry" and retries_left:
             delay = requeue_delay(delivery.failures - 1, self._settings.lease)
             logger.warning(
-                "A handler failed; retrying in %.1f s",
-                delay,
-                exc_info=error,
-                extra=_fields(delivery.message),
+                "A handler failed; retrying in %.1f s", delay, exc_info=error, extra=extra
             )
             self._delay(delivery, delay)
         elif self.on_error == "ignore":
-            logger.warning(
-                "A handler failed; ignoring the message",
-                exc_info=error,
-                extra=_fields(delivery.message),
-            )
+            logger.warning("A handler failed; ignoring the message", exc_info=error, extra=extra)
             delivery.message.ack()
         else:
             self._dead_letter(delivery.message, f"its handler raised {type(error).__name__}")

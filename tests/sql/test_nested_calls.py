@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_idempotent import Idempotency, IdempotentTask, TransactionError
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import Deliveries
+from tests.flow.deliveries import Deliveries
 from tests.sql.conftest import each_kind
 from tests.sql.databases import TestDatabase, effects
 

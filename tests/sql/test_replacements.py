@@ -16,7 +16,7 @@ from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
 from celery_idempotent.store import commands
 from celery_idempotent.task import canvas
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import Deliveries, End
+from tests.flow.deliveries import Deliveries, End
 from tests.sql.conftest import kinds
 from tests.sql.databases import TestDatabase, effects
 

@@ -12,7 +12,7 @@ import pytest
 
 from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.store.record_store import RecordStore
-from tests.executor.deliveries import PACKAGE, SignalAtLine
+from tests.flow.deliveries import PACKAGE, SignalAtLine
 from tests.store import deployments
 from tests.store.record_harness import RecordHarness
 from tests.store.test_heartbeat import Holder, await_later_deadline, deadline, keys

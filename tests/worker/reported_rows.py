@@ -12,7 +12,7 @@ from celery.result import AsyncResult
 
 from celery_idempotent.store import commands
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import begin_elsewhere
+from tests.flow.deliveries import begin_elsewhere
 from tests.waiting import SOON
 from tests.worker.failing_tasks import final, flaky
 from tests.worker.harness import Shop

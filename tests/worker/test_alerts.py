@@ -23,8 +23,8 @@ from redis import Redis
 from celery_idempotent.store import commands
 from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import begin_elsewhere
 from tests.faults.proxy import Proxy
+from tests.flow.deliveries import begin_elsewhere
 from tests.servers.prometheus import Prometheus
 from tests.waiting import SOON, eventually
 from tests.worker.failing_tasks import final, flaky

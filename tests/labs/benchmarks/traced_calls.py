@@ -10,7 +10,7 @@ from uuid import uuid4
 from celery import Celery, Task
 from celery.worker.request import Request
 
-from tests.executor.deliveries import Deliveries
+from tests.flow.deliveries import Deliveries
 from tests.labs.benchmarks.environments import Entries, server_for, start_environments
 from tests.labs.benchmarks.interleaving import Rounds, median_microseconds, round_order
 from tests.labs.benchmarks.measure import ProgressCallback

@@ -1,4 +1,4 @@
-"""What a worker does with a delivery, as the executor does it."""
+"""What a worker does with a delivery, as the flow does it."""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ from celery_idempotent import IdempotentTask, State
 from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.store import scripts
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import begin_elsewhere
-from tests.executor.fused import (
+from tests.faults.proxy import Proxy
+from tests.flow.deliveries import begin_elsewhere
+from tests.flow.fused import (
     BY_CELERY,
     FUSED,
     Offer,
@@ -28,7 +29,6 @@ from tests.executor.fused import (
     sent_by,
     unserialisable,
 )
-from tests.faults.proxy import Proxy
 from tests.sql.databases import effects, new_engine
 from tests.store.deployments import documented_rules
 from tests.waiting import SOON

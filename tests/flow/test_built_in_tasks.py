@@ -16,7 +16,7 @@ from celery.app.builtins import (
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import tasks as doctor
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import Deliveries
+from tests.flow.deliveries import Deliveries
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.task.message_headers import MessageHeaders
-from tests.executor.deliveries import Deliveries, End
+from tests.flow.deliveries import Deliveries, End
 
 Make = Callable[..., IdempotentTask]
 

@@ -21,7 +21,7 @@ from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing import IsolatedRecords
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import begin_elsewhere
+from tests.flow.deliveries import begin_elsewhere
 
 Make = Callable[..., IdempotentTask]
 

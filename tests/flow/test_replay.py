@@ -13,7 +13,7 @@ from celery_idempotent.payload.codec import DELEGATED
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
-from tests.executor.deliveries import begin_elsewhere
+from tests.flow.deliveries import begin_elsewhere
 
 Make = Callable[..., IdempotentTask]
 

@@ -14,15 +14,15 @@ from celery_idempotent.signals import replayed as replayed_signal
 from celery_idempotent.store import scripts
 from celery_idempotent.store.breaker import THRESHOLD
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import Deliveries
-from tests.executor.fused import (
+from tests.faults.proxy import Proxy
+from tests.flow.deliveries import Deliveries
+from tests.flow.fused import (
     BY_CELERY,
     Offer,
     meta_of,
     offer,
     recorded,
 )
-from tests.faults.proxy import Proxy
 from tests.waiting import SOON
 
 __all__ = ["offer"]  # the fixture

@@ -12,7 +12,7 @@ from celery.states import SUCCESS
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.fused import (
+from tests.flow.fused import (
     BY_CELERY,
     FUSED,
     Offer,

@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotencyError, IdempotentTask
 from celery_idempotent.flow.execution import Execution
-from tests.executor.deliveries import Deliveries
+from tests.flow.deliveries import Deliveries
 
 Make = Callable[..., IdempotentTask]
 Look = Callable[[], Execution]

@@ -14,7 +14,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_idempotent import ConflictError, IdempotentTask, State
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import Deliveries, End, SignalAtLine, begin_elsewhere
+from tests.flow.deliveries import Deliveries, End, SignalAtLine, begin_elsewhere
 
 Make = Callable[..., IdempotentTask]
 

@@ -14,7 +14,7 @@ from celery import Celery, Task
 from celery_idempotent import IdempotentTask
 from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
-from tests.executor.deliveries import Deliveries
+from tests.flow.deliveries import Deliveries
 
 ROOT = Path(__file__).parents[2]
 
