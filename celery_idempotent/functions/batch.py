@@ -275,7 +275,7 @@ class Batch(BaseBatch):
     """A batch for blocking code. As a context manager it releases the pending keys at its end."""
 
     @classmethod
-    def begin(
+    def _begun(
         cls,
         executor: Executor,
         keys: Sequence[Hashable],
@@ -340,7 +340,7 @@ class AsyncBatch(BaseBatch):
     _runtime: AsyncioRuntime
 
     @classmethod
-    async def begin(
+    async def _begun(
         cls,
         executor: AsyncExecutor,
         keys: Sequence[Hashable],

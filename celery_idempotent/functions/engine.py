@@ -194,7 +194,7 @@ class Idempotency:
         """
         calls = self._calls(keys, fingerprints)
         database = self.settings.transaction
-        return Batch.begin(self.executor, keys, calls, self.app, database)
+        return Batch._begun(self.executor, keys, calls, self.app, database)  # noqa: SLF001
 
     async def abegin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
@@ -206,7 +206,7 @@ class Idempotency:
                 "abegin_many, since its connection blocks"
             )
         calls = self._calls(keys, fingerprints)
-        return await AsyncBatch.begin(self.async_executor, keys, calls)
+        return await AsyncBatch._begun(self.async_executor, keys, calls)  # noqa: SLF001
 
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
