@@ -171,7 +171,7 @@ class ActiveCall:
             self._renewed = False
 
     def end_extensions(self) -> None:
-        """Tells the extensions that the flow has ended; may be called again."""
+        """Ends the extensions; may be called again."""
         for extension in self.extensions:
             extension.ended()
 
