@@ -209,9 +209,7 @@ class RowTransaction(Extension):
             return Settlement(Release(), failure)
         if row is not None:
             return await self._adopt(row)
-        # A later call can store an outcome that is committed.
-        call.writes_once = True
-        settlement.committed, settlement.unsaved = True, table.COMMITTED_ONLY
+        settlement.committed = True
         return settlement
 
     def ended(self) -> None:
@@ -302,8 +300,7 @@ class SharedTransaction(RowTransaction):
             await await_effect(COMMIT, (self.call, settlement))
         except Exception as error:
             return Settlement(Release(), Failure(error))
-        self.call.writes_once = True
-        settlement.committed, settlement.unsaved = True, table.COMMITTED_ONLY
+        settlement.committed = True
         return settlement
 
     def ended(self) -> None:

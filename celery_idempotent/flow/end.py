@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from celery_idempotent.events import table
-from celery_idempotent.events.table import Event
 from celery_idempotent.flow.call import Disposition
 from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.key.key import Key
@@ -106,10 +104,8 @@ class Settlement:
     retention_ms: int = 0
     #: As for `commands.complete`.
     sending_ms: int | None = None
-    #: The outcome counts, whatever Redis replies.
+    #: The outcome counts, whatever Redis replies, and a later call can store it.
     committed: bool = False
-    #: Is reported if it cannot be stored.
-    unsaved: Event = table.OUTCOME_UNSAVED
 
     @property
     def error(self) -> BaseException | None:

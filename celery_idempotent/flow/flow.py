@@ -312,11 +312,13 @@ def store_command(call: ActiveCall, settlement: Settlement) -> Command:
 
 async def _store(call: ActiveCall, settlement: Settlement) -> End:
     """Stores the outcome of the key."""
+    call.writes_once |= settlement.committed
     try:
         reply = await call.write(store_command(call, settlement))
     except StoreUnavailableError as error:
-        call.report(settlement.unsaved, error=error)
         call.unsaved = None if settlement.committed else error
+        event = table.COMMITTED_ONLY if settlement.committed else table.OUTCOME_UNSAVED
+        call.report(event, error=error)
         reply = None
     call.settled = True
     call.stop_renewal()
