@@ -91,7 +91,7 @@ class Story:
 
 #: The lines at which a limit counts as reached in the body.
 AT_THE_BODY = (
-    "executor/runtime/blocking.py::run",
+    "flow/thread.py::run",
     "task/call.py::run",
     "task/overrides.py::run",
 )

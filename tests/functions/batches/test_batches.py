@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
 from celery_idempotent import (
     Decision,
@@ -258,6 +260,27 @@ def test_async_batches_behave_like_batches(idem: Idempotency, run: Run, keys: li
         await again.release_many()
 
     run(use_batch())
+
+
+def test_async_batches_offload_large_values(
+    server: RedisServer, run: Run, keys: list[str], tmp_path: Path
+) -> None:
+    """The storage is used in a thread, while all keys of the batch wait."""
+    keys = keys[:5]
+    app = Celery(backend=server.url)
+    idem = Idempotency(app, max_result_size=100, offload_backend=f"file://{tmp_path}")
+
+    async def use_batches() -> None:
+        async with await idem.abegin_many(keys) as batch:
+            assert not await batch.complete_many({key: key * 10 for key in keys})
+        again = await idem.abegin_many(keys)
+        assert [entry.replay for entry in again] == [key * 10 for key in keys]
+        await idem.aclose()
+
+    run(use_batches())
+    idem.close()
+
+    assert len(list(tmp_path.iterdir())) == len(keys)
 
 
 def test_an_async_batch_that_is_cancelled_releases_all_keys(
