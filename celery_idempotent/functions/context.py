@@ -15,7 +15,6 @@ from celery_idempotent.flow.end import Answer
 from celery_idempotent.flow.execution import AsyncExecution, BaseExecution, Execution
 from celery_idempotent.flow.lockstep import Lockstep, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
-from celery_idempotent.flow.runtime import BatchRuntime
 from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision, NotCompletedError
@@ -36,9 +35,7 @@ T = TypeVar("T")
 class BaseContextExecution:
     """The execution of a block: its decision and, if the block is to run, its token and steps."""
 
-    def __init__(
-        self, data: Call, host: DirectHost, runtime: BatchRuntime, codec: PayloadCodec
-    ) -> None:
+    def __init__(self, data: Call, host: DirectHost, runtime: Any, codec: PayloadCodec) -> None:
         stepped = SteppedRuntime(runtime, together=False)
         #: ``name:digest``, as in the record.
         self.key = str(data.key)
@@ -46,6 +43,7 @@ class BaseContextExecution:
         #: Names the execution that holds the key, under CONFLICT.
         self.conflict: ConflictError | None = None
         self._call = ActiveCall(data, host, stepped, codec, plan_for(data.settings))
+        self._runtime = runtime
         self._flows = Lockstep(runtime)
         self._execution: BaseExecution | None = None
         self._outcome: Outcome | None = None
@@ -103,8 +101,6 @@ class BaseContextExecution:
             self.decision, self._execution = Decision.RUN, self._call.execution
             return
         end = self._flows.ends[self._call]
-        if isinstance(end, BaseException):
-            raise end
         outcome = outcome_of(self._call, end)
         if isinstance(end, Answer) and not end.refused:
             self.decision, self._outcome = Decision.REPLAY, outcome
@@ -121,10 +117,7 @@ class BaseContextExecution:
 
     def _completed(self) -> Any:
         """Returns or raises the outcome of the key."""
-        end = self._flows.ends[self._call]
-        if isinstance(end, BaseException):
-            raise end
-        self._outcome = outcome_of(self._call, end)
+        self._outcome = outcome_of(self._call, self._flows.ends[self._call])
         return self._outcome.get()
 
     def _enter_block(self) -> None:
@@ -178,12 +171,6 @@ class ContextExecution(BaseContextExecution):
 
 class AsyncContextExecution(BaseContextExecution):
     """The execution of an ``async with`` block."""
-
-    def __init__(
-        self, data: Call, host: DirectHost, runtime: AsyncioRuntime, codec: PayloadCodec
-    ) -> None:
-        super().__init__(data, host, runtime, codec)
-        self._runtime = runtime
 
     async def complete(self, value: Any = None) -> Any:
         """As :meth:`ContextExecution.complete`."""

@@ -84,10 +84,16 @@ def direct_call(
     )
 
 
-def outcome_of(call: ActiveCall, end: End) -> Outcome:
-    """Returns the outcome of a direct call; the caller decides whether to call again."""
+def outcome_of(call: ActiveCall, end: End | BaseException) -> Outcome:
+    """Returns the outcome of a direct call; the caller decides whether to call again.
+
+    Args:
+        end: how the flow has ended, or what it has raised.
+    """
     if isinstance(end, Answer):
         return end.outcome
+    if isinstance(end, BaseException):
+        raise end
     assert isinstance(end, Requeue)  # the policies of direct calls neither drop nor reject
     report(table.RAISES, call, reason=end.reason)
     return Failure(end.reason)

@@ -11,6 +11,7 @@ A step that waits for the store is a coroutine. Under WSGI it blocks instead of 
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -279,8 +280,18 @@ class BaseMiddleware:
 
     def _refusal(self, reason: Problem) -> Answered:
         """Returns what to raise so that the client gets a problem document."""
-        about = self._problem_type_base, self._retry_after, self._max_body_bytes
-        return Answered(reason.response(*about))
+        text = reason.value
+        document = {
+            "type": self._problem_type_base + reason.type_name,
+            "title": text.title,
+            "status": text.status,
+            "detail": text.detail.format(max_body_bytes=self._max_body_bytes),
+        }
+        body = json.dumps(document).encode()
+        headers = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(body)))]
+        if text.retry:
+            headers.append(("Retry-After", str(self._retry_after)))
+        return Answered(Response(text.status, headers, body))
 
 
 def record_key(identity: str, key: str) -> tuple[str, str, str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from enum import Enum
 from typing import NamedTuple
 
 from celery_idempotent.contrib.http.key_header import MAX_KEY_LENGTH
-from celery_idempotent.contrib.http.response import Response
 from celery_idempotent.errors import (
     CorruptRecordError,
     IdempotencyError,
@@ -124,21 +122,6 @@ class Problem(Enum):
     def type_name(self) -> str:
         """The end of its type; clients may depend on it."""
         return self.name.lower().replace("_", "-")
-
-    def response(self, type_base: str, retry_after: int, max_body_bytes: int) -> Response:
-        """Returns the problem document."""
-        text = self.value
-        document = {
-            "type": type_base + self.type_name,
-            "title": text.title,
-            "status": text.status,
-            "detail": text.detail.format(max_body_bytes=max_body_bytes),
-        }
-        body = json.dumps(document).encode()
-        headers = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(body)))]
-        if text.retry:
-            headers.append(("Retry-After", str(retry_after)))
-        return Response(text.status, headers, body)
 
 
 #: Errors of the engine about which the client can do something.
