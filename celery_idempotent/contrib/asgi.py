@@ -140,15 +140,10 @@ def _field(scope: Scope, name: str) -> str:
 
 
 def _fingerprint(scope: Scope, body: bytes) -> list[str | bytes]:
-    return fingerprint(
-        scope["method"],
-        scope.get("root_path", ""),
-        scope["path"],
-        scope["query_string"].decode("latin-1"),
-        _field(scope, "content-type"),
-        _field(scope, "content-encoding"),
-        body,
-    )
+    query = scope["query_string"].decode("latin-1")
+    target = scope["method"], scope.get("root_path", ""), scope["path"], query
+    content_type, encoding = _field(scope, "content-type"), _field(scope, "content-encoding")
+    return fingerprint(target, content_type, encoding, body)
 
 
 def _without_sending(scope: Scope) -> Scope:

@@ -133,5 +133,5 @@ class _HeldResponse:
 def fingerprint_of(environ: Mapping[str, Any], body: bytes) -> list[str | bytes]:
     """Returns the fingerprint of a request."""
     names = "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING", "CONTENT_TYPE", "HTTP_CONTENT_ENCODING"
-    prefix, path, query, content_type, encoding = (environ.get(name, "") for name in names)
-    return fingerprint(environ["REQUEST_METHOD"], prefix, path, query, content_type, encoding, body)
+    *target, content_type, encoding = (environ.get(name, "") for name in names)
+    return fingerprint([environ["REQUEST_METHOD"], *target], content_type, encoding, body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -196,9 +196,6 @@ class BaseBatch(Sequence[Entry]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries)
-
     @property
     def pending(self) -> list[Hashable]:
         """The keys to run that are neither completed nor released yet."""
@@ -229,13 +226,12 @@ class BaseBatch(Sequence[Entry]):
 
     def _take(self, keys: Iterable[Hashable]) -> dict[Hashable, ActiveCall]:
         """Removes the calls of `keys` from the pending ones, and returns them."""
-        keys = list(dict.fromkeys(keys))
-        for key in keys:
-            if key not in self._pending:
-                raise IdempotencyError(
-                    "a key is not pending in this batch; complete or release each key of "
-                    "Batch.pending once"
-                )
+        keys = dict.fromkeys(keys)
+        if keys.keys() - self._pending.keys():
+            raise IdempotencyError(
+                "a key is not pending in this batch; complete or release each key of Batch.pending "
+                "once"
+            )
         return {key: self._pending.pop(key) for key in keys}
 
     def _completions(self, values: Mapping[Hashable, Any] | None) -> dict[ActiveCall, Outcome]:

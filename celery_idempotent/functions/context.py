@@ -95,20 +95,25 @@ class BaseContextExecution:
             raise IdempotencyError(f"{self.key} is not to be run: the decision is {self.decision}")
         return self._execution
 
-    def _begun(self) -> None:
-        """Sets the decision, after the begin."""
+    def _enter_block(self) -> None:
+        """Sets the decision, after the begin; the execution is the current one in the block."""
         if self._flows.at_body:
             self.decision, self._execution = Decision.RUN, self._call.execution
-            return
-        end = self._flows.ends[self._call]
-        outcome = outcome_of(self._call, end)
-        if isinstance(end, Answer) and not end.refused:
-            self.decision, self._outcome = Decision.REPLAY, outcome
-            return
-        assert isinstance(outcome, Failure)
-        if not isinstance(outcome.error, ConflictError):
-            raise outcome.error
-        self.conflict = outcome.error
+        else:
+            end = self._flows.ends[self._call]
+            outcome = outcome_of(self._call, end)
+            if isinstance(end, Answer) and not end.refused:
+                self.decision, self._outcome = Decision.REPLAY, outcome
+            else:
+                assert isinstance(outcome, Failure)
+                if not isinstance(outcome.error, ConflictError):
+                    raise outcome.error
+                self.conflict = outcome.error
+        self._outer_execution = current_execution.get()
+        current_execution.set(self._execution)
+
+    def _leave_block(self) -> None:
+        current_execution.set(self._outer_execution)
 
     def _check_completable(self) -> None:
         _ = self._running  # the block is to run
@@ -119,13 +124,6 @@ class BaseContextExecution:
         """Returns or raises the outcome of the key."""
         self._outcome = outcome_of(self._call, self._flows.ends[self._call])
         return self._outcome.get()
-
-    def _enter_block(self) -> None:
-        self._outer_execution = current_execution.get()
-        current_execution.set(self._execution)
-
-    def _leave_block(self) -> None:
-        current_execution.set(self._outer_execution)
 
 
 class ContextExecution(BaseContextExecution):
@@ -155,7 +153,6 @@ class ContextExecution(BaseContextExecution):
     def __enter__(self) -> ContextExecution:
         try:
             run_flow(partial(self._flows.begin, [self._call]))
-            self._begun()
             self._enter_block()
             return self
         except BaseException as error:
@@ -194,7 +191,6 @@ class AsyncContextExecution(BaseContextExecution):
 
     async def __aenter__(self) -> AsyncContextExecution:
         await drive_begin(self._runtime, self._flows, [self._call])
-        self._begun()
         self._enter_block()
         return self
 

@@ -220,19 +220,14 @@ class Idempotency:
             )
         if fingerprints is None:
             fingerprints = [None] * len(keys)
-        elif len(fingerprints) != len(keys):
+        if len(fingerprints) != len(keys):
             raise ValueError(
                 f"Idempotency {self.name!r}: {len(keys)} keys need as many fingerprints, not "
                 f"{len(fingerprints)}"
             )
-        return [
-            self._call(key, fingerprint, self.settings)
-            for key, fingerprint in zip(keys, fingerprints, strict=True)
-        ]
+        return [*map(self._call, keys, fingerprints)]
 
-    def _call(
-        self, key: Hashable, fingerprint: Any, batch_settings: Settings
-    ) -> Call | IdempotencyError:
+    def _call(self, key: Hashable, fingerprint: Any) -> Call | IdempotencyError:
         try:
             hash(key)
         except Exception:
@@ -241,7 +236,7 @@ class Idempotency:
                 "hashed; it must be text, a number, a UUID or a tuple of these"
             )
         try:
-            return direct_call(self, self.key_of(key, fingerprint), batch_settings)
+            return direct_call(self, self.key_of(key, fingerprint), self.settings)
         except KeyRuleError as error:
             return error
 
