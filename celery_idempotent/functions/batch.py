@@ -35,9 +35,8 @@ from celery_idempotent.flow.extension import Extension
 from celery_idempotent.flow.lockstep import Handler, Lockstep, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.flow.thread import run_flow
-from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision
-from celery_idempotent.functions.direct_call import DirectHost
+from celery_idempotent.functions.direct_call import DirectHost, drive_begin, drive_end
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
@@ -168,8 +167,7 @@ class BaseBatch(Sequence[Entry]):
         for entry, call in zip(self._entries, calls, strict=True):
             if isinstance(call, IdempotencyError):
                 entry.refuse(call)
-                continue
-            if digests.setdefault(entry.key, call.key.digest) != call.key.digest:
+            elif digests.setdefault(entry.key, call.key.digest) != call.key.digest:
                 # complete_many could not tell them apart.
                 entry.refuse(
                     KeyRuleError(
@@ -177,9 +175,7 @@ class BaseBatch(Sequence[Entry]):
                         "such as 1 and 1.0; pass keys of one type"
                     )
                 )
-                continue
-            first = firsts.get(call.key.digest)
-            if first is None:
+            elif (first := firsts.get(call.key.digest)) is None:
                 # A batch does not wait for a key that is held.
                 data = call._replace(wait_timeout=0.0)
                 stepped = SteppedRuntime(runtime, together=True)

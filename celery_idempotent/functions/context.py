@@ -16,13 +16,14 @@ from celery_idempotent.flow.execution import AsyncExecution, BaseExecution, Exec
 from celery_idempotent.flow.lockstep import Lockstep, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.flow.thread import run_flow
-from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision, NotCompletedError
 from celery_idempotent.functions.direct_call import (
     DirectHost,
     Engine,
     current_execution,
     direct_call,
+    drive_begin,
+    drive_end,
     outcome_of,
 )
 from celery_idempotent.key.key import Key
@@ -115,10 +116,11 @@ class BaseContextExecution:
     def _leave_block(self) -> None:
         current_execution.set(self._outer_execution)
 
-    def _check_completable(self) -> None:
+    def _completion(self, value: Any) -> dict[ActiveCall, Outcome]:
         _ = self._running  # the block is to run
         if self._outcome is not None:
             raise IdempotencyError(f"{self.key} is already completed; complete it only once")
+        return {self._call: Result(value)}
 
     def _completed(self) -> Any:
         """Returns or raises the outcome of the key."""
@@ -140,8 +142,7 @@ class ContextExecution(BaseContextExecution):
             LeaseLostError: if another execution has taken over and is running.
             IdempotencyError: if the block is not to run, or has already completed.
         """
-        self._check_completable()
-        run_flow(partial(self._flows.end, {self._call: Result(value)}))
+        run_flow(partial(self._flows.end, self._completion(value)))
         return self._completed()
 
     def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
@@ -171,8 +172,7 @@ class AsyncContextExecution(BaseContextExecution):
 
     async def complete(self, value: Any = None) -> Any:
         """As :meth:`ContextExecution.complete`."""
-        self._check_completable()
-        await self._runtime.drive(self._flows.end({self._call: Result(value)}))
+        await self._runtime.drive(self._flows.end(self._completion(value)))
         return self._completed()
 
     @overload
