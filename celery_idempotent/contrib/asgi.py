@@ -86,15 +86,14 @@ class _HeldResponse:
         self._max_bytes = max_bytes
         self._start: Message = {}
         self._body = bytearray()
-        self._settled = False
-        self._replaced = False
+        #: Set once the response is settled: False if another one is sent.
+        self._released: bool | None = None
 
     async def send(self, message: Message) -> None:
         """Is the `send` of the app."""
-        if self._replaced:
-            return
-        if self._settled:
-            await self._send(message)
+        if self._released is not None:
+            if self._released:
+                await self._send(message)
         elif message["type"] == "http.response.start":
             self._start = message
         elif message["type"] == "http.response.body" and self._start:
@@ -117,10 +116,10 @@ class _HeldResponse:
         try:
             added = await self._settle(Response(self._start["status"], headers, body))
         except Answered as answered:
-            self._replaced = True
+            self._released = False
             await _send(self._send, answered.response)
             return
-        self._settled = True
+        self._released = True
         await self._send({**self._start, "headers": [*fields, *_encoded(added)]})
         await self._send({"type": "http.response.body", "body": body, "more_body": not whole})
 
@@ -140,15 +139,10 @@ def _field(scope: Scope, name: str) -> str:
 
 
 def _fingerprint(scope: Scope, body: bytes) -> list[str | bytes]:
-    return fingerprint(
-        scope["method"],
-        scope.get("root_path", ""),
-        scope["path"],
-        scope["query_string"].decode("latin-1"),
-        _field(scope, "content-type"),
-        _field(scope, "content-encoding"),
-        body,
-    )
+    query = scope["query_string"].decode("latin-1")
+    target = scope["method"], scope.get("root_path", ""), scope["path"], query
+    content_type, encoding = _field(scope, "content-type"), _field(scope, "content-encoding")
+    return fingerprint(target, content_type, encoding, body)
 
 
 def _without_sending(scope: Scope) -> Scope:

@@ -34,9 +34,9 @@ from celery_idempotent.errors import (
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.extensions.plan import plan_for
 from celery_idempotent.flow.conflict import requeue_delay
-from celery_idempotent.flow.end import Drop, Reject, Requeue
+from celery_idempotent.flow.end import Answer, Drop, End, Reject, Requeue
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.outcome import Result
+from celery_idempotent.flow.outcome import Failure, Result
 from celery_idempotent.functions.direct_call import DirectHost, direct_call
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
@@ -166,14 +166,11 @@ class IdempotentConsumer(ConsumerMixin):
             return
         executor = self._idem.executor
         call = executor.new_call(host.data, host, plan_for(self._settings))
+        end: End
         try:
             end = executor.enter(call)
-        except _UNUSABLE as error:
-            self._dead_letter(message, str(error))
-            return
         except Exception as error:
-            self._handle_failure(delivery, error, final=False)
-            return
+            end = Answer(Failure(error))
         if isinstance(end, Requeue):
             delivery.unanswered_ids = end.unanswered_ids
             delivery.rollback_count = end.rollback_count
@@ -214,11 +211,7 @@ class IdempotentConsumer(ConsumerMixin):
             requeue_count=delivery.requeue_count,
             rollback_count=delivery.rollback_count,
         )
-        return _MessageHost(
-            call,
-            partial(self._handler, delivery.body, message),
-            app=self._idem.app,
-        )
+        return _MessageHost(call, partial(self._handler, delivery.body, message), self._idem.app)
 
     def _delay(self, delivery: _Delivery, seconds: float) -> None:
         delivery.requeue_count += 1

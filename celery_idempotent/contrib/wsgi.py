@@ -12,10 +12,10 @@ from io import BytesIO
 from itertools import chain
 from typing import Any
 
-from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.fingerprint import fingerprint
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.problem import Problem
 from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
 from celery_idempotent.store.run_sync import run_sync
 
@@ -61,7 +61,7 @@ class IdempotencyMiddleware(BaseMiddleware):
         declared = environ.get("CONTENT_LENGTH") or ""
         terminated = environ.get("wsgi.input_terminated", False)
         if not declared and not terminated and environ.get("HTTP_TRANSFER_ENCODING"):
-            raise self._refusal(problem.LENGTH_REQUIRED)
+            raise self._refusal(Problem.LENGTH_REQUIRED)
         self._check_length(declared, 0, ended=False)
         # Without a mark at the end of the input, reading further than its length would block.
         left = self._max_body_bytes + 1 if terminated else int(declared or 0)
@@ -133,5 +133,5 @@ class _HeldResponse:
 def fingerprint_of(environ: Mapping[str, Any], body: bytes) -> list[str | bytes]:
     """Returns the fingerprint of a request."""
     names = "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING", "CONTENT_TYPE", "HTTP_CONTENT_ENCODING"
-    prefix, path, query, content_type, encoding = (environ.get(name, "") for name in names)
-    return fingerprint(environ["REQUEST_METHOD"], prefix, path, query, content_type, encoding, body)
+    *target, content_type, encoding = (environ.get(name, "") for name in names)
+    return fingerprint([environ["REQUEST_METHOD"], *target], content_type, encoding, body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,19 +28,15 @@ from celery_idempotent.extensions.transaction import (
     commit_together,
 )
 from celery_idempotent.flow.active_call import ActiveCall, Plan
-from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.end import Admission, Answer, End, Finished, Requeue
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.executor import Executor
 from celery_idempotent.flow.extension import Extension
 from celery_idempotent.flow.lockstep import Handler, Lockstep, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
-from celery_idempotent.flow.runtime import BatchRuntime
 from celery_idempotent.flow.thread import run_flow
-from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision
-from celery_idempotent.functions.direct_call import DirectHost
+from celery_idempotent.functions.direct_call import DirectHost, drive_begin, drive_end
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
@@ -146,13 +142,14 @@ class BaseBatch(Sequence[Entry]):
 
     def __init__(
         self,
-        runtime: BatchRuntime,
+        runtime: Any,
         codec: PayloadCodec,
         keys: Sequence[Hashable],
         calls: Sequence[Call | IdempotencyError],
         app: Celery | None = None,
         database: Database | None = None,
     ) -> None:
+        self._runtime = runtime
         self._entries = [Entry(key) for key in keys]
         self._pending: dict[Hashable, ActiveCall] = {}
         self._transaction = transaction = None if database is None else Transaction(database)
@@ -170,8 +167,7 @@ class BaseBatch(Sequence[Entry]):
         for entry, call in zip(self._entries, calls, strict=True):
             if isinstance(call, IdempotencyError):
                 entry.refuse(call)
-                continue
-            if digests.setdefault(entry.key, call.key.digest) != call.key.digest:
+            elif digests.setdefault(entry.key, call.key.digest) != call.key.digest:
                 # complete_many could not tell them apart.
                 entry.refuse(
                     KeyRuleError(
@@ -179,14 +175,10 @@ class BaseBatch(Sequence[Entry]):
                         "such as 1 and 1.0; pass keys of one type"
                     )
                 )
-                continue
-            first = firsts.get(call.key.digest)
-            if first is None:
+            elif (first := firsts.get(call.key.digest)) is None:
                 # A batch does not wait for a key that is held.
-                data, stepped = (
-                    call._replace(wait_timeout=0.0),
-                    SteppedRuntime(runtime, together=True),
-                )
+                data = call._replace(wait_timeout=0.0)
+                stepped = SteppedRuntime(runtime, together=True)
                 active = ActiveCall(data, DirectHost(data, app=app), stepped, codec, plan)
                 firsts[call.key.digest], self._calls[active] = active, entry
             elif first.key.fingerprint != call.key.fingerprint:
@@ -199,9 +191,6 @@ class BaseBatch(Sequence[Entry]):
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries)
 
     @property
     def pending(self) -> list[Hashable]:
@@ -233,13 +222,12 @@ class BaseBatch(Sequence[Entry]):
 
     def _take(self, keys: Iterable[Hashable]) -> dict[Hashable, ActiveCall]:
         """Removes the calls of `keys` from the pending ones, and returns them."""
-        keys = list(dict.fromkeys(keys))
-        for key in keys:
-            if key not in self._pending:
-                raise IdempotencyError(
-                    "a key is not pending in this batch; complete or release each key of "
-                    "Batch.pending once"
-                )
+        keys = dict.fromkeys(keys)
+        if keys.keys() - self._pending.keys():
+            raise IdempotencyError(
+                "a key is not pending in this batch; complete or release each key of Batch.pending "
+                "once"
+            )
         return {key: self._pending.pop(key) for key in keys}
 
     def _completions(self, values: Mapping[Hashable, Any] | None) -> dict[ActiveCall, Outcome]:
@@ -274,26 +262,17 @@ class BaseBatch(Sequence[Entry]):
 class Batch(BaseBatch):
     """A batch for blocking code. As a context manager it releases the pending keys at its end."""
 
-    @classmethod
-    def _begun(
-        cls,
-        executor: Executor,
-        keys: Sequence[Hashable],
-        calls: Sequence[Call | IdempotencyError],
-        app: Celery | None,
-        database: Database | None,
-    ) -> Batch:
-        """Returns a batch that has begun."""
-        batch = cls(executor.runtime, executor.codec, keys, calls, app, database)
+    def _begun(self) -> Batch:
+        """Begins the batch, and returns it."""
         try:
-            run_flow(partial(batch._flows.begin, [*batch._calls]))
-            batch._set_decisions()
+            run_flow(partial(self._flows.begin, [*self._calls]))
+            self._set_decisions()
         except BaseException as error:
-            if batch._transaction is not None:
-                batch._transaction.rollback(discard=not isinstance(error, Exception))
-            run_flow(partial(batch._flows.end_all, error))
+            if self._transaction is not None:
+                self._transaction.rollback(discard=not isinstance(error, Exception))
+            run_flow(partial(self._flows.end_all, error))
             raise
-        return batch
+        return self
 
     @property
     def connection(self) -> Any:
@@ -337,22 +316,11 @@ class Batch(BaseBatch):
 class AsyncBatch(BaseBatch):
     """A batch for coroutines. As a context manager it releases the pending keys at its end."""
 
-    _runtime: AsyncioRuntime
-
-    @classmethod
-    async def _begun(
-        cls,
-        executor: AsyncExecutor,
-        keys: Sequence[Hashable],
-        calls: Sequence[Call | IdempotencyError],
-    ) -> AsyncBatch:
-        """Returns a batch that has begun."""
-        runtime = AsyncioRuntime(executor.store)
-        batch = cls(runtime, executor.codec, keys, calls)
-        batch._runtime = runtime
-        await drive_begin(runtime, batch._flows, [*batch._calls])
-        batch._set_decisions()
-        return batch
+    async def _begun(self) -> AsyncBatch:
+        """Begins the batch, and returns it."""
+        await drive_begin(self._runtime, self._flows, [*self._calls])
+        self._set_decisions()
+        return self
 
     async def complete_many(
         self, values: Mapping[Hashable, Any] | None = None

@@ -15,15 +15,15 @@ from celery_idempotent.flow.end import Answer
 from celery_idempotent.flow.execution import AsyncExecution, BaseExecution, Execution
 from celery_idempotent.flow.lockstep import Lockstep, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
-from celery_idempotent.flow.runtime import BatchRuntime
 from celery_idempotent.flow.thread import run_flow
-from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision, NotCompletedError
 from celery_idempotent.functions.direct_call import (
     DirectHost,
     Engine,
     current_execution,
     direct_call,
+    drive_begin,
+    drive_end,
     outcome_of,
 )
 from celery_idempotent.key.key import Key
@@ -36,9 +36,7 @@ T = TypeVar("T")
 class BaseContextExecution:
     """The execution of a block: its decision and, if the block is to run, its token and steps."""
 
-    def __init__(
-        self, data: Call, host: DirectHost, runtime: BatchRuntime, codec: PayloadCodec
-    ) -> None:
+    def __init__(self, data: Call, host: DirectHost, runtime: Any, codec: PayloadCodec) -> None:
         stepped = SteppedRuntime(runtime, together=False)
         #: ``name:digest``, as in the record.
         self.key = str(data.key)
@@ -46,6 +44,7 @@ class BaseContextExecution:
         #: Names the execution that holds the key, under CONFLICT.
         self.conflict: ConflictError | None = None
         self._call = ActiveCall(data, host, stepped, codec, plan_for(data.settings))
+        self._runtime = runtime
         self._flows = Lockstep(runtime)
         self._execution: BaseExecution | None = None
         self._outcome: Outcome | None = None
@@ -97,42 +96,36 @@ class BaseContextExecution:
             raise IdempotencyError(f"{self.key} is not to be run: the decision is {self.decision}")
         return self._execution
 
-    def _begun(self) -> None:
-        """Sets the decision, after the begin."""
+    def _enter_block(self) -> None:
+        """Sets the decision, after the begin; the execution is the current one in the block."""
         if self._flows.at_body:
             self.decision, self._execution = Decision.RUN, self._call.execution
-            return
-        end = self._flows.ends[self._call]
-        if isinstance(end, BaseException):
-            raise end
-        outcome = outcome_of(self._call, end)
-        if isinstance(end, Answer) and not end.refused:
-            self.decision, self._outcome = Decision.REPLAY, outcome
-            return
-        assert isinstance(outcome, Failure)
-        if not isinstance(outcome.error, ConflictError):
-            raise outcome.error
-        self.conflict = outcome.error
-
-    def _check_completable(self) -> None:
-        _ = self._running  # the block is to run
-        if self._outcome is not None:
-            raise IdempotencyError(f"{self.key} is already completed; complete it only once")
-
-    def _completed(self) -> Any:
-        """Returns or raises the outcome of the key."""
-        end = self._flows.ends[self._call]
-        if isinstance(end, BaseException):
-            raise end
-        self._outcome = outcome_of(self._call, end)
-        return self._outcome.get()
-
-    def _enter_block(self) -> None:
+        else:
+            end = self._flows.ends[self._call]
+            outcome = outcome_of(self._call, end)
+            if isinstance(end, Answer) and not end.refused:
+                self.decision, self._outcome = Decision.REPLAY, outcome
+            else:
+                assert isinstance(outcome, Failure)
+                if not isinstance(outcome.error, ConflictError):
+                    raise outcome.error
+                self.conflict = outcome.error
         self._outer_execution = current_execution.get()
         current_execution.set(self._execution)
 
     def _leave_block(self) -> None:
         current_execution.set(self._outer_execution)
+
+    def _completion(self, value: Any) -> dict[ActiveCall, Outcome]:
+        _ = self._running  # the block is to run
+        if self._outcome is not None:
+            raise IdempotencyError(f"{self.key} is already completed; complete it only once")
+        return {self._call: Result(value)}
+
+    def _completed(self) -> Any:
+        """Returns or raises the outcome of the key."""
+        self._outcome = outcome_of(self._call, self._flows.ends[self._call])
+        return self._outcome.get()
 
 
 class ContextExecution(BaseContextExecution):
@@ -149,8 +142,7 @@ class ContextExecution(BaseContextExecution):
             LeaseLostError: if another execution has taken over and is running.
             IdempotencyError: if the block is not to run, or has already completed.
         """
-        self._check_completable()
-        run_flow(partial(self._flows.end, {self._call: Result(value)}))
+        run_flow(partial(self._flows.end, self._completion(value)))
         return self._completed()
 
     def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
@@ -162,7 +154,6 @@ class ContextExecution(BaseContextExecution):
     def __enter__(self) -> ContextExecution:
         try:
             run_flow(partial(self._flows.begin, [self._call]))
-            self._begun()
             self._enter_block()
             return self
         except BaseException as error:
@@ -179,16 +170,9 @@ class ContextExecution(BaseContextExecution):
 class AsyncContextExecution(BaseContextExecution):
     """The execution of an ``async with`` block."""
 
-    def __init__(
-        self, data: Call, host: DirectHost, runtime: AsyncioRuntime, codec: PayloadCodec
-    ) -> None:
-        super().__init__(data, host, runtime, codec)
-        self._runtime = runtime
-
     async def complete(self, value: Any = None) -> Any:
         """As :meth:`ContextExecution.complete`."""
-        self._check_completable()
-        await self._runtime.drive(self._flows.end({self._call: Result(value)}))
+        await self._runtime.drive(self._flows.end(self._completion(value)))
         return self._completed()
 
     @overload
@@ -207,7 +191,6 @@ class AsyncContextExecution(BaseContextExecution):
 
     async def __aenter__(self) -> AsyncContextExecution:
         await drive_begin(self._runtime, self._flows, [self._call])
-        self._begun()
         self._enter_block()
         return self
 

@@ -30,11 +30,11 @@ from celery_idempotent.payload.value_codec import ValueCodec
 def idempotent_function(
     engine: Engine,
     values: ValueCodec,
-    func: Callable[..., Any],
     name: str | None,
     key: Any,
     label: str | None,
     options: Mapping[str, Any],
+    func: Callable[..., Any],
 ) -> Callable[..., Any]:
     """Returns `func`, wrapped so that duplicate calls get the outcome of the first one.
 
@@ -76,23 +76,21 @@ def idempotent_function(
         return direct_call(func, key, settings, label)
 
     async def call_async(*args: Any, **kwargs: Any) -> Any:
-        if not settings.enabled:
-            return restored(await func(*args, **kwargs))
         work = functools.partial(func, *args, **kwargs)
+        if not settings.enabled:
+            return restored(await work())
         data, executor = new_call(args, kwargs), engine.async_executor
         call = executor.new_call(data, AsyncDirectHost(data, work), plan)
         return outcome_of(call, await executor.enter(call)).get()
 
     def call_blocking(*args: Any, **kwargs: Any) -> Any:
+        work = functools.partial(func, *args, **kwargs)
         if not settings.enabled:
             execution = unprotected()
-            work = functools.partial(func, *args, **kwargs)
             work = functools.partial(run_as_current, execution, work)
             return restored(run_plain(settings, execution, work))
         data, executor = new_call(args, kwargs), engine.executor
-        work = functools.partial(func, *args, **kwargs)
-        host = DirectHost(data, work, engine.app)
-        call = executor.new_call(data, host, plan)
+        call = executor.new_call(data, DirectHost(data, work, engine.app), plan)
         return outcome_of(call, executor.enter(call)).get()
 
     wrapper: Any = call_async if inspect.iscoroutinefunction(func) else call_blocking

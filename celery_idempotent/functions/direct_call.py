@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -14,11 +15,12 @@ from celery_idempotent.errors import IdempotencyError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.aio import AsyncExecutor
+from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
 from celery_idempotent.flow.call import Call, Complete, Disposition, Fail, Release
 from celery_idempotent.flow.end import Answer, End, Requeue
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.executor import Executor
+from celery_idempotent.flow.lockstep import Lockstep
 from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.functions.decision import NotCompletedError
 from celery_idempotent.key.key import Key, default_root
@@ -84,13 +86,46 @@ def direct_call(
     )
 
 
-def outcome_of(call: ActiveCall, end: End) -> Outcome:
-    """Returns the outcome of a direct call; the caller decides whether to call again."""
+def outcome_of(call: ActiveCall, end: End | BaseException) -> Outcome:
+    """Returns the outcome of a direct call; the caller decides whether to call again.
+
+    Args:
+        end: how the flow has ended, or what it has raised.
+    """
     if isinstance(end, Answer):
         return end.outcome
+    if isinstance(end, BaseException):
+        raise end
     assert isinstance(end, Requeue)  # the policies of direct calls neither drop nor reject
     report(table.RAISES, call, reason=end.reason)
     return Failure(end.reason)
+
+
+async def drive_begin(
+    runtime: AsyncioRuntime, flows: Lockstep, calls: Sequence[ActiveCall]
+) -> None:
+    """Runs `calls` to their bodies; if that fails or is cancelled, ends whatever has begun."""
+    try:
+        await runtime.drive(flows.begin(calls))
+    except BaseException as error:
+        await drive_end(runtime, flows, error)
+        raise
+
+
+async def drive_end(runtime: AsyncioRuntime, flows: Lockstep, error: BaseException | None) -> None:
+    """Ends the flows whose bodies have not completed.
+
+    Args:
+        error: with which the caller's code has ended, if with any.
+    """
+    if isinstance(error, GeneratorExit):
+        flows.close()  # nothing can be awaited: the event loop is closed
+        return
+    end = flows.end_all(error or NotCompletedError("the block or batch has ended"))
+    if isinstance(error, CancelledError):
+        await runtime.abandon(end)
+    else:
+        await runtime.drive(end)
 
 
 class DirectHost:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar, overload
 
 from celery import Celery
@@ -17,7 +17,7 @@ from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.events.report import About, refuse
-from celery_idempotent.flow.aio import AsyncExecutor
+from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.execution import BaseExecution, unprotected
 from celery_idempotent.flow.executor import Executor
@@ -148,9 +148,8 @@ class Idempotency:
         """
         # Of its own, since that of the executor needs the encryption keys.
         values = ValueCodec(ResultCodec(self.app), self._accept)
-        if func is not None:
-            return idempotent_function(self, values, func, name, key, label, options)
-        return lambda func: idempotent_function(self, values, func, name, key, label, options)
+        decorate = partial(idempotent_function, self, values, name, key, label, options)
+        return decorate if func is None else decorate(func)
 
     def execution(
         self, key: Any, *, fingerprint: Any = None, label: str = "", **options: Any
@@ -193,8 +192,9 @@ class Idempotency:
             TransactionError: with ``transaction``, inside a transaction of the caller.
         """
         calls = self._calls(keys, fingerprints)
-        database = self.settings.transaction
-        return Batch._begun(self.executor, keys, calls, self.app, database)  # noqa: SLF001
+        runtime, codec = self.executor.runtime, self.executor.codec
+        batch = Batch(runtime, codec, keys, calls, self.app, self.settings.transaction)
+        return batch._begun()  # noqa: SLF001
 
     async def abegin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
@@ -206,7 +206,9 @@ class Idempotency:
                 "abegin_many, since its connection blocks"
             )
         calls = self._calls(keys, fingerprints)
-        return await AsyncBatch._begun(self.async_executor, keys, calls)  # noqa: SLF001
+        executor = self.async_executor
+        batch = AsyncBatch(AsyncioRuntime(executor.store), executor.codec, keys, calls)
+        return await batch._begun()  # noqa: SLF001
 
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
@@ -218,19 +220,14 @@ class Idempotency:
             )
         if fingerprints is None:
             fingerprints = [None] * len(keys)
-        elif len(fingerprints) != len(keys):
+        if len(fingerprints) != len(keys):
             raise ValueError(
                 f"Idempotency {self.name!r}: {len(keys)} keys need as many fingerprints, not "
                 f"{len(fingerprints)}"
             )
-        return [
-            self._call(key, fingerprint, self.settings)
-            for key, fingerprint in zip(keys, fingerprints, strict=True)
-        ]
+        return [*map(self._call, keys, fingerprints)]
 
-    def _call(
-        self, key: Hashable, fingerprint: Any, batch_settings: Settings
-    ) -> Call | IdempotencyError:
+    def _call(self, key: Hashable, fingerprint: Any) -> Call | IdempotencyError:
         try:
             hash(key)
         except Exception:
@@ -239,7 +236,7 @@ class Idempotency:
                 "hashed; it must be text, a number, a UUID or a tuple of these"
             )
         try:
-            return direct_call(self, self.key_of(key, fingerprint), batch_settings)
+            return direct_call(self, self.key_of(key, fingerprint), self.settings)
         except KeyRuleError as error:
             return error
 

@@ -7,7 +7,6 @@ import inspect
 import re
 
 from celery_idempotent.contrib.django import settings as django_settings
-from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.middleware import BaseMiddleware
 from celery_idempotent.contrib.http.problem import Problem
 from celery_idempotent.contrib.http.response import NEVER_STORED, RETRIED_STATUSES
@@ -36,12 +35,10 @@ def test_every_row_of_the_two_contracts_names_a_test() -> None:
 
 def test_every_problem_is_documented() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \| (\d{3})(, `Retry-After`)? \|", PAGE, flags=re.M)
-    problems = [p for p in vars(problem).values() if isinstance(p, Problem)]
-    problems.append(problem.body_too_large(1))
     documented = {(name, int(status), bool(retry)) for name, status, retry in rows}
 
-    assert documented == {(p.name, p.status, p.retry) for p in problems}
-    assert len(rows) == len(problems)
+    assert documented == {(p.type_name, p.value.status, p.value.retry) for p in Problem}
+    assert len(rows) == len(Problem)
 
 
 def test_every_option_is_documented_with_its_default() -> None:

@@ -17,10 +17,10 @@ from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from celery_idempotent.contrib.django.settings import SETTING, middleware_options
-from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header, fields_of
 from celery_idempotent.contrib.http.key_header import KEY_HEADER
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.problem import Problem
 from celery_idempotent.contrib.http.response import Response, stored_by_default
 from celery_idempotent.contrib.wsgi import fingerprint_of
 from celery_idempotent.errors import SettingsError
@@ -123,14 +123,14 @@ class IdempotencyMiddleware(BaseMiddleware):
         declared = request.META.get("CONTENT_LENGTH") or ""
         is_chunked = not declared and fields_of(request, "transfer-encoding")
         if is_chunked and isinstance(request, WSGIRequest):  # Django would read an empty body
-            raise self._refusal(problem.LENGTH_REQUIRED)
+            raise self._refusal(Problem.LENGTH_REQUIRED)
         self._check_length(declared, 0, ended=False)
         try:
             self._check_length(declared, len(request.body), ended=True)
         except UnreadablePostError:
-            raise self._refusal(problem.BODY_INCOMPLETE) from None
+            raise self._refusal(Problem.BODY_INCOMPLETE) from None
         except RequestDataTooBig:
-            raise self._refusal(problem.body_too_large(self._max_body_bytes)) from None
+            raise self._refusal(Problem.BODY_TOO_LARGE) from None
 
     async def _settle_view(
         self, exchange: Exchange, request: HttpRequest, response: HttpResponseBase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from hashlib import blake2b
 
 #: A type whose boundary every parser finds at the same place.
@@ -12,18 +13,13 @@ _MULTIPART = re.compile(
 
 
 def fingerprint(
-    method: str,
-    prefix: str,
-    path: str,
-    query: str,
-    content_type: str,
-    content_encoding: str,
-    body: bytes,
+    target: Iterable[str], content_type: str, content_encoding: str, body: bytes
 ) -> list[str | bytes]:
     """Returns what must be the same in all requests with one key.
 
     Args:
-        prefix: the path at which the app is mounted, so that two apps never share a request.
+        target: the method, the path at which the app is mounted, so that two apps never share a
+            request, the path in the app, and the query.
     """
     digest = blake2b(body, digest_size=32)
     multipart = None if content_encoding else _MULTIPART.fullmatch(content_type)
@@ -34,7 +30,7 @@ def fingerprint(
             digest = blake2b(digest_size=32, person=b"parts")
             for part in parts:
                 digest.update(blake2b(part, digest_size=32).digest())
-    return [method, prefix, path, query, content_type, content_encoding, digest.digest()]
+    return [*target, content_type, content_encoding, digest.digest()]
 
 
 def _parts(body: bytes, boundary: bytes) -> list[bytes] | None:

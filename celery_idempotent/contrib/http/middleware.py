@@ -11,6 +11,7 @@ A step that waits for the store is a coroutine. Under WSGI it blocks instead of 
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -19,10 +20,9 @@ from hashlib import blake2b
 from inspect import isawaitable
 from typing import Any, NoReturn
 
-from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.identity import fields_of
 from celery_idempotent.contrib.http.key_header import KEY_HEADER, parse_key
-from celery_idempotent.contrib.http.problem import Problem
+from celery_idempotent.contrib.http.problem import OF_ERRORS, TYPE_BASE, Problem
 from celery_idempotent.contrib.http.response import (
     UNPROTECTED_HEADER,
     Headers,
@@ -106,7 +106,7 @@ class BaseMiddleware:
         retry_after: int = 1,
         max_body_bytes: int = MAX_BODY_BYTES,
         max_response_bytes: int | None = None,
-        problem_type_base: str = problem.TYPE_BASE,
+        problem_type_base: str = TYPE_BASE,
     ) -> None:
         _check(isinstance(idem, Idempotency), "idem", "an Idempotency", idem)
         if idem.name == DEFAULT_NAME:
@@ -164,16 +164,16 @@ class BaseMiddleware:
         if not key_fields:
             required = self._required(request) if callable(self._required) else self._required
             if required:
-                raise self._refusal(problem.KEY_MISSING)
+                raise self._refusal(Problem.KEY_MISSING)
             return None
         key = parse_key(key_fields)
         if key is None:
-            raise self._refusal(problem.KEY_INVALID)
+            raise self._refusal(Problem.KEY_INVALID)
         identity = self._identity(request)
         if not isinstance(identity, (str, type(None))):
             raise TypeError(f"identity must return text or None, not {type(identity).__name__}")
         if not identity:
-            raise self._refusal(problem.IDENTITY_MISSING)
+            raise self._refusal(Problem.IDENTITY_MISSING)
         return record_key(identity, key)
 
     def _check_length(self, declared: str, received: int, *, ended: bool) -> None:
@@ -184,12 +184,12 @@ class BaseMiddleware:
             received: bytes of the body until now.
         """
         if declared and not _LENGTH.fullmatch(declared):
-            raise self._refusal(problem.BODY_INCOMPLETE)
+            raise self._refusal(Problem.BODY_INCOMPLETE)
         length = int(declared or 0)
         if ended and received < length:
-            raise self._refusal(problem.BODY_INCOMPLETE)
+            raise self._refusal(Problem.BODY_INCOMPLETE)
         if max(length, received) > self._max_body_bytes:
-            raise self._refusal(problem.body_too_large(self._max_body_bytes))
+            raise self._refusal(Problem.BODY_TOO_LARGE)
 
     async def _begin(
         self, exchange: Exchange, request: Any, admitted: tuple[str, str, str], fingerprint: Any
@@ -207,7 +207,7 @@ class BaseMiddleware:
                 exchange.execution = execution
                 return
             if execution.decision is Decision.CONFLICT:
-                raise self._refusal(problem.REQUEST_IN_PROGRESS)
+                raise self._refusal(Problem.REQUEST_IN_PROGRESS)
             stored = execution.replay
         await self._replay(request, stored)
 
@@ -239,7 +239,7 @@ class BaseMiddleware:
         with self._refusing():
             response = Response.from_record(stored)
         if response is None:
-            raise self._refusal(problem.RESPONSE_NOT_STORED)
+            raise self._refusal(Problem.RESPONSE_NOT_STORED)
         if self._authorize_replay is not None:
             allowed: Any = self._authorize_replay(request)
             while self._is_async and isawaitable(allowed):
@@ -248,7 +248,7 @@ class BaseMiddleware:
                 kind = type(allowed).__name__
                 raise TypeError(f"authorize_replay must return True or False, not {kind}")
             if not allowed:
-                raise self._refusal(problem.REPLAY_FORBIDDEN)
+                raise self._refusal(Problem.REPLAY_FORBIDDEN)
         raise Answered(response)
 
     def _to_store(self, response: Response, *, whole: bool) -> dict[str, Any] | None:
@@ -271,17 +271,27 @@ class BaseMiddleware:
         try:
             yield
         except IdempotencyError as error:
-            kinds = (kind for kind in problem.OF_ERRORS if isinstance(error, kind))
-            if (kind := next(kinds, None)) is None:
+            problems = (OF_ERRORS[kind] for kind in OF_ERRORS if isinstance(error, kind))
+            if (found := next(problems, None)) is None:
                 raise
-            found = problem.OF_ERRORS[kind]
-            if found.status == 500:
+            if found.value.status == 500:
                 logger.error("A request with an Idempotency-Key is refused: %s", error)
             raise self._refusal(found) from error
 
     def _refusal(self, reason: Problem) -> Answered:
         """Returns what to raise so that the client gets a problem document."""
-        return Answered(reason.response(self._problem_type_base, self._retry_after))
+        text = reason.value
+        document = {
+            "type": self._problem_type_base + reason.type_name,
+            "title": text.title,
+            "status": text.status,
+            "detail": text.detail.format(max_body_bytes=self._max_body_bytes),
+        }
+        body = json.dumps(document).encode()
+        headers = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(body)))]
+        if text.retry:
+            headers.append(("Retry-After", str(self._retry_after)))
+        return Answered(Response(text.status, headers, body))
 
 
 def record_key(identity: str, key: str) -> tuple[str, str, str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 from celery_idempotent.contrib.http.key_header import MAX_KEY_LENGTH
-from celery_idempotent.contrib.http.response import Response
 from celery_idempotent.errors import (
     CorruptRecordError,
     IdempotencyError,
@@ -21,142 +20,116 @@ from celery_idempotent.errors import (
 TYPE_BASE = "urn:celery-idempotent:"
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Why a request gets no response of the app, and what the client can do."""
+class Text(NamedTuple):
+    """What a problem document says."""
 
-    #: The end of its type; clients may depend on it.
-    name: str
     status: int
     title: str
     detail: str
     #: Whether the same request can succeed later.
     retry: bool = False
 
-    def response(self, type_base: str, retry_after: int) -> Response:
-        """Returns the problem document."""
-        document = {
-            "type": type_base + self.name,
-            "title": self.title,
-            "status": self.status,
-            "detail": self.detail,
-        }
-        body = json.dumps(document).encode()
-        headers = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(body)))]
-        if self.retry:
-            headers.append(("Retry-After", str(retry_after)))
-        return Response(self.status, headers, body)
 
+class Problem(Enum):
+    """Why a request gets no response of the app, and what the client can do."""
 
-KEY_MISSING = Problem(
-    "key-missing",
-    400,
-    "An Idempotency-Key is required",
-    "Send an Idempotency-Key header with a value that is unique for this operation, such as a "
-    "UUID, and send the same value when you retry it.",
-)
-KEY_INVALID = Problem(
-    "key-invalid",
-    400,
-    "The Idempotency-Key is malformed",
-    f"Send one Idempotency-Key header with 1 to {MAX_KEY_LENGTH} visible ASCII characters, in "
-    "double quotes if it contains a space, a comma, a semicolon, a quote or a backslash.",
-)
-IDENTITY_MISSING = Problem(
-    "identity-missing",
-    400,
-    "The sender of this Idempotency-Key is unknown",
-    "A key belongs to the client that sends it. Authenticate, with each credential sent once, or "
-    "send the request without a key. An API without authentication configures the identity "
-    "anonymous.",
-)
-BODY_INCOMPLETE = Problem(
-    "body-incomplete",
-    400,
-    "The request body is incomplete",
-    "The body is shorter than its Content-Length, or that is not a number. The request was not "
-    "executed; send it again.",
-)
-REQUEST_IN_PROGRESS = Problem(
-    "request-in-progress",
-    409,
-    "A request with this Idempotency-Key is still in progress",
-    "Send the same request again later to get its response.",
-    retry=True,
-)
-EXECUTION_REPLACED = Problem(
-    "execution-replaced",
-    409,
-    "Another execution of this request has taken over",
-    "The execution of this request was interrupted for so long that another one has begun. Send "
-    "the same request again to get the response of that one.",
-    retry=True,
-)
-RESPONSE_NOT_STORED = Problem(
-    "response-not-stored",
-    409,
-    "The request was executed, and its response was not stored",
-    "The response was too large, was marked no-store, or responses are not stored. Look up the "
-    "effect of the request; to execute it a second time, send a new key.",
-)
-LENGTH_REQUIRED = Problem(
-    "length-required",
-    411,
-    "The length of the request body is unknown",
-    "Send a Content-Length: a chunked body of a request with a key cannot be read here.",
-)
-REPLAY_FORBIDDEN = Problem(
-    "replay-forbidden",
-    403,
-    "The stored response is not available to this client",
-    "This request was executed before, and was not executed again. Its response is for clients "
-    "that are authorized now.",
-)
-KEY_REUSED = Problem(
-    "key-reused",
-    422,
-    "The Idempotency-Key was used for a different request",
-    "The method, path, query, content type or body differs from that of the first request with "
-    "this key. Send a new key for a new operation; a retry repeats the same bytes.",
-)
-EXECUTIONS_CRASHED = Problem(
-    "executions-crashed",
-    500,
-    "The executions of this request have crashed",
-    "Several executions of this request ended without a response, so it is not executed again. "
-    "Look up its effect; an operator can remove the record.",
-)
-RECORD_UNREADABLE = Problem(
-    "record-unreadable",
-    500,
-    "The record of this Idempotency-Key cannot be read",
-    "The request may have been executed. An operator can remove the record.",
-)
-STORE_UNAVAILABLE = Problem(
-    "store-unavailable",
-    503,
-    "Idempotency keys cannot be checked at the moment",
-    "The request was not executed now, and may have been executed before. Send it again later with "
-    "the same key.",
-    retry=True,
-)
+    KEY_MISSING = Text(
+        400,
+        "An Idempotency-Key is required",
+        "Send an Idempotency-Key header with a value that is unique for this operation, such as a "
+        "UUID, and send the same value when you retry it.",
+    )
+    KEY_INVALID = Text(
+        400,
+        "The Idempotency-Key is malformed",
+        f"Send one Idempotency-Key header with 1 to {MAX_KEY_LENGTH} visible ASCII characters, in "
+        "double quotes if it contains a space, a comma, a semicolon, a quote or a backslash.",
+    )
+    IDENTITY_MISSING = Text(
+        400,
+        "The sender of this Idempotency-Key is unknown",
+        "A key belongs to the client that sends it. Authenticate, with each credential sent once, "
+        "or send the request without a key. An API without authentication configures the identity "
+        "anonymous.",
+    )
+    BODY_INCOMPLETE = Text(
+        400,
+        "The request body is incomplete",
+        "The body is shorter than its Content-Length, or that is not a number. The request was not "
+        "executed; send it again.",
+    )
+    BODY_TOO_LARGE = Text(
+        413,
+        "The request body is too large for an Idempotency-Key",
+        "The body of a request with a key is limited to {max_body_bytes} bytes.",
+    )
+    REQUEST_IN_PROGRESS = Text(
+        409,
+        "A request with this Idempotency-Key is still in progress",
+        "Send the same request again later to get its response.",
+        retry=True,
+    )
+    EXECUTION_REPLACED = Text(
+        409,
+        "Another execution of this request has taken over",
+        "The execution of this request was interrupted for so long that another one has begun. "
+        "Send the same request again to get the response of that one.",
+        retry=True,
+    )
+    RESPONSE_NOT_STORED = Text(
+        409,
+        "The request was executed, and its response was not stored",
+        "The response was too large, was marked no-store, or responses are not stored. Look up the "
+        "effect of the request; to execute it a second time, send a new key.",
+    )
+    LENGTH_REQUIRED = Text(
+        411,
+        "The length of the request body is unknown",
+        "Send a Content-Length: a chunked body of a request with a key cannot be read here.",
+    )
+    REPLAY_FORBIDDEN = Text(
+        403,
+        "The stored response is not available to this client",
+        "This request was executed before, and was not executed again. Its response is for clients "
+        "that are authorized now.",
+    )
+    KEY_REUSED = Text(
+        422,
+        "The Idempotency-Key was used for a different request",
+        "The method, path, query, content type or body differs from that of the first request with "
+        "this key. Send a new key for a new operation; a retry repeats the same bytes.",
+    )
+    EXECUTIONS_CRASHED = Text(
+        500,
+        "The executions of this request have crashed",
+        "Several executions of this request ended without a response, so it is not executed again. "
+        "Look up its effect; an operator can remove the record.",
+    )
+    RECORD_UNREADABLE = Text(
+        500,
+        "The record of this Idempotency-Key cannot be read",
+        "The request may have been executed. An operator can remove the record.",
+    )
+    STORE_UNAVAILABLE = Text(
+        503,
+        "Idempotency keys cannot be checked at the moment",
+        "The request was not executed now, and may have been executed before. Send it again later "
+        "with the same key.",
+        retry=True,
+    )
+
+    @property
+    def type_name(self) -> str:
+        """The end of its type; clients may depend on it."""
+        return self.name.lower().replace("_", "-")
+
 
 #: Errors of the engine about which the client can do something.
 OF_ERRORS: dict[type[IdempotencyError], Problem] = {
-    KeyReusedError: KEY_REUSED,
-    LeaseLostError: EXECUTION_REPLACED,
-    PoisonedTaskError: EXECUTIONS_CRASHED,
-    ResultNotStoredError: RESPONSE_NOT_STORED,
-    StoreUnavailableError: STORE_UNAVAILABLE,
-    CorruptRecordError: RECORD_UNREADABLE,
+    KeyReusedError: Problem.KEY_REUSED,
+    LeaseLostError: Problem.EXECUTION_REPLACED,
+    PoisonedTaskError: Problem.EXECUTIONS_CRASHED,
+    ResultNotStoredError: Problem.RESPONSE_NOT_STORED,
+    StoreUnavailableError: Problem.STORE_UNAVAILABLE,
+    CorruptRecordError: Problem.RECORD_UNREADABLE,
 }
-
-
-def body_too_large(max_bytes: int) -> Problem:
-    """Returns the problem of a body that is larger than `max_bytes`."""
-    return Problem(
-        "body-too-large",
-        413,
-        "The request body is too large for an Idempotency-Key",
-        f"The body of a request with a key is limited to {max_bytes} bytes.",
-    )
