@@ -1,5 +1,13 @@
 """A message of a task as a call of the executor.
 
+Celery keeps the request of a task in its own thread. Code of the task that runs in another thread
+finds its call in the context, if the thread has the context of the body (``asyncio.to_thread``,
+anyio, ``contextvars.copy_context().run``).
+
+Celery's tracer also works before the executor (it may store the state STARTED) and after it (it
+stores the result). A soft time limit that is raised there must not become the outcome, so a message
+has one `SoftLimit` from the start of its task to the end.
+
 Celery logs a message that was requeued as "ignored", like one that is ignored, and a rejected one
 with a traceback. The package logs what became of either, so Celery's line is left out.
 """
@@ -9,11 +17,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from celery import Task
+from celery import Task, current_task
 from celery._state import get_current_task
 from celery.app.task import Context
 from celery.canvas import Signature
@@ -28,10 +37,13 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.events.table import Event
+from celery_idempotent.extensions import shadow
+from celery_idempotent.flow import soft_limit
 from celery_idempotent.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
 from celery_idempotent.flow.end import Answer, Drop, End, Requeue
 from celery_idempotent.flow.execution import Execution
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.flow.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.result_codec import is_storable
 from celery_idempotent.record.record import Record, State
@@ -40,10 +52,13 @@ from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import canvas, message_headers, outbox, overrides, republish
 from celery_idempotent.task.key_resolution import completes_key
-from celery_idempotent.task.message_headers import MessageHeaders
+from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
 from celery_idempotent.task.publish import is_stale
 from celery_idempotent.task.republish import RequeuePause, hold_for, longest_wait, seconds_until
-from celery_idempotent.task.time_limits import soft_limit_of, wait_within_time_limits
+
+_call_of_context: ContextVar[TaskCall | None] = ContextVar("idempotent_call", default=None)
+#: The calls of messages that this process runs.
+_running: set[TaskCall] = set()
 
 
 class TaskCall:
@@ -89,6 +104,9 @@ class TaskCall:
         self.execution: Execution | None = None
         self.began_at = monotonic()
         own_limit = self.is_whole_message and not request.is_eager
+        wait_ms = 0 if request.is_eager else settings.wait_ms  # an eager call does not come back
+        if wait_ms and request.expires is not None:
+            wait_ms = max(1, min(wait_ms, round(seconds_until(request.expires) * 1000)))
         call = Call(
             sender=task,
             key=configuration.record_key(key, task_id),
@@ -96,7 +114,7 @@ class TaskCall:
             task_id=task_id,
             worker=worker_name(request.hostname, os.getpid()),
             root=self.root,
-            wait_timeout=min(settings.wait_timeout, wait_within_time_limits(request))
+            wait_timeout=min(settings.wait_timeout, _wait_within_time_limits(request))
             if settings.on_conflict == "wait"
             else 0.0,
             label=configuration.label.of(args, kwargs) if configuration.label else "",
@@ -109,7 +127,7 @@ class TaskCall:
             continues=self.is_whole_message
             and not configuration.in_shadow
             and canvas.has_continuation(request),
-            wait_ms=self._wait_ms if settings.wait_ms else 0,
+            wait_ms=wait_ms,
             soft_limit=soft_limit_of(request) if own_limit else None,
         )
         #: In the flow.
@@ -121,19 +139,27 @@ class TaskCall:
         return self.active.key
 
     @property
-    def _wait_ms(self) -> int:
-        """How long the next turn is reserved for the message, but not beyond its expiry."""
-        wait_ms, expires = self.settings.wait_ms, self._request.expires
-        if self._request.is_eager:
-            return 0  # it does not come back
-        if wait_ms and expires is not None:
-            return max(1, min(wait_ms, round(seconds_until(expires) * 1000)))
-        return wait_ms
-
-    @property
     def required_generation(self) -> int:
         """What the row has to await before this message may run; 0 if it needs no row."""
         return canvas.required_generation(self.key, self._request, self.task_id)
+
+    def execute(self) -> Any:
+        """Takes the message through the flow; returns or raises its outcome."""
+        request, enter = self._request, self._configuration.executor.enter
+        if self._configuration.in_shadow:
+            request.idempotency_without_body = False
+            finding = message_headers.finding_of(request.id, request.headers)
+            enter = partial(shadow.enter, deduplicated=finding == DEDUPLICATED)
+        outer_call = _call_of_context.get()
+        try:
+            _call_of_context.set(self)
+            if not request.is_eager:
+                _running.add(self)
+            end = enter(self.active)
+        finally:
+            _running.discard(self)
+            _call_of_context.set(outer_call)
+        return self._perform(end)
 
     def run(self, execution: Execution) -> Any:
         """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""
@@ -266,12 +292,20 @@ class TaskCall:
         """Returns whether the result backend has the message of the reservation as ended."""
         return reservation.task_id != self.task_id and is_stale(self.sender, reservation)
 
-    def finish(self, end: End) -> Any:
+    def _perform(self, end: End) -> Any:
         """Does what `end` says, after the flow; returns or raises the outcome of the message."""
         if end.record is not None:
             self._refer_to(end.record, replayed=isinstance(end, Answer) and end.replayed)
         if isinstance(end, Answer):
-            return self._answer(end)
+            if self.is_whole_message:
+                if self.active.continuation is not None:
+                    self.active.continuation.follows_value = isinstance(end.outcome, Result)
+                elif end.continuation_sent:
+                    canvas.drop_continuation(self._request)
+                self.result_written = end.result_written
+                if end.replayed:
+                    self.result_written = self._write_replayed(end)
+            return end.outcome.get()
         if isinstance(end, Requeue):
             self.requeue(end)
             raise Ignore
@@ -279,19 +313,6 @@ class TaskCall:
         if isinstance(end, Drop):
             raise self.dropped
         raise Reject(end.reason, requeue=False)
-
-    def _answer(self, answer: Answer) -> Any:
-        """Lets Celery send what follows, unless another delivery of this message has sent it."""
-        request, outcome = self._request, answer.outcome
-        if self.is_whole_message:
-            if self.active.continuation is not None:
-                self.active.continuation.follows_value = isinstance(outcome, Result)
-            elif answer.continuation_sent:
-                canvas.drop_continuation(request)
-            self.result_written = answer.result_written
-            if answer.replayed:
-                self.result_written = self._write_replayed(answer)
-        return outcome.get()
 
     def _write_replayed(self, answer: Answer) -> bool:
         """Writes a replayed value for the result backend, where that takes one round trip less.
@@ -378,6 +399,53 @@ class TaskCall:
         """Logs how this delivery ends, in place of Celery's line, which would not show it."""
         report(event, self.active, **fields)
         self._request.idempotency_end_logged = True
+
+
+def call_in_context(task: Task) -> TaskCall | None:
+    """Returns the call of `task` that this context belongs to, None for a plain call.
+
+    Raises:
+        IdempotencyError: if the task is running in this process, and this thread has no context:
+            it may belong to any of the running calls, or to none.
+    """
+    call = _call_of_context.get()
+    if call is not None:
+        return call if call.sender.name == task.name else None
+    if not current_task and any(
+        other.execution is not None and other.sender.name == task.name for other in tuple(_running)
+    ):
+        raise IdempotencyError(
+            f"self.idempotency of {task.name} is not available in this thread: take "
+            "`execution = self.idempotency` in the task's body, and pass that to the thread"
+        )
+    return None
+
+
+def soft_limit_of(request: Context) -> SoftLimit:
+    """Returns the soft limit of the message of `request`."""
+    limit: SoftLimit = request.__dict__.setdefault("idempotency_soft_limit", SoftLimit())
+    return limit
+
+
+def _soft_limit_of_current_message() -> SoftLimit | None:
+    task = current_task
+    if not task or not hasattr(task, "idempotency_enabled"):
+        return None
+    request = task.request_stack.top
+    # An eager call is under the limit of the message whose task has made it.
+    if request is None or request.called_directly or request.is_eager:
+        return None
+    return soft_limit_of(request)
+
+
+soft_limit.of_message = _soft_limit_of_current_message
+
+
+def _wait_within_time_limits(request: Context) -> float:
+    """Returns half of the shortest time limit in seconds: the other half is left for the body."""
+    task_limits = (current_task.time_limit, current_task.soft_time_limit) if current_task else ()
+    limits = (*(request.timelimit or ()), *task_limits)
+    return min((limit / 2 for limit in limits if limit), default=float("inf"))
 
 
 def acknowledged(task: Task, after: str) -> bool:

@@ -79,9 +79,6 @@ class MapItemCall(TaskCall):
             self.sender.pop_request()
             _task_stack.pop()
 
-    def backend_result(self, value: Any) -> None:
-        """Returns None: the message has one result for all items."""
-
     def requeue(self, end: Requeue) -> None:
         """Publishes the whole message again; its finished items will be replayed."""
         if self._request.is_eager:
