@@ -51,7 +51,7 @@ from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import canvas, message_headers, outbox, overrides, republish
-from celery_idempotent.task.key_resolution import completes_key
+from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
 from celery_idempotent.task.publish import is_stale
 from celery_idempotent.task.republish import RequeuePause, hold_for, longest_wait, seconds_until
@@ -71,11 +71,6 @@ class TaskCall:
     is_whole_message = True
     #: Celery acknowledges the message then; its task id gets no state.
     dropped: type[Exception] = Ignore
-
-    @staticmethod
-    def of(request: Context | None) -> TaskCall | None:
-        """Returns the call of `request`, None if it is not protected or has not begun."""
-        return getattr(request, "idempotency_call", None)
 
     def __init__(
         self,
@@ -196,7 +191,11 @@ class TaskCall:
         return BackendResult(name, encoded, backend.expires or 0) if fits else None
 
     def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
-        """Returns how the body has ended, and what that means for the key."""
+        """Returns how the body has ended, and what that means for the key.
+
+        A retry reserves the key for its task id. Errors in ``idempotency_replay_errors`` are
+        stored. All others release the key.
+        """
         if isinstance(outcome, Result):
             if self.rescheduled is not None:
                 return outcome, self.rescheduled
@@ -206,26 +205,19 @@ class TaskCall:
                 continues = continues or not self.active.data.continues
                 return outcome, Complete(continues, self._backend_result(outcome.value))
             outcome = Failure(self.ending)
-        return outcome, self._disposition(outcome.error)
-
-    def _disposition(self, error: BaseException) -> Disposition:
-        """Returns what an error of the body means for the key.
-
-        A retry reserves the key for its task id. Errors in ``idempotency_replay_errors`` are
-        stored. All others release the key.
-        """
+        error = outcome.error
         if ended := self.replaced or self.rescheduled:
-            return ended
+            return outcome, ended
         if isinstance(error, Retry):
-            return self._reserved_for(error)
+            return outcome, self._reserved_for(error)
         if isinstance(error, (Ignore, Reject)):
-            return Release()
+            return outcome, Release()
         if isinstance(error, self.settings.replay_errors):
-            return Fail()
+            return outcome, Fail()
         # Whether Celery stores the error and acknowledges the message.
         stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
         acks = not self._request.is_eager and acknowledged(self.sender, "failure")
-        return Release(final=stored and acks)
+        return outcome, Release(final=stored and acks)
 
     def replacement(self, sig: Signature) -> Delegate:
         """Prepares `sig` to replace the task, and returns what follows from that for the key."""
@@ -245,10 +237,25 @@ class TaskCall:
         last = canvas.last_signature(sig)
         return Delegate(
             generation,
-            last is None
-            or not canvas.ignores_result(last)
-            or completes_key(self._configuration, request, last, self.key),
+            last is None or not canvas.ignores_result(last) or self._completes_key(last),
         )
+
+    def _completes_key(self, sig: Signature) -> bool:
+        """Returns whether `sig`, which replaces the task, will complete its key."""
+        configuration, request = self._configuration, self._request
+        if sig.task != self.key.task:
+            return False
+        try:
+            options = message_headers.of_options(
+                sig.task, request.id, sig.options, in_shadow=configuration.in_shadow
+            )
+            headers = options.get("headers")
+            key, _ = resolve_key(
+                configuration, request.id, headers, sig.args, sig.kwargs, request=request
+            )
+        except (IdempotencyError, TypeError):
+            return False  # its own execution will raise the error
+        return key is not None and key.digest == self.key.digest
 
     def retry_published(self, retry: Retry) -> None:
         """Notes that `retry` was published: the key is reserved for it, however this run ends."""

@@ -28,29 +28,23 @@ def wrap_handlers(task: type[Task]) -> None:
     for name in ("before_start", "on_success", "on_failure", "on_retry", "after_return"):
         handler = inspect.getattr_static(task, name)
         if handler is not vars(Task)[name] and not hasattr(handler, "idempotency_wrapped"):
-            condition = _is_at_body if name == "before_start" else _has_run_body
-            setattr(task, name, _wrap(handler, condition))
+            setattr(task, name, _wrap(name, handler))
 
 
-def _wrap(handler: Any, condition: Callable[[Context | None], bool]) -> Callable[..., Any]:
+def _wrap(name: str, handler: Any) -> Callable[..., Any]:
     def wrapper(self: Task, *args: Any, **kwargs: Any) -> Any:
-        if condition(self.request_stack.top):
-            method = handler.__get__(self, type(self)) if hasattr(handler, "__get__") else handler
-            return method(*args, **kwargs)
-        return None
+        request = self.request_stack.top
+        if name == "before_start":  # not for the tracer: the task calls it before its body
+            runs = request is None or request.called_directly or request._protected  # noqa: SLF001
+        else:  # also where there is no message, as in the worker's main process
+            runs = not getattr(request, "idempotency_without_body", False)
+        if not runs:
+            return None
+        method = handler.__get__(self, type(self)) if hasattr(handler, "__get__") else handler
+        return method(*args, **kwargs)
 
     wrapper.idempotency_wrapped = handler  # type: ignore[attr-defined]
     return wrapper
-
-
-def _is_at_body(request: Context | None) -> bool:
-    """Returns False for the tracer's call; the task calls ``before_start`` before its body."""
-    return request is None or request.called_directly or bool(request._protected)  # noqa: SLF001
-
-
-def _has_run_body(request: Context | None) -> bool:
-    """Returns True also where there is no message, as in the worker's main process."""
-    return not getattr(request, "idempotency_without_body", False)
 
 
 class _OwnCall(NamedTuple):

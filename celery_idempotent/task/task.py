@@ -76,6 +76,11 @@ class _WrittenBackend:
         """Does nothing."""
 
 
+def _call_of(request: Context) -> TaskCall | None:
+    """Returns the call of `request`, None if it is not protected or has not begun."""
+    return getattr(request, "idempotency_call", None)
+
+
 class IdempotentTask(Task):
     """A task whose duplicates get the outcome of the first execution instead of one of their own.
 
@@ -158,8 +163,7 @@ class IdempotentTask(Task):
 
         A ``__call__`` of a subclass runs inside the execution, and calls the body here.
         """
-        body = overrides.body_of(self)
-        if body is not None:
+        if self._own_call and (body := overrides.body_of(self)) is not None:
             return body(*args, **kwargs)
         request = self.request_stack.top
         # Celery sets `_protected` when a request has reached its body: a call of the task from
@@ -237,7 +241,7 @@ class IdempotentTask(Task):
     def backend(self) -> Any:
         """The task's result backend, as in Celery."""
         backend = super().backend
-        call = TaskCall.of(self.request_stack.top)
+        call = getattr(self.request_stack.top, "idempotency_call", None)
         if call is not None and call.result_written:
             call.result_written = False
             return _WrittenBackend(backend)
@@ -257,7 +261,7 @@ class IdempotentTask(Task):
                 `self.idempotency` in the body, and pass the execution to the thread.
         """
         request = self.request_stack.top
-        call = call_in_context(self) if request is None else TaskCall.of(request)
+        call = call_in_context(self) if request is None else _call_of(request)
         return (call and call.execution) or _plain_execution.get() or unprotected()
 
     @property
@@ -339,7 +343,7 @@ class IdempotentTask(Task):
             TypeError: if an option is named like one of this package: a retry keeps its key.
         """
         call_options.check("retry", options, known=())
-        call = TaskCall.of(self.request)
+        call = _call_of(self.request)
         in_shadow = self.idempotency_configuration.in_shadow
         pause = RequeuePause(self, self.request, call.began_at if call else monotonic())
         retry = None
@@ -367,7 +371,7 @@ class IdempotentTask(Task):
     ) -> Signature:
         """Returns the signature of a retry, as Celery does, and keeps the key of the message."""
         request = self.request if request is None else request
-        call, in_shadow = TaskCall.of(request), self.idempotency_configuration.in_shadow
+        call, in_shadow = _call_of(request), self.idempotency_configuration.in_shadow
         if in_shadow and call is None:
             return super().signature_from_request(request, *args, **options)
         given = options.get("headers")
@@ -410,7 +414,7 @@ class IdempotentTask(Task):
 
     def replace(self, sig: Signature) -> Any:
         """Replaces the task by `sig`, as Celery does; the key gets the outcome of `sig`."""
-        call = TaskCall.of(self.request)
+        call = _call_of(self.request)
         if call is None:
             return super().replace(sig)
         replacement = call.replacement(sig)
