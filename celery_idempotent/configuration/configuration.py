@@ -264,16 +264,11 @@ def executor_of(app: Celery, options: Settings) -> Executor:
             for other_identity, executor in executors:
                 if other_identity == identity:
                     return executor
-            executor = _new_executor(app, config, options)
+            url, cipher = options.offload_backend, encryption_keys.cipher(options)
+            storage = OffloadStorage(app, url) if url else None
+            codec = PayloadCodec(ResultCodec(app), accepted_content_types(app), storage, cipher)
+            executor = Executor(RecordStore(config, codec.decode), codec)
             executors.append((identity, executor))
             return executor
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
-
-
-def _new_executor(app: Celery, config: StoreConfig, options: Settings) -> Executor:
-    url = options.offload_backend
-    storage = OffloadStorage(app, url) if url else None
-    cipher = encryption_keys.cipher(options)
-    codec = PayloadCodec(ResultCodec(app), accepted_content_types(app), storage, cipher)
-    return Executor(RecordStore(config, codec.decode), codec)
