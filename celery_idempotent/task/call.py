@@ -23,7 +23,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 from celery import Task, current_task
-from celery._state import get_current_task
 from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry
@@ -472,8 +471,7 @@ def _is_to_be_logged(record: logging.LogRecord) -> bool:
     data = getattr(record, "data", None)
     if not isinstance(data, dict) or data.get("description") not in ("ignored", "rejected"):
         return True
-    task = get_current_task()
-    request = task.request_stack.top if task is not None else None
+    request = current_task.request_stack.top if current_task else None
     return not getattr(request, "idempotency_end_logged", False)
 
 

@@ -67,15 +67,17 @@ def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CA
         raise TypeError(f"{function}() got an unknown option {name!r}{hint}")
 
 
-def check_arguments(rule: KeyRule, kwargs: Mapping[str, Any] | None) -> None:
+def check_arguments(
+    rule: KeyRule, kwargs: Mapping[str, Any] | None, error: type[Exception] = TypeError
+) -> None:
     """Rejects an option of the call among the arguments of a task that has no such parameter.
 
     Raises:
-        TypeError: naming the right place.
+        TypeError: naming the right place; or another `error`.
     """
     for option in CALL_OPTIONS:
         if option in (kwargs or ()) and option not in rule.signature.parameters:
-            raise TypeError(
+            raise error(
                 f"{rule.task}: {option} was passed as an argument of the task, which has no such "
                 f"parameter: it is an option of the call, apply_async(args, kwargs, {option}=…)"
             )
@@ -105,10 +107,7 @@ def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) ->
     """
     headers = request.headers or {}
     check_headers(rule.task, headers)
-    try:
-        check_arguments(rule, kwargs)
-    except TypeError as error:
-        raise KeyRuleError(str(error)) from None
+    check_arguments(rule, kwargs, KeyRuleError)
     misplaced = _misplaced(request.properties or {})
     if not misplaced and MISPLACED_HEADER in headers:
         misplaced = [str(headers[MISPLACED_HEADER])]
