@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import click
@@ -16,7 +16,7 @@ from kombu.compression import get_encoder
 from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings
-from celery_idempotent.configuration.arguments import normaliser
+from celery_idempotent.configuration.arguments import normalised
 from celery_idempotent.configuration.fused_completion import obstacle
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
@@ -75,9 +75,8 @@ class TaskConfiguration:
                     "whose body needs a connection: set idempotency_shadow = False on this task"
                 )
             self.settings = settings.in_shadow(options) if self.in_shadow else options
-            self.rule = KeyRule(
-                task.name, options.key, _signature_of(task), normaliser(task.serializer)
-            )
+            normalise = partial(normalised, task.serializer)
+            self.rule = KeyRule(task.name, options.key, _signature_of(task), normalise)
             #: None without ``idempotency_label``.
             self.label = Label(self.rule, options.label) if options.label else None
         except SettingsError as error:
