@@ -35,7 +35,6 @@ from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
-from celery_idempotent.events.table import Event
 from celery_idempotent.extensions import shadow
 from celery_idempotent.flow import soft_limit
 from celery_idempotent.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
@@ -312,10 +311,11 @@ class TaskCall:
                 if end.replayed:
                     self.result_written = self._write_replayed(end)
             return end.outcome.get()
+        # In place of Celery's line, which would not show how this delivery ends.
+        self._request.idempotency_end_logged = True
         if isinstance(end, Requeue):
             self.requeue(end)
             raise Ignore
-        self._request.idempotency_end_logged = True
         if isinstance(end, Drop):
             raise self.dropped
         raise Reject(end.reason, requeue=False)
@@ -396,15 +396,10 @@ class TaskCall:
                 break
             except Exception as error:
                 if not pause.wait(error):
-                    self._report_end(table.RETURNED, error=str(error), reason=end.reason)
+                    report(table.RETURNED, self.active, error=str(error), reason=end.reason)
                     message = f"{end.reason}; and the message cannot be published again: {error}"
                     raise Reject(message, requeue=True) from None
-        self._report_end(table.REQUEUED, seconds=seconds, reason=end.reason)
-
-    def _report_end(self, event: Event, **fields: Any) -> None:
-        """Logs how this delivery ends, in place of Celery's line, which would not show it."""
-        report(event, self.active, **fields)
-        self._request.idempotency_end_logged = True
+        report(table.REQUEUED, self.active, seconds=seconds, reason=end.reason)
 
 
 def call_in_context(task: Task) -> TaskCall | None:

@@ -47,7 +47,7 @@ def _wrap(name: str, handler: Any) -> Callable[..., Any]:
     return wrapper
 
 
-class _OwnCall(NamedTuple):
+class OwnCall(NamedTuple):
     """A ``__call__`` that is running, and what it calls as ``super().__call__``."""
 
     task: Task
@@ -55,7 +55,7 @@ class _OwnCall(NamedTuple):
     body: Callable[..., Any]
 
 
-_running: ContextVar[_OwnCall | None] = ContextVar("idempotent_own_call", default=None)
+_running: ContextVar[OwnCall | None] = ContextVar("idempotent_own_call", default=None)
 
 
 def wrap_call(task: type[Task], base: type[Task]) -> None:
@@ -66,7 +66,7 @@ def wrap_call(task: type[Task], base: type[Task]) -> None:
 
     @wraps(own)
     def call(self: Task, *args: Any, **kwargs: Any) -> Any:
-        if _current(self) is not None:  # as super().__call__ of a subclass
+        if current(self) is not None:  # as super().__call__ of a subclass
             return own.__get__(self, type(self))(*args, **kwargs)
         return base.__call__(self, *args, **kwargs)
 
@@ -77,28 +77,23 @@ def wrap_call(task: type[Task], base: type[Task]) -> None:
 def run(task: Task, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls `body`, through the ``__call__`` of the task's class if it has its own."""
     if own := type(task)._own_call:  # noqa: SLF001
-        running = _OwnCall(task, task.request_stack.top, body)
-        return _run(running, own.__get__(task, type(task)), args, kwargs)
+        running = OwnCall(task, task.request_stack.top, body)
+        return run_as(running, own.__get__(task, type(task)), args, kwargs)
     return body(*args, **kwargs)
 
 
-def body_of(task: Task) -> Callable[..., Any] | None:
-    """Returns what ``super().__call__`` has to call; None if no own ``__call__`` of `task` runs."""
-    running = _current(task)
-    # A call of the task in its body is one of its own.
-    return running and (lambda *args, **kwargs: _run(None, running.body, args, kwargs))
-
-
-def _current(task: Task) -> _OwnCall | None:
+def current(task: Task) -> OwnCall | None:
+    """Returns the own ``__call__`` of `task` that runs."""
     running = _running.get()
     if running is None or running.task is not task or running.request is not task.request_stack.top:
         return None
     return running
 
 
-def _run(
-    running: _OwnCall | None, work: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+def run_as(
+    running: OwnCall | None, work: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
 ) -> Any:
+    """Calls `work`; `running` is the current call meanwhile."""
     outer = _running.get()
     try:
         _running.set(running)

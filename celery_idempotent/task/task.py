@@ -163,8 +163,9 @@ class IdempotentTask(Task):
 
         A ``__call__`` of a subclass runs inside the execution, and calls the body here.
         """
-        if self._own_call and (body := overrides.body_of(self)) is not None:
-            return body(*args, **kwargs)
+        if self._own_call and (running := overrides.current(self)):
+            # As super().__call__; a call of the task in its body is one of its own.
+            return overrides.run_as(None, running.body, args, kwargs)
         request = self.request_stack.top
         # Celery sets `_protected` when a request has reached its body: a call of the task from
         # inside its body is a plain function call again.
