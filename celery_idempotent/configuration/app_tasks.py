@@ -28,13 +28,10 @@ class IdempotentTaskLike(Protocol):
     """The attributes of an idempotent task that this package uses; the rest are Celery's."""
 
     name: str
-    app: Celery
     backend: Any
     acks_late: bool
     reject_on_worker_lost: bool
     ignore_result: bool
-    serializer: str
-    send_events: bool
 
     @property
     def idempotency_configuration(self) -> TaskConfiguration:

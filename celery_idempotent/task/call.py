@@ -67,8 +67,6 @@ class TaskCall:
     #: False if the message has more calls: its soft limit covers them, and what follows it follows
     #: all of them.
     is_whole_message = True
-    #: Celery acknowledges the message then; its task id gets no state.
-    dropped: type[Exception] = Ignore
 
     def __init__(
         self,
@@ -315,10 +313,11 @@ class TaskCall:
         self._request.idempotency_end_logged = True
         if isinstance(end, Requeue):
             self.requeue(end)
-            raise Ignore
-        if isinstance(end, Drop):
-            raise self.dropped
-        raise Reject(end.reason, requeue=False)
+        elif not isinstance(end, Drop):
+            raise Reject(end.reason, requeue=False)
+        elif not self.is_whole_message:
+            return None  # Ignore would end the other items of the message, too
+        raise Ignore  # Celery acknowledges the message; its task id gets no state
 
     def _write_replayed(self, answer: Answer) -> bool:
         """Writes a replayed value for the result backend, where that takes one round trip less.

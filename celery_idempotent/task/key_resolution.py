@@ -100,7 +100,6 @@ def resolve_received_key(
             if enabled:
                 raise
             request.headers = message_headers.without_keys(request.headers)
-    headers = request.headers
     return resolve_key(
-        configuration, request.id, headers, args, kwargs, request=request, item_id=item_id
+        configuration, request.id, request.headers, args, kwargs, request=request, item_id=item_id
     )

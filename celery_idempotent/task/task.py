@@ -174,10 +174,7 @@ class IdempotentTask(Task):
             if item is None:
                 return self._run_plain(super().__call__, args, kwargs)
             request, item_id = item
-            try:
-                return self._execute(request, args, kwargs, item_id)
-            except map_item.MapItemIgnoredError:
-                return None
+            return self._execute(request, args, kwargs, item_id)
         request._protected = 1  # noqa: SLF001
         return self._execute(request, args, kwargs, None)
 
