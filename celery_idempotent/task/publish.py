@@ -180,9 +180,7 @@ def _reserve(about: About, options: Mapping[str, Any]) -> Reply:
 def _delete_reservation(about: About) -> None:
     """Deletes the reservation of `about`, which may be an earlier message."""
     try:
-        configuration = about.sender.idempotency_configuration
-        key = configuration.record_key(about.key, about.task_id)
-        configuration.execute(commands.reserve(key, about.task_id, hold_ms=0))
+        about.sender.idempotency_configuration.delete_reservation(about.key, about.task_id)
     except IdempotencyError as error:
         report(table.RESERVATION_KEPT, about, error=error)
 
