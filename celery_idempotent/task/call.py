@@ -305,9 +305,8 @@ class TaskCall:
                     self.active.continuation.follows_value = isinstance(end.outcome, Result)
                 elif end.continuation_sent:
                     canvas.drop_continuation(self._request)
-                self.result_written = end.result_written
-                if end.replayed:
-                    self.result_written = self._write_replayed(end)
+                replayed = end.replayed and self._write_replayed(end)
+                self.result_written = end.result_written or replayed
             return end.outcome.get()
         # In place of Celery's line, which would not show how this delivery ends.
         self._request.idempotency_end_logged = True
@@ -324,7 +323,7 @@ class TaskCall:
 
         A redelivery finds its result there, which Celery leaves as it is.
         """
-        record, outcome = answer.record, answer.outcome
+        outcome, record = answer.outcome, answer.record
         if not isinstance(outcome, Result) or record is None or record.task_id == self.task_id:
             return False
         result = self._backend_result(outcome.value)

@@ -90,12 +90,10 @@ def check_headers(task: str, headers: Mapping[str, Any] | None) -> None:
         KeyRuleError: naming the header.
     """
     for name in map(str, headers or ()):
-        if name in _HEADERS or len(name) > _LONGEST:
-            continue
-        similarity, option = _nearest(name)
-        if similarity >= _SIMILAR:
+        if name not in _HEADERS and len(name) <= _LONGEST and _nearest(name)[0] >= _SIMILAR:
             raise KeyRuleError(
-                f"{task}: the header {name!r} of the message is not read; did you mean {option!r}?"
+                f"{task}: the header {name!r} of the message is not read; did you mean "
+                f"{_nearest(name)[1]!r}?"
             )
 
 
