@@ -46,12 +46,11 @@ def tasks(app: Celery) -> list[IdempotentTaskLike]:
 
     Celery's own tasks are not among them.
     """
-    named: dict[str, IdempotentTaskLike] = {
-        name: task
-        for name, task in app.tasks.items()
+    return [
+        task
+        for _, task in sorted(app.tasks.items())
         if hasattr(task, "idempotency_configuration") and not is_built_in(type(task))
-    }
-    return [named[name] for name in sorted(named)]
+    ]
 
 
 def load(app: Celery) -> list[IdempotentTaskLike]:
