@@ -258,9 +258,7 @@ class IdempotentRequest(Request):
     def _mark_errbacks_sent(self) -> None:
         """Writes into the record that Celery has sent the errbacks, in this process."""
         if canvas.has_continuation(self._context):
-            with _warning(
-                "A redelivery of task %s may send its errbacks again: %s", self.id, self.id
-            ):
+            with self._warning("A redelivery of task %s may send its errbacks again: %s"):
                 key, root, _ = self._identity
                 assert key is not None
                 self._configuration.execute(commands.mark_continued(key, root, self._execution_id))
