@@ -81,11 +81,11 @@ class TaskCall:
     ) -> None:
         self.sender, self._configuration, self._request = task, configuration, request
         self._args, self._kwargs = args, kwargs
-        self.settings = settings = configuration.settings
+        settings = configuration.settings
         if headers.result_ttl is not None:
-            self.settings = replace(settings, result_ttl=headers.result_ttl)
-        self.task_id = task_id = item_id or request.id
-        self.root, self.generation = canvas.identity_of(key, request, task_id, headers.root)
+            settings = replace(settings, result_ttl=headers.result_ttl)
+        task_id = item_id or request.id
+        root, generation = canvas.identity_of(key, request, task_id, headers.root)
         #: Whether the result backend has the result, as Celery would write it next.
         self.result_written = False
         self.rescheduled: Release | None = None
@@ -98,18 +98,19 @@ class TaskCall:
         wait_ms = 0 if request.is_eager else settings.wait_ms  # an eager call does not come back
         if wait_ms and request.expires is not None:
             wait_ms = max(1, min(wait_ms, round(seconds_until(request.expires) * 1000)))
-        call = Call(
+        #: What the flow is handed.
+        self.data = Call(
             sender=task,
             key=configuration.record_key(key, task_id),
-            settings=self.settings,
+            settings=settings,
             task_id=task_id,
             worker=worker_name(request.hostname, os.getpid()),
-            root=self.root,
+            root=root,
             wait_timeout=min(settings.wait_timeout, _wait_within_time_limits(request))
             if settings.on_conflict == "wait"
             else 0.0,
             label=configuration.label.of(args, kwargs) if configuration.label else "",
-            generation=self.generation,
+            generation=generation,
             unanswered_ids=headers.unanswered_ids,
             requeue_count=headers.requeue_count,
             rollback_count=headers.rollback_count,
@@ -122,17 +123,12 @@ class TaskCall:
             soft_limit=soft_limit_of(request) if own_limit else None,
         )
         #: In the flow.
-        self.active = configuration.executor.new_call(call, self, configuration.plan)
-
-    @property
-    def key(self) -> Key:
-        """The key of the record; without a fingerprint, if the task has replaced itself."""
-        return self.active.key
+        self.active = configuration.executor.new_call(self.data, self, configuration.plan)
 
     @property
     def required_generation(self) -> int:
         """What the row has to await before this message may run; 0 if it needs no row."""
-        return canvas.required_generation(self.key, self._request, self.task_id)
+        return canvas.required_generation(self.active.key, self._request, self.data.task_id)
 
     def execute(self) -> Any:
         """Takes the message through the flow; returns or raises its outcome."""
@@ -156,7 +152,7 @@ class TaskCall:
         """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""
         self.execution = execution
         self._request.idempotency_without_body = False
-        self.sender.before_start(self.task_id, self._args, self._kwargs)
+        self.sender.before_start(self.data.task_id, self._args, self._kwargs)
         return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def _backend_result(self, value: Any) -> BackendResult | None:
@@ -165,7 +161,7 @@ class TaskCall:
         if (
             request.is_eager
             or request.ignore_result
-            or self.active.data.continues
+            or self.data.continues
             or canvas.has_continuation(request)
             or not self.is_whole_message
             or self._configuration.fusion_obstacle
@@ -183,7 +179,7 @@ class TaskCall:
             name, encoded = backend.get_key_for_task(request.id), backend.encode(meta)
         except Exception:
             return None  # it cannot be encoded, which Celery will report
-        fits = len(encoded) <= self.settings.max_result_size
+        fits = len(encoded) <= self.data.settings.max_result_size
         return BackendResult(name, encoded, backend.expires or 0) if fits else None
 
     def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
@@ -198,7 +194,7 @@ class TaskCall:
             if self.ending is None:
                 request = self._request
                 continues = bool(request.callbacks or request.chain or request.chord)
-                continues = continues or not self.active.data.continues
+                continues = continues or not self.data.continues
                 return outcome, Complete(continues, self._backend_result(outcome.value))
             outcome = Failure(self.ending)
         error = outcome.error
@@ -208,7 +204,7 @@ class TaskCall:
             return outcome, self._reserved_for(error)
         if isinstance(error, (Ignore, Reject)):
             return outcome, Release()
-        if isinstance(error, self.settings.replay_errors):
+        if isinstance(error, self.data.settings.replay_errors):
             return outcome, Fail()
         # Whether Celery stores the error and acknowledges the message.
         stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
@@ -218,16 +214,16 @@ class TaskCall:
     def replacement(self, sig: Signature) -> Delegate:
         """Prepares `sig` to replace the task, and returns what follows from that for the key."""
         in_shadow, request = self._configuration.in_shadow, self._request
-        generation, mark = (self.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS, ""
-        if self.settings.transaction is not None and not in_shadow:
-            mark = canvas.commit_mark(generation, self.settings.result_ttl)
-        canvas.mark_replaced(sig, self.key, self.root, request, mark)
+        generation, mark = (self.data.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS, ""
+        if self.data.settings.transaction is not None and not in_shadow:
+            mark = canvas.commit_mark(generation, self.data.settings.result_ttl)
+        canvas.mark_replaced(sig, self.active.key, self.data.root, request, mark)
         if not in_shadow and not request.is_eager:
             # An earlier end of this task id would be taken for that of the task that replaces this
             # one, and free the key.
             try:
-                if self.sender.AsyncResult(self.task_id).state in PROPAGATE_STATES:
-                    self.sender.backend.forget(self.task_id)
+                if self.sender.AsyncResult(self.data.task_id).state in PROPAGATE_STATES:
+                    self.sender.backend.forget(self.data.task_id)
             except Exception as error:
                 report(table.RESULT_UNREADABLE, self.active, error=error)
         last = canvas.last_signature(sig)
@@ -239,7 +235,7 @@ class TaskCall:
     def _completes_key(self, sig: Signature) -> bool:
         """Returns whether `sig`, which replaces the task, will complete its key."""
         configuration, request = self._configuration, self._request
-        if sig.task != self.key.task:
+        if sig.task != self.active.key.task:
             return False
         try:
             options = message_headers.of_options(
@@ -251,7 +247,7 @@ class TaskCall:
             )
         except (IdempotencyError, TypeError):
             return False  # its own execution will raise the error
-        return key is not None and key.digest == self.key.digest
+        return key is not None and key.digest == self.active.key.digest
 
     def retry_published(self, retry: Retry) -> None:
         """Notes that `retry` was published: the key is reserved for it, however this run ends."""
@@ -261,7 +257,7 @@ class TaskCall:
 
     def _reserved_for(self, retry: Retry) -> Release:
         options = retry.sig.options if retry.sig else {"eta": retry.when}
-        return Release(hold_for(options, self.settings.lease), self.generation + 1)
+        return Release(hold_for(options, self.data.settings.lease), self.data.generation + 1)
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns or raises the outcome that the result backend has, for a redelivered message.
@@ -271,8 +267,8 @@ class TaskCall:
         Raises:
             IdempotencyError: `error`, if the backend has no outcome.
         """
-        if record.task_id == self.task_id and not self._request.is_eager:
-            result = self.sender.AsyncResult(self.task_id)
+        if record.task_id == self.data.task_id and not self._request.is_eager:
+            result = self.sender.AsyncResult(self.data.task_id)
             try:
                 state, value = result.state, result.result
             except Exception as backend_error:
@@ -285,15 +281,15 @@ class TaskCall:
 
     def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
         """Returns the messages that `functions` publish on commit."""
-        return outbox.store(str(self.key), self.sender.app, functions)
+        return outbox.store(str(self.active.key), self.sender.app, functions)
 
     def publish_messages(self, messages: Any) -> None:
         """Publishes what :meth:`store_messages` returned."""
-        outbox.publish(str(self.key), self.sender.app, self.task_id, messages)
+        outbox.publish(str(self.active.key), self.sender.app, self.data.task_id, messages)
 
     def is_stale(self, reservation: Reservation) -> bool:
         """Returns whether the result backend has the message of the reservation as ended."""
-        return reservation.task_id != self.task_id and is_stale(self.sender, reservation)
+        return reservation.task_id != self.data.task_id and is_stale(self.sender, reservation)
 
     def _perform(self, end: End) -> Any:
         """Does what `end` says, after the flow; returns or raises the outcome of the message."""
@@ -324,22 +320,22 @@ class TaskCall:
         A redelivery finds its result there, which Celery leaves as it is.
         """
         outcome, record = answer.outcome, answer.record
-        if not isinstance(outcome, Result) or record is None or record.task_id == self.task_id:
+        if not isinstance(outcome, Result) or record is None or record.task_id == self.data.task_id:
             return False
         result = self._backend_result(outcome.value)
         store = self._configuration.executor.store
-        return result is not None and run_sync(store.write_result(self.key, result))
+        return result is not None and run_sync(store.write_result(self.active.key, result))
 
     def _refer_to(self, record: Record, *, replayed: bool) -> None:
         """Leaves a reference to the record of another task id, so that this one leads to it."""
-        if record.task_id == self.task_id:
+        if record.task_id == self.data.task_id:
             return
         failed = record.state is State.FAILED
-        keep_ms = self.settings.error_ms if failed else self.settings.result_ms
+        keep_ms = self.data.settings.error_ms if failed else self.data.settings.result_ms
         if not record.state.finished:
-            keep_ms += self.settings.lease_ms
+            keep_ms += self.data.settings.lease_ms
         store = self._configuration.executor.store
-        store.refer(self.task_id, record, replayed=replayed, keep_ms=keep_ms)
+        store.refer(self.data.task_id, record, replayed=replayed, keep_ms=keep_ms)
 
     def requeue(self, end: Requeue) -> None:
         """Publishes the message again under its id; this copy can be acknowledged then.
@@ -353,10 +349,10 @@ class TaskCall:
             raise end.reason
         headers = message_headers.with_derived_key(
             self._request.headers,
-            self.key,
-            self.task_id,
-            self.root,
-            self.active.data.requeue_count + 1,
+            self.active.key,
+            self.data.task_id,
+            self.data.root,
+            self.data.requeue_count + 1,
             end.unanswered_ids,
             end.rollback_count,
         )

@@ -378,13 +378,13 @@ class IdempotentTask(Task):
                 headers = message_headers.for_retry(self.name, request.id, request.headers, given)
                 if call is not None:
                     headers = message_headers.with_derived_key(
-                        headers, call.key, request.id, call.root
+                        headers, call.active.key, request.id, call.data.root
                     )
                 options["headers"] = headers
         except IdempotencyError as error:
             if not in_shadow:
                 raise
-            logger.debug("%s: in shadow: the retry has no key: %s", call and call.key, error)
+            logger.debug("%s: in shadow: the retry has no key: %s", call and call.active.key, error)
         if in_shadow:
             return super().signature_from_request(request, *args, **options)
         options = republish.adapt_to_delayed_delivery(self.app, request, options)
