@@ -57,6 +57,7 @@ def publish(
     is sent and the result of that call is returned.
 
     Args:
+        options: of the call; its headers are replaced.
         send: publishes the message with the options that it gets.
         has_own_id: whether the caller has chosen `task_id`. Others may wait for its result, so the
             message is sent even as a duplicate.
@@ -73,8 +74,7 @@ def publish(
     identify = partial(_identify, about, args or (), kwargs or {}, headers)
     if configuration.in_shadow:
         if _is_duplicate_in_shadow(about, identify, options) and not has_own_id:
-            headers = message_headers.with_finding(headers, DEDUPLICATED, task_id)
-            options = {**options, "headers": headers}
+            options["headers"] = message_headers.with_finding(headers, DEDUPLICATED, task_id)
         return send(**options)
     try:
         about, root = identify()
@@ -84,8 +84,7 @@ def publish(
     if root is None:
         return send(**options)
     key = about.key
-    headers = message_headers.with_derived_key(headers, key, task_id, root)
-    options = {**options, "headers": headers}
+    options["headers"] = message_headers.with_derived_key(headers, key, task_id, root)
     try:
         reply = _reserve(about, options)
     except StoreUnavailableError as error:
