@@ -28,13 +28,10 @@ class IdempotentTaskLike(Protocol):
     """The attributes of an idempotent task that this package uses; the rest are Celery's."""
 
     name: str
-    app: Celery
     backend: Any
     acks_late: bool
     reject_on_worker_lost: bool
     ignore_result: bool
-    serializer: str
-    send_events: bool
 
     @property
     def idempotency_configuration(self) -> TaskConfiguration:
@@ -49,12 +46,11 @@ def tasks(app: Celery) -> list[IdempotentTaskLike]:
 
     Celery's own tasks are not among them.
     """
-    named: dict[str, IdempotentTaskLike] = {
-        name: task
-        for name, task in app.tasks.items()
+    return [
+        task
+        for _, task in sorted(app.tasks.items())
         if hasattr(task, "idempotency_configuration") and not is_built_in(type(task))
-    }
-    return [named[name] for name in sorted(named)]
+    ]
 
 
 def load(app: Celery) -> list[IdempotentTaskLike]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,34 +20,27 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_MEMBERS = 100_000
 
 
-def normaliser(
-    serializer: str,
-) -> Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]:
-    """Returns a function that writes arguments with `serializer` and reads them back.
+def normalised(
+    serializer: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Returns what `serializer` makes of arguments, which it writes and reads back.
 
-    It returns plain arguments as they are, because serializers do not change them, and those that
+    Plain arguments are returned as they are, because serializers do not change them, and those that
     the serializer cannot write: the call itself may use another one, and if not, publisher and
     worker fail in the same way.
     """
-
-    def normalise(
-        args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        for value in (*args, *kwargs.values()):
-            if type(value) not in _SCALARS and not (type(value) is str and value.isascii()):
-                break
-        else:
-            return args, kwargs
-        if _is_plain(*args, *kwargs.values()):
-            return args, kwargs
+    for value in (*args, *kwargs.values()):
+        if type(value) not in _SCALARS and not (type(value) is str and value.isascii()):
+            break
+    else:
+        return args, kwargs
+    if not _is_plain(*args, *kwargs.values()):
         with suppress(Exception):
             content_type, encoding, data = serialization.dumps(
                 [list(args), dict(kwargs)], serializer
             )
             args, kwargs = serialization.loads(data, content_type, encoding, accept=[content_type])
-        return args, kwargs
-
-    return normalise
+    return args, kwargs
 
 
 def _is_plain(*values: Any) -> bool:

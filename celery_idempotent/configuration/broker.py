@@ -31,10 +31,9 @@ def visibility_timeout(app: Celery) -> float | None:
     default = VISIBILITY_TIMEOUT.get(transport(app))
     if default is None:
         return None
-    options = options_of(app)
     if has_predefined_queues(app):
         default = SQS_VISIBILITY_TIMEOUT
-    return float(options.get("visibility_timeout") or default)
+    return float(options_of(app).get("visibility_timeout") or default)
 
 
 def has_predefined_queues(app: Celery) -> bool:

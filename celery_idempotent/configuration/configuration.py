@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import click
@@ -16,12 +16,11 @@ from kombu.compression import get_encoder
 from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings
-from celery_idempotent.configuration.arguments import normaliser
+from celery_idempotent.configuration.arguments import normalised
 from celery_idempotent.configuration.fused_completion import obstacle
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.extensions.plan import plan_for
-from celery_idempotent.flow.active_call import Plan
 from celery_idempotent.flow.executor import Executor
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.label import Label
@@ -32,7 +31,7 @@ from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.settings import OPTIONS, SIMILAR_PREFIX, Settings
 from celery_idempotent.sql.database import Database
-from celery_idempotent.store.commands import Command
+from celery_idempotent.store import commands
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -75,9 +74,10 @@ class TaskConfiguration:
                     "whose body needs a connection: set idempotency_shadow = False on this task"
                 )
             self.settings = settings.in_shadow(options) if self.in_shadow else options
-            self.rule = KeyRule(
-                task.name, options.key, _signature_of(task), normaliser(task.serializer)
-            )
+            normalise = partial(normalised, task.serializer)
+            #: What the task's options add to the flow of a call.
+            self.plan = plan_for(self.settings)
+            self.rule = KeyRule(task.name, options.key, _signature_of(task), normalise)
             #: None without ``idempotency_label``.
             self.label = Label(self.rule, options.label) if options.label else None
         except SettingsError as error:
@@ -91,11 +91,6 @@ class TaskConfiguration:
             ConfigurationError: if no setting names a Redis server.
         """
         return executor_of(self._app, self.settings)
-
-    @cached_property
-    def plan(self) -> Plan:
-        """What the task's options add to the flow of a call."""
-        return plan_for(self.settings)
 
     @cached_property
     def fusion_obstacle(self) -> str:
@@ -114,13 +109,21 @@ class TaskConfiguration:
         """Returns the key of the record that holds the outcome of `task_id` under `key`."""
         return key.of_message(task_id) if self.settings.runs_again else key
 
-    def execute(self, command: Command) -> Reply:
+    def execute(self, command: commands.Command) -> Reply:
         """Executes a command in the task's store, and returns the reply.
 
         Raises:
             StoreUnavailableError: if Redis does not reply.
         """
         return run_sync(self.executor.store.execute(command))
+
+    def delete_reservation(self, key: Key, task_id: str) -> None:
+        """Deletes the reservation that the message `task_id` has under `key`.
+
+        Raises:
+            StoreUnavailableError: if Redis does not reply.
+        """
+        self.execute(commands.reserve(self.record_key(key, task_id), task_id, hold_ms=0))
 
 
 def is_built_in(task: type[Task]) -> bool:
@@ -264,16 +267,11 @@ def executor_of(app: Celery, options: Settings) -> Executor:
             for other_identity, executor in executors:
                 if other_identity == identity:
                     return executor
-            executor = _new_executor(app, config, options)
+            url, cipher = options.offload_backend, encryption_keys.cipher(options)
+            storage = OffloadStorage(app, url) if url else None
+            codec = PayloadCodec(ResultCodec(app), accepted_content_types(app), storage, cipher)
+            executor = Executor(RecordStore(config, codec.decode), codec)
             executors.append((identity, executor))
             return executor
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
-
-
-def _new_executor(app: Celery, config: StoreConfig, options: Settings) -> Executor:
-    url = options.offload_backend
-    storage = OffloadStorage(app, url) if url else None
-    cipher = encryption_keys.cipher(options)
-    codec = PayloadCodec(ResultCodec(app), accepted_content_types(app), storage, cipher)
-    return Executor(RecordStore(config, codec.decode), codec)

@@ -33,11 +33,19 @@ def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
         SettingsError: if no setting names a Redis server, or a setting is invalid.
     """
     url, inherited = ("", {}) if options.redis_client else _url_and_options(app, options)
+    client = options.redis_client
+    if isinstance(client, str):
+        try:
+            client = symbol_by_name(client)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise SettingsError(
+                f"idempotency_redis_client {client!r} cannot be imported: {type(error).__name__}"
+            ) from None
     return StoreConfig(
         url=url,
         prefix=options.key_prefix,
         options=inherited if options.redis_options is None else options.redis_options,
-        client=_client(options.redis_client),
+        client=client,
         timeout=options.redis_timeout,
         wait_replicas=options.wait_replicas,
     )
@@ -65,14 +73,3 @@ def _candidates(app: Celery) -> Iterator[tuple[Any, Any, Any]]:
     conf = app.conf
     yield conf.result_backend, conf.result_backend_transport_options, conf.redis_backend_use_ssl
     yield conf.broker_read_url, conf.broker_transport_options, conf.broker_use_ssl
-
-
-def _client(client: Any) -> Any:
-    if not isinstance(client, str):
-        return client
-    try:
-        return symbol_by_name(client)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingsError(
-            f"idempotency_redis_client {client!r} cannot be imported: {type(error).__name__}"
-        ) from None

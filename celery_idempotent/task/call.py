@@ -1,5 +1,13 @@
 """A message of a task as a call of the executor.
 
+Celery keeps the request of a task in its own thread. Code of the task that runs in another thread
+finds its call in the context, if the thread has the context of the body (``asyncio.to_thread``,
+anyio, ``contextvars.copy_context().run``).
+
+Celery's tracer also works before the executor (it may store the state STARTED) and after it (it
+stores the result). A soft time limit that is raised there must not become the outcome, so a message
+has one `SoftLimit` from the start of its task to the end.
+
 Celery logs a message that was requeued as "ignored", like one that is ignored, and a rejected one
 with a traceback. The package logs what became of either, so Celery's line is left out.
 """
@@ -9,12 +17,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from celery import Task
-from celery._state import get_current_task
+from celery import Task, current_task
 from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry
@@ -27,11 +35,13 @@ from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
-from celery_idempotent.events.table import Event
+from celery_idempotent.extensions import shadow
+from celery_idempotent.flow import soft_limit
 from celery_idempotent.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
 from celery_idempotent.flow.end import Answer, Drop, End, Requeue
 from celery_idempotent.flow.execution import Execution
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.flow.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.result_codec import is_storable
 from celery_idempotent.record.record import Record, State
@@ -39,11 +49,14 @@ from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import canvas, message_headers, outbox, overrides, republish
-from celery_idempotent.task.key_resolution import completes_key
-from celery_idempotent.task.message_headers import MessageHeaders
+from celery_idempotent.task.key_resolution import resolve_key
+from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
 from celery_idempotent.task.publish import is_stale
 from celery_idempotent.task.republish import RequeuePause, hold_for, longest_wait, seconds_until
-from celery_idempotent.task.time_limits import soft_limit_of, wait_within_time_limits
+
+_call_of_context: ContextVar[TaskCall | None] = ContextVar("idempotent_call", default=None)
+#: The calls of messages that this process runs.
+_running: set[TaskCall] = set()
 
 
 class TaskCall:
@@ -54,13 +67,6 @@ class TaskCall:
     #: False if the message has more calls: its soft limit covers them, and what follows it follows
     #: all of them.
     is_whole_message = True
-    #: Celery acknowledges the message then; its task id gets no state.
-    dropped: type[Exception] = Ignore
-
-    @staticmethod
-    def of(request: Context | None) -> TaskCall | None:
-        """Returns the call of `request`, None if it is not protected or has not begun."""
-        return getattr(request, "idempotency_call", None)
 
     def __init__(
         self,
@@ -75,11 +81,11 @@ class TaskCall:
     ) -> None:
         self.sender, self._configuration, self._request = task, configuration, request
         self._args, self._kwargs = args, kwargs
-        self.settings = settings = configuration.settings
+        settings = configuration.settings
         if headers.result_ttl is not None:
-            self.settings = replace(settings, result_ttl=headers.result_ttl)
-        self.task_id = task_id = item_id or request.id
-        self.root, self.generation = canvas.identity_of(key, request, task_id, headers.root)
+            settings = replace(settings, result_ttl=headers.result_ttl)
+        task_id = item_id or request.id
+        root, generation = canvas.identity_of(key, request, task_id, headers.root)
         #: Whether the result backend has the result, as Celery would write it next.
         self.result_written = False
         self.rescheduled: Release | None = None
@@ -89,18 +95,22 @@ class TaskCall:
         self.execution: Execution | None = None
         self.began_at = monotonic()
         own_limit = self.is_whole_message and not request.is_eager
-        call = Call(
+        wait_ms = 0 if request.is_eager else settings.wait_ms  # an eager call does not come back
+        if wait_ms and request.expires is not None:
+            wait_ms = max(1, min(wait_ms, round(seconds_until(request.expires) * 1000)))
+        #: What the flow is handed.
+        self.data = Call(
             sender=task,
             key=configuration.record_key(key, task_id),
-            settings=self.settings,
+            settings=settings,
             task_id=task_id,
             worker=worker_name(request.hostname, os.getpid()),
-            root=self.root,
-            wait_timeout=min(settings.wait_timeout, wait_within_time_limits(request))
+            root=root,
+            wait_timeout=min(settings.wait_timeout, _wait_within_time_limits(request))
             if settings.on_conflict == "wait"
             else 0.0,
             label=configuration.label.of(args, kwargs) if configuration.label else "",
-            generation=self.generation,
+            generation=generation,
             unanswered_ids=headers.unanswered_ids,
             requeue_count=headers.requeue_count,
             rollback_count=headers.rollback_count,
@@ -109,37 +119,40 @@ class TaskCall:
             continues=self.is_whole_message
             and not configuration.in_shadow
             and canvas.has_continuation(request),
-            wait_ms=self._wait_ms if settings.wait_ms else 0,
+            wait_ms=wait_ms,
             soft_limit=soft_limit_of(request) if own_limit else None,
         )
         #: In the flow.
-        self.active = configuration.executor.new_call(call, self, configuration.plan)
-
-    @property
-    def key(self) -> Key:
-        """The key of the record; without a fingerprint, if the task has replaced itself."""
-        return self.active.key
-
-    @property
-    def _wait_ms(self) -> int:
-        """How long the next turn is reserved for the message, but not beyond its expiry."""
-        wait_ms, expires = self.settings.wait_ms, self._request.expires
-        if self._request.is_eager:
-            return 0  # it does not come back
-        if wait_ms and expires is not None:
-            return max(1, min(wait_ms, round(seconds_until(expires) * 1000)))
-        return wait_ms
+        self.active = configuration.executor.new_call(self.data, self, configuration.plan)
 
     @property
     def required_generation(self) -> int:
         """What the row has to await before this message may run; 0 if it needs no row."""
-        return canvas.required_generation(self.key, self._request, self.task_id)
+        return canvas.required_generation(self.active.key, self._request, self.data.task_id)
+
+    def execute(self) -> Any:
+        """Takes the message through the flow; returns or raises its outcome."""
+        request, enter = self._request, self._configuration.executor.enter
+        if self._configuration.in_shadow:
+            request.idempotency_without_body = False
+            finding = message_headers.finding_of(request.id, request.headers)
+            enter = partial(shadow.enter, deduplicated=finding == DEDUPLICATED)
+        outer_call = _call_of_context.get()
+        try:
+            _call_of_context.set(self)
+            if not request.is_eager:
+                _running.add(self)
+            end = enter(self.active)
+        finally:
+            _running.discard(self)
+            _call_of_context.set(outer_call)
+        return self._perform(end)
 
     def run(self, execution: Execution) -> Any:
         """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""
         self.execution = execution
         self._request.idempotency_without_body = False
-        self.sender.before_start(self.task_id, self._args, self._kwargs)
+        self.sender.before_start(self.data.task_id, self._args, self._kwargs)
         return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def _backend_result(self, value: Any) -> BackendResult | None:
@@ -148,7 +161,7 @@ class TaskCall:
         if (
             request.is_eager
             or request.ignore_result
-            or self.active.data.continues
+            or self.data.continues
             or canvas.has_continuation(request)
             or not self.is_whole_message
             or self._configuration.fusion_obstacle
@@ -166,63 +179,75 @@ class TaskCall:
             name, encoded = backend.get_key_for_task(request.id), backend.encode(meta)
         except Exception:
             return None  # it cannot be encoded, which Celery will report
-        fits = len(encoded) <= self.settings.max_result_size
+        fits = len(encoded) <= self.data.settings.max_result_size
         return BackendResult(name, encoded, backend.expires or 0) if fits else None
 
     def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
-        """Returns how the body has ended, and what that means for the key."""
+        """Returns how the body has ended, and what that means for the key.
+
+        A retry reserves the key for its task id. Errors in ``idempotency_replay_errors`` are
+        stored. All others release the key.
+        """
         if isinstance(outcome, Result):
             if self.rescheduled is not None:
                 return outcome, self.rescheduled
             if self.ending is None:
                 request = self._request
                 continues = bool(request.callbacks or request.chain or request.chord)
-                continues = continues or not self.active.data.continues
+                continues = continues or not self.data.continues
                 return outcome, Complete(continues, self._backend_result(outcome.value))
             outcome = Failure(self.ending)
-        return outcome, self._disposition(outcome.error)
-
-    def _disposition(self, error: BaseException) -> Disposition:
-        """Returns what an error of the body means for the key.
-
-        A retry reserves the key for its task id. Errors in ``idempotency_replay_errors`` are
-        stored. All others release the key.
-        """
+        error = outcome.error
         if ended := self.replaced or self.rescheduled:
-            return ended
+            return outcome, ended
         if isinstance(error, Retry):
-            return self._reserved_for(error)
+            return outcome, self._reserved_for(error)
         if isinstance(error, (Ignore, Reject)):
-            return Release()
-        if isinstance(error, self.settings.replay_errors):
-            return Fail()
+            return outcome, Release()
+        if isinstance(error, self.data.settings.replay_errors):
+            return outcome, Fail()
         # Whether Celery stores the error and acknowledges the message.
         stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
         acks = not self._request.is_eager and acknowledged(self.sender, "failure")
-        return Release(final=stored and acks)
+        return outcome, Release(final=stored and acks)
 
     def replacement(self, sig: Signature) -> Delegate:
         """Prepares `sig` to replace the task, and returns what follows from that for the key."""
         in_shadow, request = self._configuration.in_shadow, self._request
-        generation, mark = (self.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS, ""
-        if self.settings.transaction is not None and not in_shadow:
-            mark = canvas.commit_mark(generation, self.settings.result_ttl)
-        canvas.mark_replaced(sig, self.key, self.root, request, mark)
+        generation, mark = (self.data.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS, ""
+        if self.data.settings.transaction is not None and not in_shadow:
+            mark = canvas.commit_mark(generation, self.data.settings.result_ttl)
+        canvas.mark_replaced(sig, self.active.key, self.data.root, request, mark)
         if not in_shadow and not request.is_eager:
             # An earlier end of this task id would be taken for that of the task that replaces this
             # one, and free the key.
             try:
-                if self.sender.AsyncResult(self.task_id).state in PROPAGATE_STATES:
-                    self.sender.backend.forget(self.task_id)
+                if self.sender.AsyncResult(self.data.task_id).state in PROPAGATE_STATES:
+                    self.sender.backend.forget(self.data.task_id)
             except Exception as error:
                 report(table.RESULT_UNREADABLE, self.active, error=error)
         last = canvas.last_signature(sig)
         return Delegate(
             generation,
-            last is None
-            or not canvas.ignores_result(last)
-            or completes_key(self._configuration, request, last, self.key),
+            last is None or not canvas.ignores_result(last) or self._completes_key(last),
         )
+
+    def _completes_key(self, sig: Signature) -> bool:
+        """Returns whether `sig`, which replaces the task, will complete its key."""
+        configuration, request = self._configuration, self._request
+        if sig.task != self.active.key.task:
+            return False
+        try:
+            options = message_headers.of_options(
+                sig.task, request.id, sig.options, in_shadow=configuration.in_shadow
+            )
+            headers = options.get("headers")
+            key, _ = resolve_key(
+                configuration, request.id, headers, sig.args, sig.kwargs, request=request
+            )
+        except (IdempotencyError, TypeError):
+            return False  # its own execution will raise the error
+        return key is not None and key.digest == self.active.key.digest
 
     def retry_published(self, retry: Retry) -> None:
         """Notes that `retry` was published: the key is reserved for it, however this run ends."""
@@ -232,7 +257,7 @@ class TaskCall:
 
     def _reserved_for(self, retry: Retry) -> Release:
         options = retry.sig.options if retry.sig else {"eta": retry.when}
-        return Release(hold_for(options, self.settings.lease), self.generation + 1)
+        return Release(hold_for(options, self.data.settings.lease), self.data.generation + 1)
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns or raises the outcome that the result backend has, for a redelivered message.
@@ -242,8 +267,8 @@ class TaskCall:
         Raises:
             IdempotencyError: `error`, if the backend has no outcome.
         """
-        if record.task_id == self.task_id and not self._request.is_eager:
-            result = self.sender.AsyncResult(self.task_id)
+        if record.task_id == self.data.task_id and not self._request.is_eager:
+            result = self.sender.AsyncResult(self.data.task_id)
             try:
                 state, value = result.state, result.result
             except Exception as backend_error:
@@ -256,65 +281,61 @@ class TaskCall:
 
     def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
         """Returns the messages that `functions` publish on commit."""
-        return outbox.store(str(self.key), self.sender.app, functions)
+        return outbox.store(str(self.active.key), self.sender.app, functions)
 
     def publish_messages(self, messages: Any) -> None:
         """Publishes what :meth:`store_messages` returned."""
-        outbox.publish(str(self.key), self.sender.app, self.task_id, messages)
+        outbox.publish(str(self.active.key), self.sender.app, self.data.task_id, messages)
 
     def is_stale(self, reservation: Reservation) -> bool:
         """Returns whether the result backend has the message of the reservation as ended."""
-        return reservation.task_id != self.task_id and is_stale(self.sender, reservation)
+        return reservation.task_id != self.data.task_id and is_stale(self.sender, reservation)
 
-    def finish(self, end: End) -> Any:
+    def _perform(self, end: End) -> Any:
         """Does what `end` says, after the flow; returns or raises the outcome of the message."""
         if end.record is not None:
             self._refer_to(end.record, replayed=isinstance(end, Answer) and end.replayed)
         if isinstance(end, Answer):
-            return self._answer(end)
+            if self.is_whole_message:
+                if self.active.continuation is not None:
+                    self.active.continuation.follows_value = isinstance(end.outcome, Result)
+                elif end.continuation_sent:
+                    canvas.drop_continuation(self._request)
+                replayed = end.replayed and self._write_replayed(end)
+                self.result_written = end.result_written or replayed
+            return end.outcome.get()
+        # In place of Celery's line, which would not show how this delivery ends.
+        self._request.idempotency_end_logged = True
         if isinstance(end, Requeue):
             self.requeue(end)
-            raise Ignore
-        self._request.idempotency_end_logged = True
-        if isinstance(end, Drop):
-            raise self.dropped
-        raise Reject(end.reason, requeue=False)
-
-    def _answer(self, answer: Answer) -> Any:
-        """Lets Celery send what follows, unless another delivery of this message has sent it."""
-        request, outcome = self._request, answer.outcome
-        if self.is_whole_message:
-            if self.active.continuation is not None:
-                self.active.continuation.follows_value = isinstance(outcome, Result)
-            elif answer.continuation_sent:
-                canvas.drop_continuation(request)
-            self.result_written = answer.result_written
-            if answer.replayed:
-                self.result_written = self._write_replayed(answer)
-        return outcome.get()
+        elif not isinstance(end, Drop):
+            raise Reject(end.reason, requeue=False)
+        elif not self.is_whole_message:
+            return None  # Ignore would end the other items of the message, too
+        raise Ignore  # Celery acknowledges the message; its task id gets no state
 
     def _write_replayed(self, answer: Answer) -> bool:
         """Writes a replayed value for the result backend, where that takes one round trip less.
 
         A redelivery finds its result there, which Celery leaves as it is.
         """
-        record, outcome = answer.record, answer.outcome
-        if not isinstance(outcome, Result) or record is None or record.task_id == self.task_id:
+        outcome, record = answer.outcome, answer.record
+        if not isinstance(outcome, Result) or record is None or record.task_id == self.data.task_id:
             return False
         result = self._backend_result(outcome.value)
         store = self._configuration.executor.store
-        return result is not None and run_sync(store.write_result(self.key, result))
+        return result is not None and run_sync(store.write_result(self.active.key, result))
 
     def _refer_to(self, record: Record, *, replayed: bool) -> None:
         """Leaves a reference to the record of another task id, so that this one leads to it."""
-        if record.task_id == self.task_id:
+        if record.task_id == self.data.task_id:
             return
         failed = record.state is State.FAILED
-        keep_ms = self.settings.error_ms if failed else self.settings.result_ms
+        keep_ms = self.data.settings.error_ms if failed else self.data.settings.result_ms
         if not record.state.finished:
-            keep_ms += self.settings.lease_ms
+            keep_ms += self.data.settings.lease_ms
         store = self._configuration.executor.store
-        store.refer(self.task_id, record, replayed=replayed, keep_ms=keep_ms)
+        store.refer(self.data.task_id, record, replayed=replayed, keep_ms=keep_ms)
 
     def requeue(self, end: Requeue) -> None:
         """Publishes the message again under its id; this copy can be acknowledged then.
@@ -328,10 +349,10 @@ class TaskCall:
             raise end.reason
         headers = message_headers.with_derived_key(
             self._request.headers,
-            self.key,
-            self.task_id,
-            self.root,
-            self.active.data.requeue_count + 1,
+            self.active.key,
+            self.data.task_id,
+            self.data.root,
+            self.data.requeue_count + 1,
             end.unanswered_ids,
             end.rollback_count,
         )
@@ -369,15 +390,57 @@ class TaskCall:
                 break
             except Exception as error:
                 if not pause.wait(error):
-                    self._report_end(table.RETURNED, error=str(error), reason=end.reason)
+                    report(table.RETURNED, self.active, error=str(error), reason=end.reason)
                     message = f"{end.reason}; and the message cannot be published again: {error}"
                     raise Reject(message, requeue=True) from None
-        self._report_end(table.REQUEUED, seconds=seconds, reason=end.reason)
+        report(table.REQUEUED, self.active, seconds=seconds, reason=end.reason)
 
-    def _report_end(self, event: Event, **fields: Any) -> None:
-        """Logs how this delivery ends, in place of Celery's line, which would not show it."""
-        report(event, self.active, **fields)
-        self._request.idempotency_end_logged = True
+
+def call_in_context(task: Task) -> TaskCall | None:
+    """Returns the call of `task` that this context belongs to, None for a plain call.
+
+    Raises:
+        IdempotencyError: if the task is running in this process, and this thread has no context:
+            it may belong to any of the running calls, or to none.
+    """
+    call = _call_of_context.get()
+    if call is not None:
+        return call if call.sender.name == task.name else None
+    if not current_task and any(
+        other.execution is not None and other.sender.name == task.name for other in tuple(_running)
+    ):
+        raise IdempotencyError(
+            f"self.idempotency of {task.name} is not available in this thread: take "
+            "`execution = self.idempotency` in the task's body, and pass that to the thread"
+        )
+    return None
+
+
+def soft_limit_of(request: Context) -> SoftLimit:
+    """Returns the soft limit of the message of `request`."""
+    limit: SoftLimit = request.__dict__.setdefault("idempotency_soft_limit", SoftLimit())
+    return limit
+
+
+def _soft_limit_of_current_message() -> SoftLimit | None:
+    task = current_task
+    if not task or not hasattr(task, "idempotency_enabled"):
+        return None
+    request = task.request_stack.top
+    # An eager call is under the limit of the message whose task has made it.
+    if request is None or request.called_directly or request.is_eager:
+        return None
+    return soft_limit_of(request)
+
+
+soft_limit.of_message = _soft_limit_of_current_message
+
+
+def _wait_within_time_limits(request: Context) -> float:
+    """Returns half of the shortest time limit in seconds: the other half is left for the body."""
+    task_limits = (current_task.time_limit, current_task.soft_time_limit) if current_task else ()
+    limits = (*(request.timelimit or ()), *task_limits)
+    return min((limit / 2 for limit in limits if limit), default=float("inf"))
 
 
 def acknowledged(task: Task, after: str) -> bool:
@@ -397,8 +460,7 @@ def _is_to_be_logged(record: logging.LogRecord) -> bool:
     data = getattr(record, "data", None)
     if not isinstance(data, dict) or data.get("description") not in ("ignored", "rejected"):
         return True
-    task = get_current_task()
-    request = task.request_stack.top if task is not None else None
+    request = current_task.request_stack.top if current_task else None
     return not getattr(request, "idempotency_end_logged", False)
 
 

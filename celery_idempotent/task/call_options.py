@@ -67,15 +67,17 @@ def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CA
         raise TypeError(f"{function}() got an unknown option {name!r}{hint}")
 
 
-def check_arguments(rule: KeyRule, kwargs: Mapping[str, Any] | None) -> None:
+def check_arguments(
+    rule: KeyRule, kwargs: Mapping[str, Any] | None, error: type[Exception] = TypeError
+) -> None:
     """Rejects an option of the call among the arguments of a task that has no such parameter.
 
     Raises:
-        TypeError: naming the right place.
+        TypeError: naming the right place; or another `error`.
     """
     for option in CALL_OPTIONS:
         if option in (kwargs or ()) and option not in rule.signature.parameters:
-            raise TypeError(
+            raise error(
                 f"{rule.task}: {option} was passed as an argument of the task, which has no such "
                 f"parameter: it is an option of the call, apply_async(args, kwargs, {option}=…)"
             )
@@ -88,12 +90,10 @@ def check_headers(task: str, headers: Mapping[str, Any] | None) -> None:
         KeyRuleError: naming the header.
     """
     for name in map(str, headers or ()):
-        if name in _HEADERS or len(name) > _LONGEST:
-            continue
-        similarity, option = _nearest(name)
-        if similarity >= _SIMILAR:
+        if name not in _HEADERS and len(name) <= _LONGEST and _nearest(name)[0] >= _SIMILAR:
             raise KeyRuleError(
-                f"{task}: the header {name!r} of the message is not read; did you mean {option!r}?"
+                f"{task}: the header {name!r} of the message is not read; did you mean "
+                f"{_nearest(name)[1]!r}?"
             )
 
 
@@ -105,10 +105,7 @@ def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) ->
     """
     headers = request.headers or {}
     check_headers(rule.task, headers)
-    try:
-        check_arguments(rule, kwargs)
-    except TypeError as error:
-        raise KeyRuleError(str(error)) from None
+    check_arguments(rule, kwargs, KeyRuleError)
     misplaced = _misplaced(request.properties or {})
     if not misplaced and MISPLACED_HEADER in headers:
         misplaced = [str(headers[MISPLACED_HEADER])]

@@ -85,11 +85,10 @@ def identity_of(
     Args:
         root: in the headers of the message.
     """
-    replaced = _read_replaced(key, request)
-    if replaced is not None and replaced.successor_id == task_id:
-        root = replaced.root
-    depth = getattr(request, "replaced_task_nesting", 0) or 0
-    generation = int(depth) * GENERATIONS + int(request.retries or 0)
+    depth = int(request.replaced_task_nesting or 0)
+    if (depth or request.is_eager) and (replaced := _read_replaced(key, request)):
+        root = replaced.root if replaced.successor_id == task_id else root
+    generation = depth * GENERATIONS + int(request.retries or 0)
     return root or default_root(task_id), generation
 
 

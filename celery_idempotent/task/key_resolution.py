@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery.app.task import Context
-from celery.canvas import Signature
 
 from celery_idempotent.configuration.configuration import TaskConfiguration
-from celery_idempotent.errors import IdempotencyError, KeyRuleError
+from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.key import Key
 from celery_idempotent.task import call_options, canvas, message_headers
 from celery_idempotent.task.message_headers import NO_HEADERS, MessageHeaders
@@ -89,9 +88,10 @@ def resolve_received_key(
     task, enabled = configuration.rule.task, configuration.settings.enabled
     if enabled:
         call_options.check_message(configuration.rule, request, kwargs)
-        finding = message_headers.finding_of(request.id, request.headers)
-        if configuration.in_shadow and finding == message_headers.REFUSED:
-            raise KeyRuleError(f"{task}: an option of the call cannot be used")
+        if configuration.in_shadow:
+            finding = message_headers.finding_of(request.id, request.headers)
+            if finding == message_headers.REFUSED:
+                raise KeyRuleError(f"{task}: an option of the call cannot be used")
     if request.headers:
         # The body may forward them, and a key that was published by name is not bound yet.
         try:
@@ -100,27 +100,6 @@ def resolve_received_key(
             if enabled:
                 raise
             request.headers = message_headers.without_keys(request.headers)
-    headers = request.headers
     return resolve_key(
-        configuration, request.id, headers, args, kwargs, request=request, item_id=item_id
+        configuration, request.id, request.headers, args, kwargs, request=request, item_id=item_id
     )
-
-
-def completes_key(
-    configuration: TaskConfiguration, request: Context, sig: Signature, key: Key
-) -> bool:
-    """Returns whether `sig`, which replaces the task of `request`, will complete `key`."""
-    task, task_id = configuration.rule.task, request.id
-    if sig.task != task:
-        return False
-    try:
-        options = message_headers.of_options(
-            task, task_id, sig.options, in_shadow=configuration.in_shadow
-        )
-        headers = options.get("headers")
-        sig_key, _ = resolve_key(
-            configuration, task_id, headers, sig.args, sig.kwargs, request=request
-        )
-    except (IdempotencyError, TypeError):
-        return False  # its own execution will raise the error
-    return sig_key is not None and sig_key.digest == key.digest

@@ -50,13 +50,6 @@ def item_id(task_id: str, number: int) -> str:
     return f"{task_id}/{number}"
 
 
-class MapItemIgnoredError(Exception):
-    """An item is ignored; the other items of its message run.
-
-    celery.exceptions.Ignore would ignore the whole message.
-    """
-
-
 class MapItemCall(TaskCall):
     """The call of one item, which can only be requeued with the whole message.
 
@@ -65,7 +58,6 @@ class MapItemCall(TaskCall):
     """
 
     is_whole_message = False
-    dropped = MapItemIgnoredError
 
     def run(self, execution: Execution) -> Any:
         """Runs the item under a request of its own, as Celery does for a plain call."""
@@ -78,9 +70,6 @@ class MapItemCall(TaskCall):
         finally:
             self.sender.pop_request()
             _task_stack.pop()
-
-    def backend_result(self, value: Any) -> None:
-        """Returns None: the message has one result for all items."""
 
     def requeue(self, end: Requeue) -> None:
         """Publishes the whole message again; its finished items will be replayed."""

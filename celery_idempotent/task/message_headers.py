@@ -25,7 +25,7 @@ import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.key.canonical import digest
@@ -85,8 +85,7 @@ class MessageHeaders:
             KeyRuleError: if the explicit key cannot be used. Another key must not take its place.
             SettingsError: if ``idempotency_result_ttl`` cannot be used.
         """
-        if not _has_own_headers(headers):
-            return NO_HEADERS
+        headers = headers or {}
         explicit, root, derived = _headers_of(task, task_id, headers)
         if explicit is False:
             return cls(unprotected=True)
@@ -156,8 +155,7 @@ def bind(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str
         KeyRuleError: if they hold an explicit key that cannot be used.
         SettingsError: if they hold an ``idempotency_result_ttl`` that cannot be used.
     """
-    if not _has_own_headers(headers):
-        return dict(headers or {})
+    headers = headers or {}
     return _write(task, task_id, headers, *_headers_of(task, task_id, headers))
 
 
@@ -231,10 +229,6 @@ def for_retry(
     if (result_ttl := _result_ttl_of(task, task_id, headers)) is not None:
         new_headers = {**new_headers, RESULT_TTL_HEADER: result_ttl}
     return _write(task, task_id, new_headers, explicit, root)
-
-
-def _has_own_headers(headers: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
-    return headers is not None and not _OWN_HEADERS.isdisjoint(headers)
 
 
 def _headers_of(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[Any, bytes, str]:

@@ -28,32 +28,26 @@ def wrap_handlers(task: type[Task]) -> None:
     for name in ("before_start", "on_success", "on_failure", "on_retry", "after_return"):
         handler = inspect.getattr_static(task, name)
         if handler is not vars(Task)[name] and not hasattr(handler, "idempotency_wrapped"):
-            condition = _is_at_body if name == "before_start" else _has_run_body
-            setattr(task, name, _wrap(handler, condition))
+            setattr(task, name, _wrap(name, handler))
 
 
-def _wrap(handler: Any, condition: Callable[[Context | None], bool]) -> Callable[..., Any]:
+def _wrap(name: str, handler: Any) -> Callable[..., Any]:
     def wrapper(self: Task, *args: Any, **kwargs: Any) -> Any:
-        if condition(self.request_stack.top):
-            method = handler.__get__(self, type(self)) if hasattr(handler, "__get__") else handler
-            return method(*args, **kwargs)
-        return None
+        request = self.request_stack.top
+        if name == "before_start":  # not for the tracer: the task calls it before its body
+            runs = request is None or request.called_directly or request._protected  # noqa: SLF001
+        else:  # also where there is no message, as in the worker's main process
+            runs = not getattr(request, "idempotency_without_body", False)
+        if not runs:
+            return None
+        method = handler.__get__(self, type(self)) if hasattr(handler, "__get__") else handler
+        return method(*args, **kwargs)
 
     wrapper.idempotency_wrapped = handler  # type: ignore[attr-defined]
     return wrapper
 
 
-def _is_at_body(request: Context | None) -> bool:
-    """Returns False for the tracer's call; the task calls ``before_start`` before its body."""
-    return request is None or request.called_directly or bool(request._protected)  # noqa: SLF001
-
-
-def _has_run_body(request: Context | None) -> bool:
-    """Returns True also where there is no message, as in the worker's main process."""
-    return not getattr(request, "idempotency_without_body", False)
-
-
-class _OwnCall(NamedTuple):
+class OwnCall(NamedTuple):
     """A ``__call__`` that is running, and what it calls as ``super().__call__``."""
 
     task: Task
@@ -61,7 +55,7 @@ class _OwnCall(NamedTuple):
     body: Callable[..., Any]
 
 
-_running: ContextVar[_OwnCall | None] = ContextVar("idempotent_own_call", default=None)
+_running: ContextVar[OwnCall | None] = ContextVar("idempotent_own_call", default=None)
 
 
 def wrap_call(task: type[Task], base: type[Task]) -> None:
@@ -72,7 +66,7 @@ def wrap_call(task: type[Task], base: type[Task]) -> None:
 
     @wraps(own)
     def call(self: Task, *args: Any, **kwargs: Any) -> Any:
-        if _current(self) is not None:  # as super().__call__ of a subclass
+        if current(self) is not None:  # as super().__call__ of a subclass
             return own.__get__(self, type(self))(*args, **kwargs)
         return base.__call__(self, *args, **kwargs)
 
@@ -83,28 +77,23 @@ def wrap_call(task: type[Task], base: type[Task]) -> None:
 def run(task: Task, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls `body`, through the ``__call__`` of the task's class if it has its own."""
     if own := type(task)._own_call:  # noqa: SLF001
-        running = _OwnCall(task, task.request_stack.top, body)
-        return _run(running, own.__get__(task, type(task)), args, kwargs)
+        running = OwnCall(task, task.request_stack.top, body)
+        return run_as(running, own.__get__(task, type(task)), args, kwargs)
     return body(*args, **kwargs)
 
 
-def body_of(task: Task) -> Callable[..., Any] | None:
-    """Returns what ``super().__call__`` has to call; None if no own ``__call__`` of `task` runs."""
-    running = _current(task)
-    # A call of the task in its body is one of its own.
-    return running and (lambda *args, **kwargs: _run(None, running.body, args, kwargs))
-
-
-def _current(task: Task) -> _OwnCall | None:
+def current(task: Task) -> OwnCall | None:
+    """Returns the own ``__call__`` of `task` that runs."""
     running = _running.get()
     if running is None or running.task is not task or running.request is not task.request_stack.top:
         return None
     return running
 
 
-def _run(
-    running: _OwnCall | None, work: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+def run_as(
+    running: OwnCall | None, work: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
 ) -> Any:
+    """Calls `work`; `running` is the current call meanwhile."""
     outer = _running.get()
     try:
         _running.set(running)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -57,6 +57,7 @@ def publish(
     is sent and the result of that call is returned.
 
     Args:
+        options: of the call; its headers are replaced.
         send: publishes the message with the options that it gets.
         has_own_id: whether the caller has chosen `task_id`. Others may wait for its result, so the
             message is sent even as a duplicate.
@@ -69,25 +70,23 @@ def publish(
     settings = configuration.settings
     if not settings.deduplicates or any(map(options.get, _CANVAS_OPTIONS)):
         return send(**options)
-    call = _Publish(task, args or (), kwargs or {}, task_id, options)
-    headers = options.get("headers")
+    about, headers = About(task, task.name, task_id), options.get("headers")
+    identify = partial(_identify, about, args or (), kwargs or {}, headers)
     if configuration.in_shadow:
-        if call.is_duplicate_in_shadow() and not has_own_id:
-            headers = message_headers.with_finding(headers, DEDUPLICATED, task_id)
-            options = {**options, "headers": headers}
+        if _is_duplicate_in_shadow(about, identify, options) and not has_own_id:
+            options["headers"] = message_headers.with_finding(headers, DEDUPLICATED, task_id)
         return send(**options)
     try:
-        root = call.identify()
+        about, root = identify()
     except KeyRuleError as error:
-        refuse_publish(call.about, error)
+        refuse_publish(about, error)
         raise
     if root is None:
         return send(**options)
-    about, key = call.about, call.about.key
-    headers = message_headers.with_derived_key(headers, key, task_id, root)
-    options = {**options, "headers": headers}
+    key = about.key
+    options["headers"] = message_headers.with_derived_key(headers, key, task_id, root)
     try:
-        reply = call.reserve()
+        reply = _reserve(about, options)
     except StoreUnavailableError as error:
         # The worker begins under the same key, so a duplicate message does not run twice.
         report(table.NOT_RESERVED, about, error=error)
@@ -100,7 +99,7 @@ def publish(
             result = send(**options)
         finally:
             if result is None or isinstance(result, EagerResult):  # no message waits
-                call.delete_reservation(about)
+                _delete_reservation(about)
         return result
     record = configuration.executor.store.record(key, reply.raw)
     takes_turn = settings.until == "finished" or (settings.runs_again and has_own_id)
@@ -115,79 +114,74 @@ def publish(
     return RecordResult(record.task_id, record_key, task.backend, task.app)
 
 
-class _Publish:
-    """A call whose key is reserved before its message is published."""
+def _identify(
+    about: About, args: Any, kwargs: Any, headers: Mapping[str, Any] | None
+) -> tuple[About, bytes | None]:
+    """Returns the call with its key, and its root; None if it is not deduplicated."""
+    configuration: TaskConfiguration = about.sender.idempotency_configuration
+    key, parsed = resolve_key(configuration, about.task_id, headers, args, kwargs)
+    if key is None or parsed.key is not None:
+        return about, None
+    label = configuration.label.of(args, kwargs) if configuration.label else ""
+    return about._replace(key=key, label=label), parsed.root
 
-    def __init__(
-        self, task: Task, args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
-    ) -> None:
-        self.about = About(task, task.name, task_id)
-        self._configuration: TaskConfiguration = task.idempotency_configuration
-        self._args, self._kwargs, self._options = args, kwargs, options
 
-    def identify(self) -> bytes | None:
-        """Resolves the key; returns the root of the call, None if it is not deduplicated."""
-        configuration, headers = self._configuration, self._options.get("headers")
-        task_id, args, kwargs = self.about.task_id, self._args, self._kwargs
-        key, parsed = resolve_key(configuration, task_id, headers, args, kwargs)
-        if key is None or parsed.key is not None:
-            return None
-        label = configuration.label.of(args, kwargs) if configuration.label else ""
-        self.about = self.about._replace(key=key, label=label)
-        return parsed.root
-
-    def is_duplicate_in_shadow(self) -> bool:
-        """Reserves the key in shadow; returns whether the call would not have been published."""
-        unidentified = self.about
-        try:
-            if self.identify() is None:
-                return False
-            reply = self.reserve()
-            if reply.case not in ("held", "finished"):
-                return False
-            record = self._configuration.executor.store.record(self.about.key, reply.raw)
-        except Exception as error:
-            report(table.PUBLISHED_UNCOUNTED, unidentified, error=error)
+def _is_duplicate_in_shadow(
+    about: About, identify: Callable[[], tuple[About, bytes | None]], options: Mapping[str, Any]
+) -> bool:
+    """Reserves the key in shadow; returns whether the call would not have been published."""
+    try:
+        identified, root = identify()
+        if root is None:
             return False
-        report(table.PUBLISHED_IN_SHADOW, self.about, record=record)
-        return True
+        reply = _reserve(identified, options)
+        if reply.case not in ("held", "finished"):
+            return False
+        store = about.sender.idempotency_configuration.executor.store
+        record = store.record(identified.key, reply.raw)
+    except Exception as error:
+        report(table.PUBLISHED_UNCOUNTED, about, error=error)
+        return False
+    report(table.PUBLISHED_IN_SHADOW, identified, record=record)
+    return True
 
-    def reserve(self) -> Reply:
-        """Reserves the key for the message, after a message that has ended."""
-        about, configuration = self.about, self._configuration
-        task, key, settings = about.sender, about.key, configuration.settings
-        hold = hold_for({"expires": task.expires, **self._options}, settings.reservation_ttl)
-        reserve = commands.reserve(
-            configuration.record_key(key, about.task_id),
-            about.task_id,
-            hold_ms=round(hold * 1000),
-            label=about.label,
-            waits=settings.until == "started",
-        )
-        reply = configuration.execute(reserve)
-        if reply.case not in ("held", "reused", "finished"):
-            return reply
-        record = configuration.executor.store.record(key, reply.raw)
-        reserved = reservation.read(record, reply.raw)
-        if reserved and is_stale(task, reserved):
-            key = key.with_fingerprint(record.fingerprint)
-            self.delete_reservation(about._replace(key=key, task_id=reserved.task_id))
-            return configuration.execute(reserve)
-        error = None if settings.runs_again else replacement.error_of(record, settings)
-        if error is None:
-            return reply
-        codec = configuration.executor.codec
-        release = replacement.release(key, record, reply.raw, settings, codec, error)
-        configuration.execute(run_sync(release))
+
+def _reserve(about: About, options: Mapping[str, Any]) -> Reply:
+    """Reserves the key for the message, after a message that has ended."""
+    task, key = about.sender, about.key
+    configuration: TaskConfiguration = task.idempotency_configuration
+    settings, executor = configuration.settings, configuration.executor
+    hold = hold_for({"expires": task.expires, **options}, settings.reservation_ttl)
+    reserve = commands.reserve(
+        configuration.record_key(key, about.task_id),
+        about.task_id,
+        hold_ms=round(hold * 1000),
+        label=about.label,
+        waits=settings.until == "started",
+    )
+    reply = configuration.execute(reserve)
+    if reply.case not in ("held", "reused", "finished"):
+        return reply
+    record = executor.store.record(key, reply.raw)
+    reserved = reservation.read(record, reply.raw)
+    if reserved and is_stale(task, reserved):
+        key = key.with_fingerprint(record.fingerprint)
+        _delete_reservation(about._replace(key=key, task_id=reserved.task_id))
         return configuration.execute(reserve)
+    error = None if settings.runs_again else replacement.error_of(record, settings)
+    if error is None:
+        return reply
+    release = replacement.release(key, record, reply.raw, settings, executor.codec, error)
+    configuration.execute(run_sync(release))
+    return configuration.execute(reserve)
 
-    def delete_reservation(self, about: About) -> None:
-        """Deletes the reservation of `about`, which may be an earlier message."""
-        try:
-            key = self._configuration.record_key(about.key, about.task_id)
-            self._configuration.execute(commands.reserve(key, about.task_id, hold_ms=0))
-        except IdempotencyError as error:
-            report(table.RESERVATION_KEPT, about, error=error)
+
+def _delete_reservation(about: About) -> None:
+    """Deletes the reservation of `about`, which may be an earlier message."""
+    try:
+        about.sender.idempotency_configuration.delete_reservation(about.key, about.task_id)
+    except IdempotencyError as error:
+        report(table.RESERVATION_KEPT, about, error=error)
 
 
 def is_stale(task: Task, reservation: Reservation) -> bool:

@@ -73,13 +73,11 @@ def copy_properties(signature: Signature, request: Context, options: Mapping[str
         return
     received = vars(request)
     properties = request.properties or {}
-    copied = {name: properties[name] for name in _PROPERTIES if properties.get(name) is not None}
-    serializer = registry.type_to_name.get(properties.get(CONTENT_TYPE))
-    if serializer is not None:
-        copied["serializer"] = serializer
-    if received.get("compression"):
-        copied["compression"] = received["compression"]
-    signature.set(**{name: value for name, value in copied.items() if name not in options})
+    copied = {name: properties.get(name) for name in _PROPERTIES}
+    copied["serializer"] = registry.type_to_name.get(properties.get(CONTENT_TYPE))
+    copied["compression"] = received.get("compression") or None
+    unset = {name for name, value in copied.items() if value is None}
+    signature.set(**{name: copied[name] for name in copied.keys() - unset - options.keys()})
     if not options.get("queue"):
         _keep_from_other_workers(signature, request)
     if signature.app.conf.task_protocol == 2:
@@ -127,9 +125,8 @@ def _representations(signature: Signature, request: Context) -> dict[str, str]:
         ("kwargsrepr", dict(request.kwargs or {}), dict(signature.kwargs)),
     ):
         text = vars(request).get(name)
-        if text is None or (after != before and text == by_celery(before)):
-            continue
-        headers[name] = text
+        if text is not None and (after == before or text != by_celery(before)):
+            headers[name] = text
     return headers
 
 

@@ -79,7 +79,7 @@ class IdempotentRequest(Request):
             ):
                 key = self.idempotency_key()
                 if key is not None:
-                    self._configuration.execute(commands.reserve(key, self.id, hold_ms=0))
+                    self._configuration.delete_reservation(key, self.id)
         return revoked
 
     def _has_begun(self) -> bool:
@@ -258,9 +258,7 @@ class IdempotentRequest(Request):
     def _mark_errbacks_sent(self) -> None:
         """Writes into the record that Celery has sent the errbacks, in this process."""
         if canvas.has_continuation(self._context):
-            with _warning(
-                "A redelivery of task %s may send its errbacks again: %s", self.id, self.id
-            ):
+            with self._warning("A redelivery of task %s may send its errbacks again: %s"):
                 key, root, _ = self._identity
                 assert key is not None
                 self._configuration.execute(commands.mark_continued(key, root, self._execution_id))
@@ -297,9 +295,7 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
                 task_id = message.headers["id"]
                 key = MessageHeaders.read(task.name, task_id, message.headers).key
                 if key is not None:
-                    configuration = task.idempotency_configuration
-                    record_key = configuration.record_key(key, task_id)
-                    configuration.execute(commands.reserve(record_key, task_id, hold_ms=0))
+                    task.idempotency_configuration.delete_reservation(key, task_id)
             raise
 
     return receive_readable

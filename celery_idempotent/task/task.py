@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -27,8 +28,9 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, refuse
-from celery_idempotent.extensions import shadow
-from celery_idempotent.flow.execution import Execution
+from celery_idempotent.extensions.transaction import run_plain
+from celery_idempotent.flow.execution import Execution, unprotected
+from celery_idempotent.flow.soft_limit import BODY
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
@@ -37,20 +39,20 @@ from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import (
     call_options,
     canvas,
-    current_call,
     map_item,
     message_headers,
     overrides,
     publish,
     republish,
-    time_limits,
 )
-from celery_idempotent.task.call import TaskCall
+from celery_idempotent.task.call import TaskCall, call_in_context, soft_limit_of
 from celery_idempotent.task.key_resolution import resolve_received_key
-from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
+from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.republish import RequeuePause
 
 logger = logging.getLogger(__name__)
+
+_plain_execution: ContextVar[Execution | None] = ContextVar("idempotent_plain", default=None)
 
 
 class _WrittenBackend:
@@ -72,6 +74,11 @@ class _WrittenBackend:
 
     def mark_as_done(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
+
+
+def _call_of(request: Context) -> TaskCall | None:
+    """Returns the call of `request`, None if it is not protected or has not begun."""
+    return getattr(request, "idempotency_call", None)
 
 
 class IdempotentTask(Task):
@@ -156,21 +163,18 @@ class IdempotentTask(Task):
 
         A ``__call__`` of a subclass runs inside the execution, and calls the body here.
         """
-        body = overrides.body_of(self)
-        if body is not None:
-            return body(*args, **kwargs)
+        if self._own_call and (running := overrides.current(self)):
+            # As super().__call__; a call of the task in its body is one of its own.
+            return overrides.run_as(None, running.body, args, kwargs)
         request = self.request_stack.top
         # Celery sets `_protected` when a request has reached its body: a call of the task from
         # inside its body is a plain function call again.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
             item = map_item.next_item(self, args)
             if item is None:
-                return self._run_function(args, kwargs)
+                return self._run_plain(super().__call__, args, kwargs)
             request, item_id = item
-            try:
-                return self._execute(request, args, kwargs, item_id)
-            except map_item.MapItemIgnoredError:
-                return None
+            return self._execute(request, args, kwargs, item_id)
         request._protected = 1  # noqa: SLF001
         return self._execute(request, args, kwargs, None)
 
@@ -189,33 +193,39 @@ class IdempotentTask(Task):
                 raise
             key = None
         if key is None:
-            return self._run_plain(request, args, kwargs, item_id)
+            request.idempotency_without_body = False
+            if item_id is not None:
+                return self._run_plain(super().__call__, args, kwargs)
+            # The task runs unprotected: a soft limit that was deferred is raised, and no other is.
+            limit = soft_limit_of(request)
+            limit.phase = BODY
+            if limit.error is not None:
+                raise limit.error
+            self.before_start(request.id, args, kwargs)
+            return self._run_plain(self.run, args, kwargs)
         new_call = TaskCall if item_id is None else map_item.MapItemCall
         call = new_call(self, configuration, request, args, kwargs, key, headers, item_id)
         if item_id is None:
             request.idempotency_call = call
-        enter = configuration.executor.enter
-        if in_shadow:
-            request.idempotency_without_body = False
-            is_duplicate = message_headers.finding_of(request.id, request.headers) == DEDUPLICATED
-            enter = partial(shadow.enter, deduplicated=is_duplicate)
-        return call.finish(current_call.run_in_executor(enter, call, eager=bool(request.is_eager)))
+        return call.execute()
 
     def _run_plain(
-        self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any], item_id: str | None
+        self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs the body without a record."""
-        request.idempotency_without_body = False
-        if item_id is not None:
-            return self._run_function(args, kwargs)
-        time_limits.stop_deferring_soft_limit(request)
-        self.before_start(request.id, args, kwargs)
-        return current_call.run_plain(self, partial(overrides.run, self, self.run, args, kwargs))
+        """Runs `body` without protection; with ``idempotency_transaction``, in a transaction.
 
-    def _run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the task as a plain function, as Celery does."""
-        work = partial(overrides.run, self, super().__call__, args, kwargs)
-        return current_call.run_plain(self, work)
+        Inside a body with a transaction in that database, as a part of that.
+        """
+        settings = self.idempotency_configuration.settings
+        if settings.transaction is None:
+            return overrides.run(self, body, args, kwargs)
+        execution = unprotected()
+        reset = _plain_execution.set(execution)
+        try:
+            work = partial(overrides.run, self, body, args, kwargs)
+            return run_plain(settings, execution, work)
+        finally:
+            _plain_execution.reset(reset)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Returns what receives the messages of the task in a worker, as Celery does."""
@@ -229,7 +239,7 @@ class IdempotentTask(Task):
     def backend(self) -> Any:
         """The task's result backend, as in Celery."""
         backend = super().backend
-        call = TaskCall.of(self.request_stack.top)
+        call = getattr(self.request_stack.top, "idempotency_call", None)
         if call is not None and call.result_written:
             call.result_written = False
             return _WrittenBackend(backend)
@@ -249,8 +259,8 @@ class IdempotentTask(Task):
                 `self.idempotency` in the body, and pass the execution to the thread.
         """
         request = self.request_stack.top
-        call = current_call.call_in_context(self) if request is None else TaskCall.of(request)
-        return (call and call.execution) or current_call.plain_execution()
+        call = call_in_context(self) if request is None else _call_of(request)
+        return (call and call.execution) or _plain_execution.get() or unprotected()
 
     @property
     def idempotency_configuration(self) -> TaskConfiguration:
@@ -331,7 +341,7 @@ class IdempotentTask(Task):
             TypeError: if an option is named like one of this package: a retry keeps its key.
         """
         call_options.check("retry", options, known=())
-        call = TaskCall.of(self.request)
+        call = _call_of(self.request)
         in_shadow = self.idempotency_configuration.in_shadow
         pause = RequeuePause(self, self.request, call.began_at if call else monotonic())
         retry = None
@@ -359,7 +369,7 @@ class IdempotentTask(Task):
     ) -> Signature:
         """Returns the signature of a retry, as Celery does, and keeps the key of the message."""
         request = self.request if request is None else request
-        call, in_shadow = TaskCall.of(request), self.idempotency_configuration.in_shadow
+        call, in_shadow = _call_of(request), self.idempotency_configuration.in_shadow
         if in_shadow and call is None:
             return super().signature_from_request(request, *args, **options)
         given = options.get("headers")
@@ -368,13 +378,13 @@ class IdempotentTask(Task):
                 headers = message_headers.for_retry(self.name, request.id, request.headers, given)
                 if call is not None:
                     headers = message_headers.with_derived_key(
-                        headers, call.key, request.id, call.root
+                        headers, call.active.key, request.id, call.data.root
                     )
                 options["headers"] = headers
         except IdempotencyError as error:
             if not in_shadow:
                 raise
-            logger.debug("%s: in shadow: the retry has no key: %s", call and call.key, error)
+            logger.debug("%s: in shadow: the retry has no key: %s", call and call.active.key, error)
         if in_shadow:
             return super().signature_from_request(request, *args, **options)
         options = republish.adapt_to_delayed_delivery(self.app, request, options)
@@ -402,7 +412,7 @@ class IdempotentTask(Task):
 
     def replace(self, sig: Signature) -> Any:
         """Replaces the task by `sig`, as Celery does; the key gets the outcome of `sig`."""
-        call = TaskCall.of(self.request)
+        call = _call_of(self.request)
         if call is None:
             return super().replace(sig)
         replacement = call.replacement(sig)

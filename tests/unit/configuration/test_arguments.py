@@ -6,6 +6,7 @@ from collections import OrderedDict
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -14,7 +15,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from kombu import serialization
 
-from celery_idempotent.configuration.arguments import normaliser
+from celery_idempotent.configuration.arguments import normalised
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.rule import KeyRule
 from tests.unit.serializers import SERIALIZERS
@@ -126,7 +127,7 @@ def has_text(value: Any, key: str) -> bool:
 @pytest.mark.parametrize(("value", "serializer"), SENT)
 @pytest.mark.parametrize("key", RULES)
 def test_publisher_and_worker_derive_the_same_key(value: Any, serializer: str, key: str) -> None:
-    rule = KeyRule("shop.charge", RULES[key], signature(charge), normaliser(serializer))
+    rule = KeyRule("shop.charge", RULES[key], signature(charge), partial(normalised, serializer))
     for args, kwargs in [((value,), {}), ((), {"order": value}), ((value,), {"more": [value]})]:
         if not has_text(value, key):
             continue
@@ -141,7 +142,7 @@ def test_an_argument_at_its_default_does_not_change_the_key(
 ) -> None:
     def refund(order: Any = value) -> None: ...
 
-    rule = KeyRule("shop.refund", RULES[key], signature(refund), normaliser(serializer))
+    rule = KeyRule("shop.refund", RULES[key], signature(refund), partial(normalised, serializer))
     if has_text(value, key):
         default = rule.derive((), {})
         assert rule.derive((value,), {}) == default
@@ -149,7 +150,7 @@ def test_an_argument_at_its_default_does_not_change_the_key(
 
 
 def test_publisher_and_worker_derive_the_same_key_of_ten_megabytes() -> None:
-    rule = KeyRule("shop.charge", None, signature(charge), normaliser("json"))
+    rule = KeyRule("shop.charge", None, signature(charge), partial(normalised, "json"))
     large = "Zürich" * 1_700_000
 
     for args in ((large,), ([large],), ([f"{n}" for n in range(200_000)],)):
@@ -193,7 +194,7 @@ def shared(levels: int, members: int) -> Any:
 def test_values_without_a_canonical_form_are_rejected_in_one_line(
     serializer: str, value: Any
 ) -> None:
-    rule = KeyRule("shop.charge", None, signature(charge), normaliser(serializer))
+    rule = KeyRule("shop.charge", None, signature(charge), partial(normalised, serializer))
 
     with pytest.raises(KeyRuleError) as caught:
         rule.derive((value,), {})
@@ -205,7 +206,7 @@ def test_values_without_a_canonical_form_are_rejected_in_one_line(
 def test_a_huge_number_is_rejected_by_a_rule_that_formats_it(
     key: str,
 ) -> None:
-    rule = KeyRule("shop.charge", RULES[key], signature(charge), normaliser("pickle"))
+    rule = KeyRule("shop.charge", RULES[key], signature(charge), partial(normalised, "pickle"))
 
     with pytest.raises(KeyRuleError, match="shop.charge: idempotency_key .*ValueError"):
         rule.derive((10**5000,), {})
@@ -214,7 +215,7 @@ def test_a_huge_number_is_rejected_by_a_rule_that_formats_it(
 @pytest.mark.parametrize(("levels", "members"), [(60, 2), (5, 1000), (2, 5000)])
 @pytest.mark.exhaustive
 def test_values_that_are_huge_when_serialised_are_rejected_early(levels: int, members: int) -> None:
-    rule = KeyRule("shop.charge", None, signature(charge), normaliser("pickle"))
+    rule = KeyRule("shop.charge", None, signature(charge), partial(normalised, "pickle"))
 
     with pytest.raises(KeyRuleError, match="'order' is larger than 64 MiB, or has more than a mil"):
         rule.derive((shared(levels, members),), {})
@@ -223,10 +224,10 @@ def test_values_that_are_huge_when_serialised_are_rejected_early(levels: int, me
 def test_plain_arguments_are_not_serialised() -> None:
     args, kwargs = (1, "a", [None, {"b": [1.5]}]), {"c": True}
 
-    normalised = normaliser("json")(args, kwargs)
+    result = normalised("json", args, kwargs)
 
-    assert normalised[0] is args
-    assert normalised[1] is kwargs
+    assert result[0] is args
+    assert result[1] is kwargs
 
 
 def test_arguments_that_cannot_be_serialised_are_returned_unchanged() -> None:
@@ -234,6 +235,6 @@ def test_arguments_that_cannot_be_serialised_are_returned_unchanged() -> None:
     contains_itself.append(contains_itself)
 
     for value in (object(), {1, 2}, contains_itself):
-        args, kwargs = normaliser("json")((value,), {})
+        args, kwargs = normalised("json", (value,), {})
         assert args[0] is value
         assert kwargs == {}
