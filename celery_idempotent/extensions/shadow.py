@@ -40,7 +40,7 @@ _FACT = Payload("", NOT_STORED)
 
 
 def enter(call: ActiveCall, *, deduplicated: bool = False) -> Answer:
-    """How the body of `call` ends, whatever its record is.
+    """Runs the body of `call`, whatever its record is, and returns how it ends.
 
     Args:
         deduplicated: the call would not have been published.

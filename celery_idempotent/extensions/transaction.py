@@ -244,7 +244,7 @@ class RowTransaction(Extension):
             self.call.report(table.NOT_RELEASED, error=error)
 
     async def _adopt(self, row: Row) -> End:
-        """The outcome of a row that another execution has committed. Stores it in Redis, too."""
+        """Answers with the row that another execution has committed; stores it in Redis, too."""
         call = self.call
         record = row.record(call.key, call.codec.decode)
         fingerprint = call.key.fingerprint
@@ -288,7 +288,7 @@ class SharedTransaction(RowTransaction):
         self.transaction = transaction
 
     async def begin_at_row(self) -> Row | None:
-        """As of one; a row without an outcome is raised."""
+        """As for a single call. A row without an outcome is raised as an error."""
         row: Row | None = await await_effect(CLAIM, self.call)
         return row
 
@@ -304,7 +304,7 @@ class SharedTransaction(RowTransaction):
         return settlement
 
     def ended(self) -> None:
-        """The batch ends its transaction."""
+        """Does nothing: the batch ends its transaction."""
 
     async def _release(self) -> None:
         await self._give_back()

@@ -1,4 +1,4 @@
-"""A call in the flow: what it has sent, what it was granted, and how to give that back."""
+"""A call in the flow: its begin, its lease, and their end."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class ActiveCall:
             self._renewed = False
 
     def end_extensions(self) -> None:
-        """Ends the extensions; may be called again."""
+        """Ends the extensions. May be called again."""
         for extension in self.extensions:
             extension.ended()
 

@@ -108,7 +108,10 @@ class Host(Protocol):
         """
 
     def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
-        """How the body has ended, as `outcome` need not tell, and what that means for the key."""
+        """Returns how the body has ended, and what that means for the key.
+
+        A body can have published a retry or a replacement, and have returned or raised afterwards.
+        """
 
     def is_stale(self, reservation: Reservation) -> bool:
         """Whether the message that has the reservation has ended."""

@@ -1,4 +1,4 @@
-"""What happens in the flow of a call, as values: admissions, settlements and ends."""
+"""Values of the flow: admissions (replies to a begin), settlements, and ends of calls."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ Admission = Granted | Again | Finished | Held | End
 
 @dataclass(slots=True)
 class Settlement:
-    """How an execution is to end: what is stored, and what its caller gets."""
+    """The end of an execution: the outcome to store, and the outcome that its caller gets."""
 
     disposition: Disposition
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""What an option adds to the flow of a call, at named points."""
+"""Extensions: an option plugs into the flow of a call at named points."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from celery_idempotent.store.scripts import Reply
 
 
 class Extension:
-    """One option in one pass of a call through the flow; a subclass overrides what it needs."""
+    """One option, for one call. A subclass overrides the points that it needs."""
 
     def __init__(self, call: ActiveCall) -> None:
         self.call = call
 
     async def before_begin(self) -> End | None:
-        """Before the first begin; an end that is returned is that of the call."""
+        """Called before the first begin; returns None, or how the call ends."""
         return None
 
     async def admitted(self, admission: Admission) -> Admission:
-        """After each begin: returns what the call may do."""
+        """Called after each begin; returns the admission, or another one in its place."""
         return admission
 
     async def settling(self, settlement: Settlement) -> Settlement | End:
-        """Before the outcome is stored, or the key is released."""
+        """Called before an outcome is stored or a key released; may replace the settlement."""
         return settlement
 
     async def settled(self, settlement: Settlement, reply: Reply) -> None:
-        """After the outcome was stored."""
+        """Called after the outcome was stored."""
 
     def ended(self) -> None:
-        """The flow has ended, in whatever way. Never raises; may be called again."""
+        """Called at the end of the flow, however it ends. Never raises, and may be called again."""

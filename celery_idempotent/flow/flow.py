@@ -53,7 +53,7 @@ MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
 
 
 async def execute(call: ActiveCall) -> End:
-    """How `call` ends.
+    """Runs `call` from its begin to its settlement, and returns how it ends.
 
     Raises:
         KeyReusedError: if the key has a record of other arguments.
@@ -87,14 +87,14 @@ async def execute(call: ActiveCall) -> End:
 
 
 async def give_back(call: ActiveCall, error: BaseException) -> None:
-    """Ends whatever `call` has begun, because of `error`."""
+    """Gives back whatever `call` was granted, because of `error`."""
     call.end_extensions()
     decide_by(call, error)
     await call.give_back()
 
 
 async def begin(call: ActiveCall) -> End | None:
-    """Begins until the call may run, which is None, or ends."""
+    """Requests the key; returns None if the call may run, else how it ends."""
     since = monotonic()
     while True:
         admission = await admit(call)
@@ -119,7 +119,7 @@ async def begin(call: ActiveCall) -> End | None:
 
 
 async def admit(call: ActiveCall) -> Admission:
-    """Sends one begin, and returns what its reply allows."""
+    """Sends one begin, and returns what the reply permits."""
     try:
         reply = await call.send_begin()
     except StoreUnavailableError as error:
@@ -154,7 +154,7 @@ async def admit(call: ActiveCall) -> Admission:
 
 
 async def _begin_again(call: ActiveCall, lease: Lease[Any]) -> Admission:
-    """The lease has expired before it was known: the process was suspended, or Redis is slow."""
+    """Handles a lease that expired before its reply came: a suspended process, or a slow Redis."""
     if lease.token == call.expired_token:
         await call.give_back()
         late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
@@ -264,7 +264,7 @@ def _is_lease_lost(outcome: Outcome) -> bool:
 
 
 async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
-    """What the end of the body means, with its outcome encoded."""
+    """Returns what is to be stored for `outcome`, encoded."""
     if call.steps_body:
         _ = call.steps  # they take part in the end of the execution
     outcome, disposition = call.host.meaning(outcome)
@@ -299,7 +299,7 @@ async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
 
 
 def store_command(call: ActiveCall, settlement: Settlement) -> Command:
-    """The command that stores an outcome."""
+    """Returns the command that stores an outcome."""
     payload, sending_ms = settlement.payload, settlement.sending_ms
     assert payload is not None
     about = call.key, call.token, payload, settlement.retention_ms
@@ -392,7 +392,7 @@ async def _release(call: ActiveCall, settlement: Settlement, disposition: Releas
 
 
 async def _abort(call: ActiveCall, outcome: Outcome) -> End:
-    """The body was stopped because its lease is lost: return what another execution stores."""
+    """Ends a body that was stopped by a lost lease; returns the other execution's outcome."""
     call.end_extensions()
     try:
         reply = await call.release()
@@ -404,7 +404,7 @@ async def _abort(call: ActiveCall, outcome: Outcome) -> End:
 
 
 async def _resolve_lost_lease(call: ActiveCall, reply: Reply, outcome: Outcome) -> End:
-    """The outcome was refused: return the other execution's, or requeue until there is one."""
+    """Returns the outcome of the execution that has taken over, or requeues until there is one."""
     call.report_lease_lost(reply.raw)
     record = _winning_record(call, reply)
     if record is None:

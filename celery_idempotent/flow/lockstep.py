@@ -28,7 +28,7 @@ Handler = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
 
 
 class Effect(NamedTuple):
-    """What a flow awaits."""
+    """Something that a flow awaits."""
 
     kind: str
     value: Any
@@ -42,7 +42,7 @@ def await_effect(kind: str, value: Any) -> Generator[Effect, Any, Any]:
 
 @coroutine
 def _await_in_loop(future: Any) -> Generator[Any, Any, Any]:
-    """Suspends all flows for what one of them awaits of an event loop."""
+    """Suspends all flows while one of them waits for an event loop."""
     return (yield future)
 
 
@@ -88,7 +88,7 @@ class SteppedRuntime:
         await self._runtime.wait_for_change(key, seen, seconds)
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
-        """How the body has ended, which the caller runs; or how `func` ends, a step of it."""
+        """Returns how the body ends, which the caller runs; or how `func` ends, a step of it."""
         if self._at_body:
             return await self._runtime.run(func)
         self._at_body = True

@@ -289,8 +289,9 @@ class Batch(BaseBatch):
         """Stores a value for each of these keys; by default None for all pending keys.
 
         With a transaction it commits the effects and outcomes of all keys; what the database raises
-        is raised, nothing is committed then, and the keys are released. Each pending key must be
-        completed, or released before.
+        is raised, nothing is committed then, and the keys are released. If the reply to the COMMIT
+        is lost and another execution has committed since, that is a StoreUnavailableError. Each
+        pending key must be completed, or released before.
 
         Returns:
             The error of each key whose value is not stored, which is also the `error` of its entry:
