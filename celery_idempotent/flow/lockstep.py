@@ -119,7 +119,7 @@ class Lockstep:
         self.at_body: set[ActiveCall] = set()
         #: How the others have ended, or what they have raised.
         self.ends: dict[ActiveCall, End | BaseException] = {}
-        #: The last error of each handler.
+        #: The last error of each handler, since the last `begin` or `end`.
         self.errors: dict[str, Exception] = {}
 
     async def begin(self, calls: Sequence[ActiveCall]) -> None:
@@ -145,6 +145,7 @@ class Lockstep:
             flow.close()
 
     async def _run(self, values: Mapping[ActiveCall, Any]) -> None:
+        self.errors.clear()
         try:
             for call, value in values.items():
                 await self._step(call, self._flows[call].send, value)

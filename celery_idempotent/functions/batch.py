@@ -122,6 +122,11 @@ def _error_in(end: End | BaseException) -> Exception:
     return end
 
 
+def _released() -> IdempotencyError:
+    """Returns the error that ends a pending key: that of the block is no outcome of one key."""
+    return IdempotencyError("the batch released the key without completing it")
+
+
 class LeaveRecord(Extension):
     """Leaves a finished record to the caller of a batch, who may not need the value."""
 
@@ -255,8 +260,7 @@ class BaseBatch(Sequence[Entry]):
         released = self._take(self.pending if keys is None else keys)
         if self._transaction is not None and not self._pending:
             self._transaction.rollback()
-        error = IdempotencyError("the batch released the key without completing it")
-        return dict.fromkeys(released.values(), Failure(error))
+        return dict.fromkeys(released.values(), Failure(_released()))
 
 
 class Batch(BaseBatch):
@@ -270,7 +274,7 @@ class Batch(BaseBatch):
         except BaseException as error:
             if self._transaction is not None:
                 self._transaction.rollback(discard=not isinstance(error, Exception))
-            run_flow(partial(self._flows.end_all, error))
+            run_flow(partial(self._flows.end_all, _released()))
             raise
         return self
 
@@ -319,8 +323,8 @@ class AsyncBatch(BaseBatch):
 
     async def _begun(self) -> AsyncBatch:
         """Begins the batch, and returns it."""
-        await drive_begin(self._runtime, self._flows, [*self._calls])
-        self._set_decisions()
+        calls = [*self._calls]
+        await drive_begin(self._runtime, self._flows, calls, self._set_decisions, _released())
         return self
 
     async def complete_many(
@@ -340,4 +344,4 @@ class AsyncBatch(BaseBatch):
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._pending.clear()
-        await drive_end(self._runtime, self._flows, error)
+        await drive_end(self._runtime, self._flows, error, _released())

@@ -190,13 +190,13 @@ class AsyncContextExecution(BaseContextExecution):
         return await execution.step(name, func, *args, **kwargs)
 
     async def __aenter__(self) -> AsyncContextExecution:
-        await drive_begin(self._runtime, self._flows, [self._call])
-        self._enter_block()
+        await drive_begin(self._runtime, self._flows, [self._call], self._enter_block)
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._leave_block()
-        await drive_end(self._runtime, self._flows, error)
+        reason = error or NotCompletedError(self.key)
+        await drive_end(self._runtime, self._flows, error, reason)
 
 
 class ExecutionContext:

@@ -102,26 +102,39 @@ def outcome_of(call: ActiveCall, end: End | BaseException) -> Outcome:
 
 
 async def drive_begin(
-    runtime: AsyncioRuntime, flows: Lockstep, calls: Sequence[ActiveCall]
+    runtime: AsyncioRuntime,
+    flows: Lockstep,
+    calls: Sequence[ActiveCall],
+    begun: Callable[[], None],
+    reason: BaseException | None = None,
 ) -> None:
-    """Runs `calls` to their bodies; if that fails or is cancelled, ends whatever has begun."""
+    """Runs `calls` to their bodies; if that fails or is cancelled, ends whatever has begun.
+
+    Args:
+        begun: called when all have come to their bodies, or have ended.
+        reason: as for :func:`drive_end`; by default what was raised.
+    """
     try:
         await runtime.drive(flows.begin(calls))
+        begun()
     except BaseException as error:
-        await drive_end(runtime, flows, error)
+        await drive_end(runtime, flows, error, reason or error)
         raise
 
 
-async def drive_end(runtime: AsyncioRuntime, flows: Lockstep, error: BaseException | None) -> None:
+async def drive_end(
+    runtime: AsyncioRuntime, flows: Lockstep, error: BaseException | None, reason: BaseException
+) -> None:
     """Ends the flows whose bodies have not completed.
 
     Args:
-        error: with which the caller's code has ended, if with any.
+        error: raised by the caller's code, if it has raised any.
+        reason: the error that their bodies end with.
     """
     if isinstance(error, GeneratorExit):
         flows.close()  # nothing can be awaited: the event loop is closed
         return
-    end = flows.end_all(error or NotCompletedError("the block or batch has ended"))
+    end = flows.end_all(reason)
     if isinstance(error, CancelledError):
         await runtime.abandon(end)
     else:

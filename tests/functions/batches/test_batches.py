@@ -262,6 +262,29 @@ def test_async_batches_behave_like_batches(idem: Idempotency, run: Run, keys: li
     run(use_batch())
 
 
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_the_error_of_the_block_is_no_outcome_of_its_keys(
+    server: RedisServer, run: Run, key: str, kind: str
+) -> None:
+    """The block is not the body of one key, so that `replay_errors` does not apply."""
+    idem = Idempotency(server.url, key_prefix=key, replay_errors=(LookupError,))
+
+    async def raise_in_async_batch() -> None:
+        async with await idem.abegin_many([key]):
+            raise LookupError
+
+    def raise_in_batch() -> None:
+        with idem.begin_many([key]):
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        run(raise_in_async_batch()) if kind == "async" else raise_in_batch()
+
+    with idem.begin_many([key]) as again:
+        assert decisions(again) == [Decision.RUN]
+    idem.close()
+
+
 def test_async_batches_offload_large_values(
     server: RedisServer, run: Run, keys: list[str], tmp_path: Path
 ) -> None:
