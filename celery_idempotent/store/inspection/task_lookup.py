@@ -22,7 +22,8 @@ def find_task(
     A duplicate is found by one read in each store, anything else by a scan of all records.
 
     Args:
-        seconds: after which no further records are scanned.
+        seconds: after which no further records are scanned. With a limit, a second pass over all
+            names, for the records of messages, is left out.
 
     Returns:
         The record, with the reference of a duplicate; the reference alone if the record that it met
@@ -48,7 +49,7 @@ def find_task(
         if page or time.monotonic() > end:
             return next(iter(page), None)
     # The record of a key that may run again is of its last execution.
-    for store in stores:
+    for store in stores if seconds == math.inf else ():
         with RecordReader.open(store) as reader:
             key = reader.find_message(task_id)
         if key is not None:
