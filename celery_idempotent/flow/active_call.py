@@ -250,8 +250,10 @@ class ActiveCall:
         steps = vars(self).get("_steps")
         if steps is None:
             # Atomic, since threads of the body can run their first steps at the same time.
-            steps = vars(self).setdefault("_steps", self._plan.steps(self))
-            self.extensions.append(steps)
+            new = self._plan.steps(self)
+            steps = vars(self).setdefault("_steps", new)
+            if steps is new:
+                self.extensions.append(steps)
         return steps
 
     def step(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Any:

@@ -20,11 +20,11 @@ class Answer(NamedTuple):
     #: That it was replayed from, or that has kept the call from running.
     record: Record | None = None
     replayed: bool = False
-    #: Whether the outcome is the reason why the call has none of an execution.
+    #: Whether the outcome is an error of the flow, in place of an execution's outcome.
     refused: bool = False
     #: Whether the outcome is that of the call's own execution, and stored.
     is_own: bool = False
-    #: Whether that was sent before.
+    #: Whether what follows the call was sent before.
     continuation_sent: bool = False
     #: Whether the result backend has the value.
     result_written: bool = False

@@ -56,7 +56,6 @@ async def execute(call: ActiveCall) -> End:
     """Runs `call` from its begin to its settlement, and returns how it ends.
 
     Raises:
-        KeyReusedError: if the key has a record of other arguments.
         CorruptRecordError: if the record cannot be read.
         StoreUnavailableError: if Redis is unavailable, and the policy is ``raise``.
         BaseException: what a signal handler has raised outside the body.
@@ -322,12 +321,11 @@ async def _store(call: ActiveCall, settlement: Settlement) -> End:
         reply = None
     call.settled = True
     call.stop_renewal()
-    if reply is None:
-        return Answer(settlement.outcome)
     delegates = isinstance(settlement.disposition, Delegate)
-    if reply.case == "lost" and not settlement.committed:
-        if delegates:
-            return Answer(settlement.outcome)
+    lost = reply is not None and reply.case == "lost" and not settlement.committed
+    if reply is None or (lost and delegates):
+        return Answer(settlement.outcome)
+    if lost:
         await call.discard_stored()
         return await _resolve_lost_lease(call, reply, settlement.outcome)
     # First, because a receiver of signals may take longer than the lease. 0: it is not sent.
@@ -336,10 +334,8 @@ async def _store(call: ActiveCall, settlement: Settlement) -> End:
     _report_stored(call, settlement)
     for extension in call.extensions:
         await extension.settled(settlement, reply)
-    if delegates:
-        return Answer(settlement.outcome)
     written = reply.case == "written"
-    return Answer(settlement.outcome, is_own=True, result_written=written)
+    return Answer(settlement.outcome, is_own=not delegates, result_written=written)
 
 
 def _report_stored(call: ActiveCall, settlement: Settlement) -> None:

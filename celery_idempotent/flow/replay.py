@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery_idempotent.errors import (
     CorruptRecordError,
+    IdempotencyError,
     NotReadyError,
     ResultDiscardedError,
     ResultNotStoredError,
@@ -29,17 +30,19 @@ async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> An
         StoreUnavailableError: if the value is offloaded and its storage is unavailable.
         NotReadyError: if another task gives the result and has not ended.
     """
+    missing: IdempotencyError | None = None
     try:
         outcome, failed = await call.codec.decode_outcome(record)
         if isinstance(outcome, ResultNotStoredError) and record.task_id == call.task_id:
-            raise outcome
-        if sends:
-            continuation.start(call)
+            missing = outcome
     except (ResultNotStoredError, CorruptRecordError) as error:
-        if sends:
-            continuation.start(call)
+        missing = error
+    # First, because a receiver of signals may take longer than the lease.
+    if sends:
+        continuation.start(call)
+    if missing is not None:
         try:
-            outcome, failed = call.host.recover_result(record, error), False
+            outcome, failed = call.host.recover_result(record, missing), False
         except (ResultNotStoredError, CorruptRecordError) as refusal:
             if isinstance(refusal, ResultDiscardedError):
                 report(table.REPLAYED, call, record=record)

@@ -200,14 +200,13 @@ class Begun(NamedTuple):
     body: bytes
     #: Seconds between the end of the previous lease and this takeover; 0 if it is not a takeover.
     orphaned_seconds: float = 0.0
-    execution_id: bytes = b""
 
 
 def begun(raw: bytes) -> Begun:
     """Returns what an execution needs of the record in the reply to its begin."""
-    _, attempt, token, _, _, _, _, owner, orphaned_ms, body = _unpack(raw)
+    _, attempt, token, _, _, _, _, _, orphaned_ms, body = _unpack(raw)
     orphaned_seconds = int(orphaned_ms.partition(b",")[0] or b"0") / 1000
-    return Begun(token, attempt, body, orphaned_seconds, owner[ID_BYTES:])
+    return Begun(token, attempt, body, orphaned_seconds)
 
 
 def write_replacement(generation: int, task_id: str, steps: bytes) -> bytes:
