@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 from celery import Celery
+
+from celery_idempotent import settings
 
 #: Transports with a visibility timeout, and its default in seconds.
 VISIBILITY_TIMEOUT = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
@@ -36,6 +39,21 @@ def visibility_timeout(app: Celery) -> float | None:
     return float(options_of(app).get("visibility_timeout") or default)
 
 
+def redeliver_after(app: Celery) -> float | None:
+    """Returns the seconds after which messages are redelivered that a dead worker had.
+
+    None if that is up to the broker.
+
+    Raises:
+        SettingsError: if ``idempotency_redeliver_after`` is not a valid number.
+    """
+    option = "idempotency_redeliver_after"
+    seconds = app.conf.get(option, settings.DEFAULT_REDELIVER_AFTER)
+    settings.check_value(option, seconds, "the Celery configuration")
+    timeout = visibility_timeout(app)
+    return None if seconds is None or timeout is None else min(float(seconds), timeout)
+
+
 def has_predefined_queues(app: Celery) -> bool:
     """Returns whether the queues exist at Amazon, so that kombu does not configure them."""
     return transport(app) == "sqs" and bool(options_of(app).get("predefined_queues"))
@@ -48,3 +66,26 @@ def quorum_queues(app: Celery) -> list[Any]:
         for queue in app.amqp.queues.values()
         if (queue.queue_arguments or {}).get("x-queue-type") == "quorum"
     ]
+
+
+def connection_error(app: Celery, timeout: float) -> str:
+    """Returns why the broker cannot be reached, with its URL without a password; else "".
+
+    Args:
+        timeout: seconds that connecting may take.
+    """
+    connection, errors = app.connection_for_write(connect_timeout=timeout), []
+
+    def connect() -> None:
+        try:
+            with connection:
+                connection.ensure_connection(max_retries=1, interval_start=0)
+            errors.append("")
+        except Exception as error:  # each transport has its own
+            errors.append(f"{connection.as_uri()} cannot be reached: {error}")
+
+    # In a thread, because a broker that accepts the connection and never replies would block.
+    thread = Thread(target=connect, name="idempotency broker", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return errors[0] if errors else f"{connection.as_uri()} does not reply"

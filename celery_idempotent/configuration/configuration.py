@@ -78,6 +78,8 @@ class TaskConfiguration:
             #: What the task's options add to the flow of a call.
             self.plan = plan_for(self.settings)
             self.rule = KeyRule(task.name, options.key, _signature_of(task), normalise)
+            #: The straight line of its messages, behind the process that made it: task/straight.py.
+            self.line: tuple[Any, Any] = None, None
             #: None without ``idempotency_label``.
             self.label = Label(self.rule, options.label) if options.label else None
         except SettingsError as error:

@@ -1,0 +1,58 @@
+"""A bootstep of the worker's consumer: renews the messages of each connection."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import bootsteps
+
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration import broker as configured_broker
+from celery_idempotent.redelivery import renewal
+from celery_idempotent.redelivery.broker import OwnConnection
+from celery_idempotent.redelivery.held import HeldMessages
+from celery_idempotent.redelivery.redis import RedisBroker, hide_from_delivery_on
+from celery_idempotent.redelivery.renewal import Renewal
+from celery_idempotent.redelivery.sqs import SqsBroker
+from celery_idempotent.task import request
+
+logger = logging.getLogger(__name__)
+
+
+class Redelivery(bootsteps.StartStopStep):
+    """Starts after the consumer's Tasks step, before which no message is received."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+    label = "Redelivery"
+
+    def start(self, parent: Any) -> None:
+        """Starts to renew; Celery calls it again for the connection that follows a lost one.
+
+        The messages of the lost one are not this worker's any more.
+        """
+        self.shutdown(parent)
+        seconds = configured_broker.redeliver_after(parent.app)
+        if seconds is None or not app_tasks.enabled(parent.app):
+            return
+        held = HeldMessages(parent.app, parent.pool)
+        broker: OwnConnection
+        if parent.connection.transport.driver_type == "sqs":
+            broker = SqsBroker(parent.connection)
+        else:
+            broker = RedisBroker(parent.connection)
+            hide_from_delivery_on(parent.task_consumer.channel.qos, seconds, held.includes)
+        logger.info("Messages are redelivered %g s after the worker's death", seconds)
+        renewal.current = Renewal(broker, held, seconds)
+        renewal.current.start()
+
+    def stop(self, parent: Any) -> None:
+        """Goes on with what runs: in a warm shutdown these tasks are finished first."""
+        if renewal.current is not None:
+            renewal.current.held.stop()
+
+    def shutdown(self, parent: Any) -> None:
+        """Stops renewing; Celery calls it when the pool has ended."""
+        if renewal.current is not None:
+            renewal.current.stop()
+            renewal.current = request.received = None

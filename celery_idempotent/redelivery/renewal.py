@@ -1,0 +1,129 @@
+"""The thread that renews the visibility timeout of the messages that a worker holds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.redelivery.broker import OwnConnection
+from celery_idempotent.redelivery.held import HeldMessages
+
+logger = logging.getLogger(__name__)
+
+#: Seconds, at most, until a new message is renewed, and between two searches for messages to
+#: deliver again.
+TICK, RESTORE_INTERVAL = 1.0, 2.0
+#: Seconds, at most, between two reports that the worker keeps its messages.
+REPORT_INTERVAL = 20.0
+
+#: Called with the number of messages that are held, after each renewal of all.
+on_renewed: list[Callable[[int], object]] = []
+
+
+class Renewal:
+    """Renews the messages of one connection of the worker until :meth:`stop`.
+
+    In a thread of its own, because the solo pool runs tasks in the main thread.
+
+    Args:
+        seconds: after the last renewal, until a message is delivered again.
+    """
+
+    def __init__(self, broker: OwnConnection, held: HeldMessages, seconds: float) -> None:
+        self._broker = broker
+        self.held = held
+        self.seconds = seconds
+        #: Seconds since the epoch.
+        self.renewed_at: float | None = None
+        self._due = self._restore_due = 0.0
+        self._failures = 0
+        #: How many messages were renewed last.
+        self._number = 0
+        self._report_due = 0.0
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Starts the thread."""
+        threading.Thread(target=self._run, name="idempotency-redelivery", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stops the thread soon."""
+        self._stopped.set()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Returns what `celery inspect` shows of it."""
+        at = self.renewed_at
+        return {
+            "redeliver_after": self.seconds,
+            "messages_held": len(self.held),
+            "renewed_seconds_ago": None if at is None else round(time.time() - at, 3),
+        }
+
+    def _run(self) -> None:
+        tick = min(TICK, self.seconds / 4)
+        while not self._stopped.wait(min(tick * 2**self._failures, self.seconds / 3)):
+            try:
+                self._renew()
+                self._restore()
+            except Exception as error:
+                self._failed(error)
+            else:
+                self._succeeded()
+        self._close()
+
+    def _renew(self) -> None:
+        """Renews all messages every third of `seconds`, and new ones at each call."""
+        now = monotonic()
+        is_due, messages = now >= self._due, self.held.new()
+        if is_due:
+            messages = self.held.all(self.seconds)
+        if messages:
+            self._broker.renew(messages, self.seconds)
+            for message in messages:
+                message.renewed_at = now
+        if is_due:
+            self._due, self.renewed_at = now + self.seconds / 3, time.time()
+            self._number, self._report_due = len(messages), 0.0
+
+    def _restore(self) -> None:
+        if monotonic() >= self._restore_due:
+            self._restore_due = monotonic() + min(RESTORE_INTERVAL, self.seconds / 3)
+            self._broker.restore()
+
+    def _failed(self, error: Exception) -> None:
+        self._failures = min(self._failures + 1, 10)
+        if self._failures == 1:
+            logger.warning(
+                "Cannot renew the visibility timeout of %d messages: %s; without a renewal they "
+                "are redelivered in %g s",
+                len(self.held),
+                error,
+                self.seconds,
+            )
+        self._close()
+
+    def _succeeded(self) -> None:
+        if self._failures:
+            self._failures = 0
+            logger.warning("The visibility timeout of messages is renewed again")
+        # Only now: a worker without messages notices by the search that its broker is away.
+        now = monotonic()
+        if now >= self._report_due:
+            self._report_due = now + REPORT_INTERVAL
+            for receive in on_renewed:
+                receive(self._number)
+
+    def _close(self) -> None:
+        try:
+            self._broker.close()
+        except Exception as error:
+            logger.debug("The connection could not be closed: %s", error)
+
+
+#: The renewal of this worker; None in other programs, and where messages have no visibility
+#: timeout.
+current: Renewal | None = None
