@@ -9,7 +9,7 @@
 --                      be read; - for none; '' for any
 --   token              of the displayed record, or ''
 -- REPLIES
---   ok                 deleted
+--   ok                 deleted; the record, if it can be read
 --   absent             there was no record, or only the attempts of one
 --   changed            the record has changed since it was displayed; the current record
 
@@ -32,4 +32,4 @@ end
 if redis.call('DEL', record) == 0 or is_absent then
   return reply('absent')
 end
-return reply('ok')
+return reply('ok', stored_state and raw)

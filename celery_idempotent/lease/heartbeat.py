@@ -14,9 +14,11 @@ from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.events.repeats import Repeats, like_it
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
+from celery_idempotent.printable import plural
 from celery_idempotent.record import layout
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -44,6 +46,8 @@ class Renewer:
 
     def __init__(self) -> None:
         self.held: set[Lease[RecordStore]] = set()
+        #: Since the last reply.
+        self._repeats = Repeats()
 
     def start_renewal(self, lease: Lease[RecordStore]) -> None:
         """Extends `lease` from now on."""
@@ -79,8 +83,11 @@ class Renewer:
             replies = await due[0].store.extend([lease.extension for lease in due], timeout)
         except IdempotencyError as error:
             # The store is unavailable; the next request follows soon.
-            logger.warning("%d leases could not be extended: %s", len(due), error)
+            if (number := self._repeats.left_out(None)) is not None:
+                leases = plural(len(due), "lease")
+                logger.warning("%s not extended: %s%s", leases, error, like_it(number))
             return
+        self._repeats = Repeats()
         for lease, reply in zip(due, replies, strict=True) if is_current() else ():
             if isinstance(reply, IdempotencyError):
                 logger.warning(
@@ -156,11 +163,17 @@ class ThreadRenewer(Renewer):
 
     Args:
         on_replaced: called if the thread has died or is late.
+        on_expected: called with the time by which the leases expire unless the thread goes on.
     """
 
-    def __init__(self, on_replaced: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        on_replaced: Callable[[], object],
+        on_expected: Callable[[ThreadRenewer, float], object],
+    ) -> None:
         super().__init__()
         self._on_replaced = on_replaced
+        self._on_expected = on_expected
         self.thread: threading.Thread | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.wakes_at = FOREVER
@@ -188,9 +201,9 @@ class ThreadRenewer(Renewer):
         if current is not None:
             self._on_replaced()
             logger.error(
-                "The idempotency heartbeat %s; another thread goes on with %d leases",
+                "The idempotency heartbeat %s; another thread goes on with %s",
                 f"is {late:.1f} s late" if current.is_alive() else "has died",
-                len(self.held),
+                plural(len(self.held), "lease"),
             )
         self._expected_by = FOREVER
         thread = threading.Thread(
@@ -232,6 +245,7 @@ class ThreadRenewer(Renewer):
     def _expect(self, at: float) -> None:
         """Counts as late from a third of the shortest lease after `at` on."""
         self._expected_by = at + max(self.shortest / 3, LEAST_DELAY)
+        self._on_expected(self, at + self.shortest * 2 / 3)
 
     def _extend(self, thread: threading.Thread) -> None:
         if due := self.take_due():  # else renewal was stopped meanwhile
@@ -248,8 +262,22 @@ class Heartbeat(Renewers[ThreadRenewer]):
     def __init__(self) -> None:
         #: Called each time that a thread has died or is late.
         self.on_replaced: Callable[[], object] = lambda: None
-        super().__init__(lambda: ThreadRenewer(lambda: self.on_replaced()))
+        #: Called with the time (seconds of `lease.clock`) at which a lease expires unless its
+        #: thread goes on; infinite without a lease.
+        self.on_expected: Callable[[float], object] = lambda _: None
+        super().__init__(
+            lambda: ThreadRenewer(lambda: self.on_replaced(), self._expect),
+        )
         os.register_at_fork(after_in_child=self.reset)
+
+    def reset(self) -> None:
+        """See `Renewers`."""
+        super().reset()
+        self._expected: dict[int, float] = {}
+
+    def _expect(self, renewer: ThreadRenewer, at: float) -> None:
+        self._expected[id(renewer)] = at
+        self.on_expected(min(tuple(self._expected.values())))
 
 
 #: The heartbeat of this process.

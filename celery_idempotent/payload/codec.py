@@ -38,7 +38,7 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.payload import offload
 from celery_idempotent.payload.encryption_keys import Cipher
-from celery_idempotent.payload.fields import ERROR, OUTBOX, RESULT, step_field, subject
+from celery_idempotent.payload.fields import ERROR, MESSAGE, RESULT, step_field, subject
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec, is_storable
 from celery_idempotent.payload.value_codec import ValueCodec, dump, load
@@ -140,7 +140,7 @@ class PayloadCodec:
             return payload
         if self._storage is None:
             return Payload("", offload.TOO_LARGE)
-        seconds = settings.error_ttl if field == ERROR else settings.result_ttl
+        seconds = settings.error_ttl if field in (ERROR, MESSAGE) else settings.result_ttl
         stored: Payload = await self._run_in_thread(
             partial(offload.put, self._storage, payload, key, token, field, seconds)
         )
@@ -192,13 +192,13 @@ class PayloadCodec:
         """
         return await self._decode_field(payload, key, step_field(name), self._accept)
 
-    async def decode_outbox(self, payload: Payload, key: str) -> Any:
-        """Returns the messages of an outbox.
+    async def decode_json(self, payload: Payload, key: str, field: str) -> Any:
+        """Returns an outbox, or a message that was kept.
 
         Raises:
             As :meth:`decode`.
         """
-        return await self._decode_field(payload, key, OUTBOX, _JSON)
+        return await self._decode_field(payload, key, field, _JSON)
 
     async def _decode_field(
         self, payload: Payload, key: str, field: str, accept: Collection[str]

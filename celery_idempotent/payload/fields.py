@@ -1,8 +1,8 @@
-"""The fields that hold a payload: of a record its result, error and steps; of a row its outbox."""
+"""The fields that hold a payload: of a record, of a row (its outbox), or a message."""
 
 from __future__ import annotations
 
-RESULT, ERROR, OUTBOX = "result", "error", "outbox"
+RESULT, ERROR, OUTBOX, MESSAGE = "result", "error", "outbox", "message"
 
 
 def step_field(name: str) -> str:
@@ -16,4 +16,6 @@ def subject(key: str, field: str) -> str:
         return f"{key} has completed, but its result"
     if field == ERROR:
         return f"{key} has failed, but its error"
+    if field == MESSAGE:
+        return f"{key} has ended, but its message"
     return f"{field} of {key} has completed, but its value"

@@ -128,7 +128,7 @@ def read(
         if at_ms >= _MAX_MS or (is_sending and len(owner) != _SENDING_OWNER):
             raise ValueError(at_ms)
         encoding, _, traceparent = form.partition(b" ")
-        if not _STATES[letter].finished:
+        if letter in b"RS":
             encoding = encoding.partition(b",")[0]
         return Record(
             state=_STATES[letter],
@@ -138,7 +138,7 @@ def read(
             worker=worker.decode(),
             token=token,
             attempt=attempt,
-            sending=is_sending,
+            sending_until_ms=int.from_bytes(owner[-6:], "big") if is_sending else 0,
             at_ms=at_ms,
             fingerprint=fingerprint[:_FINGERPRINT_BYTES].removeprefix(_NO_FINGERPRINT),
             label=_read_label(fingerprint),

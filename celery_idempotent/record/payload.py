@@ -16,6 +16,16 @@ class Payload(NamedTuple):
     #: The value; the name of an offloaded object; or the reason why no value is stored.
     body: bytes
 
+    def to_bytes(self) -> bytes:
+        """Returns format and body in one value."""
+        return self.format.encode() + b"\n" + self.body
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Payload:
+        """Returns the payload that :meth:`to_bytes` wrote."""
+        form, _, body = data.partition(b"\n")
+        return cls(form.decode(errors="replace"), body)
+
     @property
     def has_value(self) -> bool:
         """Whether a value is stored."""

@@ -52,8 +52,9 @@ class Record:
     #: End of the lease (STARTED) or of the reservation (RESERVED); else when the outcome was
     #: stored. Milliseconds.
     at_ms: int = field(default=0, repr=False)
-    #: Whether callbacks, the rest of a chain or a chord's count are being sent.
-    sending: bool = field(default=False, repr=False)
+    #: Until when one delivery may send callbacks, the rest of a chain or a chord's count;
+    #: milliseconds. 0: they were sent, or there are none.
+    sending_until_ms: int = field(default=0, repr=False)
     fingerprint: bytes = field(default=b"", repr=False)
     #: A readable name of the call, by ``idempotency_label``; empty without.
     label: str = field(default="", repr=False)
@@ -87,6 +88,16 @@ class Record:
     def deadline(self) -> datetime | None:
         """When the lease (STARTED) or the reservation (RESERVED) ends; None once finished."""
         return None if self.state.finished else _moment(self.at_ms / 1e3)
+
+    @property
+    def sending(self) -> bool:
+        """Whether callbacks, the rest of a chain or a chord's count are being sent."""
+        return self.sending_until_ms > 0
+
+    @property
+    def held_until_ms(self) -> int:
+        """When its lease, its reservation or the sending of what follows it ends."""
+        return self.sending_until_ms if self.state.finished else self.at_ms
 
     @property
     def ended_by(self) -> str | None:

@@ -1,7 +1,7 @@
-"""Logs one ERROR when an outage begins and one WARNING when it ends.
+"""Limits the log of an outage to its first call, one line a minute, and one when it ends.
 
-During an outage every message fails, each time that it is delivered: an ERROR for each would hide
-all other log lines.
+During an outage every message fails, each time that it is delivered: a line for each would hide all
+others.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from celery_idempotent.clock import monotonic
+from celery_idempotent.events.repeats import Repeats
 from celery_idempotent.store.config import StoreConfig
 
 logger = logging.getLogger(__name__)
@@ -22,14 +23,17 @@ class OutageLogger:
         #: Since the outage began.
         self.failed_calls = 0
         self._since = 0.0
+        self._repeats = Repeats()
 
-    def another_call(self) -> bool:
-        """Counts a call without a reply, and returns whether it is the first of this outage."""
+    def another_call(self) -> int | None:
+        """Counts a call without a reply, or with an error.
+
+        Returns how many calls its line stands for besides itself; None: it needs no line.
+        """
         self.failed_calls += 1
-        if self.failed_calls > 1:
-            return False
-        self._since = monotonic()
-        return True
+        if self.failed_calls == 1:
+            self._since, self._repeats = monotonic(), Repeats()
+        return self._repeats.left_out(None)
 
     def end(self) -> None:
         """Records that a call got its reply."""

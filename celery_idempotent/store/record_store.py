@@ -14,6 +14,7 @@ from redis.exceptions import ClusterError, ResponseError
 from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.key.key import Key
+from celery_idempotent.printable import plural
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands, reference
@@ -24,10 +25,11 @@ from celery_idempotent.store.outage import OutageLogger
 from celery_idempotent.store.reference import Reference
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
+from celery_idempotent.store.template import Template
 from celery_idempotent.store.tracking import InvalidationListener
 from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, connect, translate_error
-from celery_idempotent.store.transport.server import Call, ServerTransport
+from celery_idempotent.store.transport.server import Call, ServerTransport, pack
 from celery_idempotent.store.url import names_cluster
 
 #: Sent even while the breaker is open: an outcome must not be lost, and those who resend one wait
@@ -137,6 +139,35 @@ class RecordStore:
                 "(idempotency_wait_replicas)"
             )
         return reply
+
+    def template(self, command: Command, *samples: bytes) -> Template:
+        """Returns a template of `command`, for :meth:`send_packed`.
+
+        Args:
+            samples: as for :class:`Template`.
+
+        Raises:
+            ValueError: if a call needs more than its bytes here.
+        """
+        if self.config.wait_replicas or not isinstance(self._transport, ServerTransport):
+            raise ValueError("not a single server")
+        script, arguments = self._call(command)
+        return Template(pack(("EVALSHA", script.sha, *arguments)), *samples)
+
+    def send_packed(self, packed: bytes, count: int = 1) -> list[bytes]:
+        """Sends `count` commands of templates once, for blocking code, and returns the replies.
+
+        Empty if :meth:`execute` has to send them: Redis replies with an error, or not at all, or
+        did not reply before.
+        """
+        if self.breaker.failures or self.outage.failed_calls:
+            return []
+        assert isinstance(self._transport, ServerTransport)
+        try:
+            replies = run_sync(self._transport.send_once(packed, count))
+        except CONNECTION_ERRORS:
+            return []
+        return replies if {*map(type, replies)} == {bytes} else []
 
     async def _complete_alone(self, command: Command, error: ResponseError) -> Reply:
         """Completes a record after the server has refused to write the task's result with it.
@@ -276,17 +307,19 @@ class RecordStore:
         """
         if monotonic() < self._no_references_until:
             return
-        value = reference.write(record, replayed=replayed)
-        expiry = ("PXAT", record.at_ms + keep_ms) if record.state.finished else ("PX", keep_ms)
-        command = ("SET", reference.name(self.config.prefix, task_id), value, *expiry)
+        command = reference.command(self.config.prefix, task_id, record, replayed, keep_ms)
         try:
             if isinstance(self._transport, ServerTransport):
-                run_sync(self._transport.send_once((command,), wait=False))
+                run_sync(self._transport.send_once(pack(command), 1, wait=False))
             else:
                 self.client.execute_command(*command)
         except CONNECTION_ERRORS as error:
             logger.debug("Task ids of duplicates are not recorded: %s", error)
             self._no_references_until = monotonic() + RETRY_REFERENCES_AFTER
+
+    def packed_reference(self, task_id: str, record: Record, *, keep_ms: int) -> bytes:
+        """Returns the command of :meth:`refer` for a replay, for :meth:`send_packed`."""
+        return pack(reference.command(self.config.prefix, task_id, record, True, keep_ms))
 
     def reference(self, task_id: str) -> Reference | None:
         """Returns what the duplicate with this task id met; None if that is not known.
@@ -304,6 +337,19 @@ class RecordStore:
     def client(self) -> Any:
         """A blocking redis-py client, for requests that are not about one record."""
         return connect(self.config)
+
+    def evictions(self) -> str:
+        """Returns `` (it has evicted 5 keys)``; empty if it has not, or if that is not known.
+
+        On an event loop it is not asked for: the client blocks.
+        """
+        if self.is_async:
+            return ""
+        try:
+            number = self.client.info("stats").get("evicted_keys", 0)
+        except CONNECTION_ERRORS:
+            return ""
+        return f" (it has evicted {plural(number, 'key')})" if number else ""
 
     async def ping(self) -> None:
         """Checks that Redis replies.

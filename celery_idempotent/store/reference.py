@@ -11,7 +11,7 @@ and nothing that a call does depends on it.
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from celery_idempotent.key.canonical import digest
 from celery_idempotent.record import layout
@@ -42,6 +42,18 @@ def name(prefix: str, task_id: str) -> str:
     """Returns the name of the reference of `task_id` in Redis."""
     data = digest(b"reference" + task_id.encode(errors="surrogatepass"), 16)
     return f"{prefix}:{MARK}{urlsafe_b64encode(data)[:22].decode()}"
+
+
+def command(
+    prefix: str, task_id: str, record: Record, replayed: bool, keep_ms: int
+) -> tuple[Any, ...]:
+    """Returns the command that writes a reference from `task_id` to `record`.
+
+    Args:
+        keep_ms: milliseconds for which it is kept: since the outcome, if there is one.
+    """
+    expiry = ("PXAT", record.at_ms + keep_ms) if record.state.finished else ("PX", keep_ms)
+    return "SET", name(prefix, task_id), write(record, replayed=replayed), *expiry
 
 
 def write(record: Record, *, replayed: bool) -> bytes:

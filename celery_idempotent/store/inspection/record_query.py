@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 import logging
-import re
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
 
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.inspection.record_reader import START, RecordReader, RecordView
+from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
 from celery_idempotent.store.record_store import RecordStore
 
 logger = logging.getLogger(__name__)
-
-
-#: The beginning: store, primary and cursor of SCAN.
-_FIRST = "0.0.0"
-_CURSOR = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
     """Which records to return; a field that is None matches all."""
 
-    state: State | None = None
+    #: A `State`, or ``CORRUPT`` for records that cannot be read.
+    state: str | None = None
     task: str | None = None
     #: Time since the outcome, or since the begin if there is no outcome yet.
     older_than: timedelta | None = None
     #: Id of the task that holds the key, or stored the outcome.
     task_id: str | None = None
-    #: A part of the label, in upper or lower case.
-    label: str | None = None
 
     def matches(self, view: RecordView) -> bool:
         """Returns whether all but the task match, which the scan has selected."""
         record = view.record
+        if self.state not in (None, view.state):
+            return False
         if record is None:
-            return self == RecordFilter(task=self.task)
-        return (
-            (self.state is None or record.state is self.state)
-            and (self.task_id is None or record.task_id == self.task_id)
-            and (self.label is None or self.label.casefold() in record.label.casefold())
-            and (self.older_than is None or view.now - view.since > self.older_than)
+            return self.task_id is None and self.older_than is None
+        return (self.task_id is None or record.task_id == self.task_id) and (
+            self.older_than is None or view.now - view.since > self.older_than
         )
 
 
@@ -65,72 +55,15 @@ def record_views(
 ) -> Iterator[list[RecordView]]:
     """Returns the records in pages, which may be empty.
 
-    Records that cannot be read are included, unless the filter is by more than the task.
+    Records that cannot be read are included, unless the filter is by task id or age.
 
     Raises:
         StoreUnavailableError: if Redis does not reply.
     """
-    return (page for _, page in _pages([*stores], record_filter, expiry=expiry))
-
-
-def _pages(
-    stores: Sequence[RecordStore],
-    record_filter: RecordFilter,
-    cursor: str = _FIRST,
-    **options: Any,
-) -> Iterator[tuple[str, list[RecordView]]]:
-    """Yields each page after the cursor of the next one, which is empty after the last one."""
-    first, *start = map(int, cursor.split("."))
-    for number in range(first, len(stores)):
-        with RecordReader.open(stores[number]) as reader:
-            position = (start[0], start[1]) if number == first else START
-            for following, page in reader.scan(position, record_filter.task, **options):
-                store_and_position = (number, *following) if following else (number + 1, *START)
-                is_last = store_and_position[0] == len(stores)
-                next_cursor = "" if is_last else ".".join(map(str, store_and_position))
-                yield next_cursor, [view for view in page if record_filter.matches(view)]
-
-
-class RecordPage(NamedTuple):
-    """Some of the records that a filter selects."""
-
-    views: list[RecordView]
-    #: Where the next page begins, for :func:`record_page`; empty after the last one.
-    cursor: str
-
-
-def record_page(
-    stores: Sequence[RecordStore],
-    record_filter: RecordFilter,
-    cursor: str = "",
-    *,
-    limit: int = 50,
-    seconds: float = 0.25,
-) -> RecordPage:
-    """Returns about `limit` records and the cursor of the next page, after a scan of bounded time.
-
-    A page may have fewer records, or none, before the last one: records are not indexed, so a scan
-    ends when its time is over. As SCAN documents, a record may be on two pages.
-
-    Args:
-        cursor: of the previous page; empty for the first one.
-        limit: pages may have a few more.
-        seconds: after which no further records are scanned.
-
-    Raises:
-        ValueError: if `cursor` is not a cursor.
-        StoreUnavailableError: if Redis does not reply.
-    """
-    cursor = cursor or _FIRST
-    if not _CURSOR.fullmatch(cursor) or int(cursor.rpartition(".")[2]) >= 2**64:
-        raise ValueError(f"{cursor!r} is not a cursor")
-    views: list[RecordView] = []
-    end = time.monotonic() + seconds
-    for next_cursor, page in _pages(stores, record_filter, cursor, count=limit):
-        views += page
-        if len(views) >= limit or time.monotonic() > end:
-            return RecordPage(views, next_cursor)
-    return RecordPage(views, "")
+    for store in stores:
+        with RecordReader.open(store) as reader:
+            for page in reader.scan(record_filter.task, expiry=expiry):
+                yield [view for view in page if record_filter.matches(view)]
 
 
 def records(

@@ -24,7 +24,7 @@ from celery_idempotent.store import commands
 from celery_idempotent.store.inspection import scan, server_info
 from celery_idempotent.store.inspection.server_info import ServerInfo
 from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.reference import Reference
+from celery_idempotent.store.reference import MARK, Reference
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.connection import (
     CONNECTION_ERRORS,
@@ -39,10 +39,6 @@ PAGE = 500
 HEAD = 640
 #: More bytes than Redis can store in a string.
 WHOLE = 2**29
-
-#: Where a scan stands: the number of the primary, and its cursor.
-Position = tuple[int, int]
-START: Position = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,35 +116,29 @@ class RecordReader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections, unless the client is the user's."""
         if not self.store.config.borrows_client:
             run_sync(aclose_client(self.client))
 
-    def scan(
-        self,
-        start: Position = START,
-        task: str | None = None,
-        *,
-        expiry: bool = True,
-        count: int = PAGE,
-    ) -> Iterator[tuple[Position | None, list[RecordView]]]:
-        """Returns the records of all tasks or of one, in pages of about `count` names.
+    def scan(self, task: str | None = None, *, expiry: bool = True) -> Iterator[list[RecordView]]:
+        """Returns the records of all tasks or of one, in pages of about `PAGE` names.
 
-        Each page comes with the position after it, which is None after the last one. A page may be
-        empty, because SCAN also passes names that are not records.
+        A page may be empty, because SCAN also passes names that are not records.
         """
         prefix = self.store.config.prefix
         match = scan.pattern(prefix, task)
         with _translated_errors():
-            nodes = list(self._primaries())
-            number, cursor = start
-            while number < len(nodes):
-                node = nodes[number]
-                cursor, names = node.scan(cursor, match=match, count=count)
-                texts = ((name, name.decode(errors="replace")) for name in names)
-                keys = [(name, scan.key_of_name(text, prefix)) for name, text in texts]
-                page = self._views(node, [(n, k) for n, k in keys if k is not None], expiry=expiry)
-                number += not cursor
-                yield ((number, cursor) if number < len(nodes) else None), page
+            for node in self._primaries():
+                cursor = None
+                while cursor != 0:
+                    cursor, names = node.scan(cursor or 0, match=match, count=PAGE)
+                    texts = ((name, name.decode(errors="replace")) for name in names)
+                    keys = [(name, scan.key_of_name(text, prefix)) for name, text in texts]
+                    known = [(name, key) for name, key in keys if key is not None]
+                    yield self._views(node, known, expiry=expiry)
 
     def get(self, keys: Iterable[Key], *, whole: bool = False) -> dict[Key, RecordView]:
         """Returns the records of `keys` that exist, in one round trip to each node.
@@ -259,7 +249,9 @@ class RecordReader:
     def server_info(self) -> ServerInfo:
         """Returns the properties of the server; of a cluster, those of one primary."""
         with _translated_errors():
-            return server_info.server_info(next(self._primaries()))
+            name = f"{self.store.config.prefix}:{MARK}write-probe"
+            error = server_info.write_error(self.client, name)
+            return server_info.server_info(next(self._primaries()), error)
 
     def _primaries(self) -> Iterator[Any]:
         """Returns a client for each primary."""

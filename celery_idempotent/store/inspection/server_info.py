@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,12 @@ class ServerInfo:
     maxmemory_policy: str | None
     #: Bytes; 0 is no limit.
     maxmemory: int | None
+    #: Bytes.
+    used_memory: int | None
+    #: Keys, since it started.
+    evicted: int | None
+    #: The error with which it refuses a write; empty if it accepts one, or the user may not write.
+    write_error: str
     #: Whether every write is logged to disk.
     append_only: bool | None
     #: When snapshots are made, as in redis.conf; empty if never.
@@ -37,8 +43,12 @@ class ServerInfo:
         return f"{self.flavour.capitalize()} {'.'.join(map(str, self.version))}"
 
 
-def server_info(client: Any) -> ServerInfo:
-    """Reads the properties of the server that `client` is connected to."""
+def server_info(client: Any, write_error: str) -> ServerInfo:
+    """Reads the properties of the server that `client` is connected to.
+
+    Args:
+        write_error: what :func:`write_error` has returned.
+    """
     sent_at = time.time()
     seconds, microseconds = client.time()
     local_time = (sent_at + time.time()) / 2
@@ -56,8 +66,22 @@ def server_info(client: Any) -> ServerInfo:
         version=tuple(int(part) for part in version.split(".") if part.isdigit()),
         maxmemory_policy=info.get("maxmemory_policy"),
         maxmemory=info.get("maxmemory"),
+        used_memory=info.get("used_memory"),
+        evicted=info.get("evicted_keys"),
+        write_error=write_error,
         append_only=None if "aof_enabled" not in info else bool(info["aof_enabled"]),
         snapshots=snapshots,
         replicas=info.get("connected_slaves"),
         clock_ahead=seconds + microseconds / 1e6 - local_time,
     )
+
+
+def write_error(client: Any, name: str) -> str:
+    """Writes under `name` for a millisecond; returns the error with which the server refuses it."""
+    try:
+        client.set(name, b"", px=1)
+    except NoPermissionError:
+        pass  # the user of a dashboard may be one that only reads
+    except ResponseError as error:
+        return str(error)
+    return ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,24 +12,8 @@ from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.reference import Reference
 
 
-def find_task(
-    stores: Sequence[RecordStore], task_id: str, seconds: float = math.inf
-) -> RecordView | Reference | None:
-    """Returns the record of a task's execution, or the one that it met as a duplicate.
-
-    A duplicate is found by one read in each store, anything else by a scan of all records.
-
-    Args:
-        seconds: after which no further records are scanned. With a limit, a second pass over all
-            names, for the records of messages, is left out.
-
-    Returns:
-        The record, with the reference of a duplicate; the reference alone if the record that it met
-        is absent; None if no record names the task id, nor any duplicate left it.
-
-    Raises:
-        StoreUnavailableError: if Redis does not reply.
-    """
+def find_duplicate(stores: Sequence[RecordStore], task_id: str) -> RecordView | Reference | None:
+    """As :func:`find_task` without a scan: only a duplicate is found."""
     for store in stores:
         reference = store.reference(task_id)
         key = key_of(reference.key, store.config.prefix) if reference else None
@@ -44,12 +26,28 @@ def find_task(
                 return view
         view = read_view(store, key)
         return replace(view, reference=reference) if view else reference
-    end = time.monotonic() + seconds
+    return None
+
+
+def find_task(stores: Sequence[RecordStore], task_id: str) -> RecordView | Reference | None:
+    """Returns the record of a task's execution, or the one that it met as a duplicate.
+
+    A duplicate is found by one read in each store, anything else by a scan of all records.
+
+    Returns:
+        The record, with the reference of a duplicate; the reference alone if the record that it met
+        is absent; None if no record names the task id, nor any duplicate left it.
+
+    Raises:
+        StoreUnavailableError: if Redis does not reply.
+    """
+    if (found := find_duplicate(stores, task_id)) is not None:
+        return found
     for page in record_views(stores, RecordFilter(task_id=task_id)):
-        if page or time.monotonic() > end:
-            return next(iter(page), None)
+        if page:
+            return page[0]
     # The record of a key that may run again is of its last execution.
-    for store in stores if seconds == math.inf else ():
+    for store in stores:
         with RecordReader.open(store) as reader:
             key = reader.find_message(task_id)
         if key is not None:

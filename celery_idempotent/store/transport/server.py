@@ -176,10 +176,11 @@ class ServerTransport(BaseTransport):
         Raises:
             RedisError, OSError: if a reply is missing after all resends.
         """
+        packed = b"".join(map(pack, commands))
         started_at = monotonic()
         for delay in (*RESEND_DELAYS, None):
             try:
-                return await self.send_once(commands)
+                return await self.send_once(packed, len(commands))
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
                 # The other idle connections have most likely been lost with this one.
                 await self._pool.get().close_idle()
@@ -188,10 +189,11 @@ class ServerTransport(BaseTransport):
                 await self.sleep(delay)
         raise AssertionError("unreachable")
 
-    async def send_once(self, commands: Sequence[Sequence[Any]], *, wait: bool = True) -> list[Any]:
-        """Sends `commands` without resending them.
+    async def send_once(self, packed: bytes, count: int, *, wait: bool = True) -> list[Any]:
+        """Sends `count` commands without resending them.
 
         Args:
+            packed: the commands, as :func:`pack` returns them.
             wait: for the replies; else the next command on the connection drops them. The commands
                 may be lost, and error replies are ignored.
         """
@@ -202,11 +204,10 @@ class ServerTransport(BaseTransport):
             connection, unread = await pool.connect(), 0
         replies: list[Any] = []
         try:
-            packed = b"".join(map(pack, commands))
             sent = connection.send_packed_command([packed], check_health=False)
             if self.is_async:
                 await sent
-            while wait and len(replies) < len(commands):
+            while wait and len(replies) < count:
                 try:
                     reply = connection.read_response(disable_decoding=True)
                     if self.is_async:
@@ -227,7 +228,7 @@ class ServerTransport(BaseTransport):
             # After an interruption a reply may still arrive; no other command must read it.
             await result_of(connection.disconnect(True))
             raise
-        pool.idle.append((connection, 0 if wait else unread + len(commands)))
+        pool.idle.append((connection, 0 if wait else unread + count))
         if pool.closed:  # meanwhile
             await pool.close_idle()
         return replies

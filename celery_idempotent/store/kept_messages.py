@@ -1,0 +1,41 @@
+"""Messages of tasks that have ended for good, beside the records of their keys.
+
+A message is for people, who can run it again. It is written after the end, and expires by itself.
+Every function raises StoreUnavailableError if Redis does not reply.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_idempotent.key.key import Key
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, translate_error
+
+
+def keep(store: RecordStore, key: Key, task_id: str, message: Payload, keep_ms: int) -> None:
+    """Writes `message`, in place of an earlier one of the task id."""
+    _execute(store, key, task_id, "SET", message.to_bytes(), "PX", keep_ms)
+
+
+def find(store: RecordStore, key: Key, task_id: str) -> Payload | None:
+    """Returns the message that was kept of `task_id`, if there is one."""
+    value = _execute(store, key, task_id, "GET")
+    return None if value is None else Payload.from_bytes(value)
+
+
+def delete(store: RecordStore, key: Key, task_id: str) -> Payload | None:
+    """Deletes the message that was kept of `task_id`, and returns it."""
+    message = find(store, key, task_id)
+    if message is not None:
+        _execute(store, key, task_id, "DEL")
+    return message
+
+
+def _execute(store: RecordStore, key: Key, task_id: str, command: str, *arguments: Any) -> Any:
+    name = store.name(key.kept_message(task_id))
+    try:
+        return store.client.execute_command(command, name, *arguments)
+    except CONNECTION_ERRORS as error:
+        raise translate_error(error, str(key)) from error

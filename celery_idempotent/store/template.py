@@ -1,0 +1,28 @@
+"""Commands that differ in a few places only: their bytes are cut out of one rendering."""
+
+from __future__ import annotations
+
+
+class Template:
+    """A packed command with slots; ``render(values)`` returns the command.
+
+    Args:
+        packed: the command, with a sample in each slot.
+        samples: in their order. Each occurs nowhere else. Where one is a whole argument, the values
+            have the length of the argument before it; where it is a part of one, each value has the
+            length of the sample.
+
+    Raises:
+        ValueError: if a sample is missing.
+    """
+
+    def __init__(self, packed: bytes, *samples: bytes) -> None:
+        pattern = b""
+        for sample in samples:
+            whole = b"$%d\r\n%b\r\n" % (len(sample), sample)
+            searched, slot = (whole, b"$%d\r\n%b\r\n") if whole in packed else (sample, b"%b")
+            part, found, packed = packed.partition(searched)
+            if not found:
+                raise ValueError("a slot of the command is missing")
+            pattern += part.replace(b"%", b"%%") + slot
+        self.render = (pattern + packed.replace(b"%", b"%%")).__mod__
