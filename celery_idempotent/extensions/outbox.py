@@ -130,7 +130,7 @@ async def outbox_of(call: ActiveCall, functions: Sequence[Callable[[], Any]]) ->
             f"{key}: the messages that it publishes on commit cannot be stored with its "
             f"outcome: {payload.body.decode()}"
         )
-    return payload.format.encode() + b"\n" + payload.body
+    return payload.to_bytes()
 
 
 async def publish_outbox(
@@ -143,9 +143,8 @@ async def publish_outbox(
         CorruptRecordError: if the messages cannot be decoded.
     """
     key = str(call.key)
-    form, _, body = outbox.partition(b"\n")
-    payload = Payload(form.decode(), body)
-    messages = await call.codec.decode_outbox(payload, key)
+    payload = Payload.from_bytes(outbox)
+    messages = await call.codec.decode_json(payload, key, OUTBOX)
     try:
         host_of(call).publish_messages(messages)
     except IdempotencyError:

@@ -123,7 +123,7 @@ def _ignore_loss(raw: bytes) -> None:
 def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
     """Counts a call that runs, and would not have run."""
     if case == "reused":
-        refuse(call, conflict.reused(record), table.WOULD_REFUSE)
+        refuse(call, conflict.reused(record, call.host.difference), table.WOULD_REFUSE)
     elif case not in ("finished", "sent"):
         policy = conflict.policy_for(call, record, returns=case == "later")
         is_copy = record.task_id == call.task_id

@@ -250,7 +250,11 @@ class RowTransaction(Extension):
         fingerprint = call.key.fingerprint
         if fingerprint and record.fingerprint and record.fingerprint != fingerprint:
             await self._release()
-            return Answer(Failure(refuse(call, conflict.reused(record))), record, refused=True)
+            return Answer(
+                Failure(refuse(call, conflict.reused(record, call.host.difference))),
+                record,
+                refused=True,
+            )
         if row.delegates and row.task_id != call.task_id:
             # In a record of this task, the one that has replaced the other would not continue.
             await self._release()

@@ -18,6 +18,7 @@ from celery_idempotent.events.report import report
 from celery_idempotent.events.table import Event
 from celery_idempotent.flow.call import Call, Host, Release
 from celery_idempotent.flow.execution import BaseExecution
+from celery_idempotent.flow.outcome import Outcome
 from celery_idempotent.flow.runtime import Runtime
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
@@ -106,6 +107,12 @@ class ActiveCall:
         self.steps_body = b""
         #: The right to send what follows the call, once there is an outcome: a `Continuation`.
         self.continuation: Any = None
+        #: Of a begin that was sent outside the flow: when, and the reply.
+        self.early_reply: tuple[float, bytes] | None = None
+        #: When the first begin was sent, if that was outside the flow; 0: not known.
+        self.first_sent_at = 0.0
+        #: Of a body that has run outside the flow.
+        self.outcome: Outcome | None = None
         self._begun: Begun | None = None
         self._renewed = False
         self._loss_reported = False
@@ -122,10 +129,15 @@ class ActiveCall:
 
     async def send_begin(self) -> Reply:
         """Sends the begin; if it is granted, `lease` and `execution` are set."""
-        sent_at = monotonic()
+        early, command = self.early_reply, begin_command(self)
         self.unanswered = True
         try:
-            reply = await self.runtime.execute_interruptible(begin_command(self))
+            if early is None:
+                sent_at = monotonic()
+                reply = await self.runtime.execute_interruptible(command)
+            else:
+                (sent_at, raw), self.early_reply = early, None
+                reply = command.script.reply(raw)
         except IdempotencyError:
             self.unanswered = False
             raise
@@ -135,8 +147,9 @@ class ActiveCall:
         outage = self.runtime.store.outage
         if outage.failed_calls:
             outage.end()
-        if table.BEGIN_REPLIED.signal.receivers:
-            report(table.BEGIN_REPLIED, self, case=reply.case, seconds=monotonic() - sent_at)
+        if early is None and table.BEGIN_REPLIED.signal.receivers:
+            since, self.first_sent_at = self.first_sent_at or sent_at, 0.0
+            report(table.BEGIN_REPLIED, self, case=reply.case, seconds=monotonic() - since)
         return reply
 
     def _grant(self, begun: Begun, sent_at: float) -> None:
@@ -147,6 +160,14 @@ class ActiveCall:
         self._begun = begun
         self.token, self.steps_body = begun.token, begun.body
         self.settled, self.protected, self.lease = False, True, lease
+
+    def resume(self, lease: Lease[Any]) -> Any:
+        """Goes on with the first execution of the key, which has begun outside the flow."""
+        self._begun = Begun(lease.token, 1, b"")
+        self.execution = self.runtime.execution(str(self.key), lease.token, 1, self)
+        self.token, self.lease = lease.token, lease
+        self.protected = self._renewed = True
+        return self.execution
 
     def run_unprotected(self, execution: BaseExecution) -> None:
         """Lets the body run without a record."""
@@ -273,7 +294,10 @@ class ActiveCall:
         elif not self._loss_reported:
             self._loss_reported = True
             self.lease.lost = True
-            self.report(table.LEASE_LOST)
+            if raw and not layout.is_absent(raw):
+                self.report(table.LEASE_LOST)
+            else:
+                self.report(table.RECORD_GONE, evictions=self.runtime.store.evictions())
 
     def report(self, event: Event, **fields: Any) -> None:
         """Reports that `event` has happened to the execution."""

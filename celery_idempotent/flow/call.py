@@ -113,6 +113,9 @@ class Host(Protocol):
         A body can have published a retry or a replacement, and have returned or raised afterwards.
         """
 
+    def difference(self, fingerprint: bytes) -> str:
+        """Returns how the arguments differ from those of `fingerprint`; empty if not known."""
+
     def is_stale(self, reservation: Reservation) -> bool:
         """Whether the message that has the reservation has ended."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from celery_idempotent.errors import ConflictError, KeyReusedError
 from celery_idempotent.events import table
@@ -18,7 +19,12 @@ FIRST_REQUEUE_DELAY = 1.0
 
 
 def apply_policy(
-    call: ActiveCall, record: Record, *, returns: bool = False, unanswered_ids: bytes | None = None
+    call: ActiveCall,
+    record: Record,
+    *,
+    returns: bool = False,
+    unanswered_ids: bytes | None = None,
+    now_ms: int | None = None,
 ) -> End:
     """How the duplicate `call` ends by its policy.
 
@@ -30,21 +36,27 @@ def apply_policy(
         returns: requeue it under every policy. It has begun before, or waits for its turn, and
             publishers rely on that.
         unanswered_ids: as for :func:`requeue`.
+        now_ms: the server's time. A copy then comes back when the lease expires, at the latest: its
+            worker may be dead.
     """
     policy = policy_for(call, record, returns=returns)
     report(table.CONFLICTED, call, record=record, policy=policy)
-    error = held(call, record)
+    reason = held(call, record)
     if policy == "raise":
-        report(table.RAISES_CONFLICT, call, reason=error)
-        return Answer(Failure(error), record, refused=True)
+        report(table.RAISES_CONFLICT, call, reason=reason)
+        return Answer(Failure(reason), record, refused=True)
     if policy == "ignore":
-        report(table.IGNORED, call, reason=error)
+        report(table.IGNORED, call, reason=reason)
         return Drop(record)
     if policy == "reject":
-        report(table.REJECTED, call, reason=error)
-        return Reject(str(error), record)
+        report(table.REJECTED, call, reason=reason)
+        return Reject(str(reason), record)
     # ``retry``, or ``wait`` when its time is up
-    requeued = requeue(call, error, unanswered_ids or call.data.unanswered_ids)
+    longest = None
+    if now_ms is not None and record.task_id == call.task_id:
+        left = (record.held_until_ms - now_ms) / 1000
+        longest = min(max(left, FIRST_REQUEUE_DELAY), call.settings.lease)
+    requeued = requeue(call, reason, unanswered_ids or call.data.unanswered_ids, longest)
     return requeued._replace(record=record)
 
 
@@ -54,19 +66,28 @@ def policy_for(call: ActiveCall, record: Record, *, returns: bool = False) -> st
     return "retry" if is_copy or returns else call.settings.on_conflict
 
 
-def reused(record: Record) -> KeyReusedError:
-    """The error of a call whose key has a record of other arguments."""
-    return KeyReusedError(
-        one_line(
-            f"{record.key} belongs to task {record.task_id}, which was called with other arguments"
-        )
-    )
+def reused(record: Record, difference: Callable[[bytes], str]) -> KeyReusedError:
+    """The error of a call whose key has a record of other arguments.
+
+    Args:
+        difference: as :meth:`.call.Host.difference`.
+    """
+    text = f"{record.key} belongs to task {record.task_id}, which was called with other arguments"
+    differs = difference(record.fingerprint)
+    return KeyReusedError(one_line(f"{text}: {differs}" if differs else text))
 
 
 def held(call: ActiveCall, record: Record) -> ConflictError:
     """The error of a call whose key another one holds."""
     where = f" on {record.worker}" if record.worker else ", which has not begun yet"
-    return ConflictError(one_line(f"{call.key} is held by task {record.task_id}{where}"))
+    return error(f"{call.key} is held by task {record.task_id}{where}", record)
+
+
+def error(text: str, record: Record) -> ConflictError:
+    """The error of a call while `record` has its key."""
+    conflict = ConflictError(one_line(text))
+    conflict.task_id = record.task_id
+    return conflict
 
 
 def requeue(

@@ -14,9 +14,10 @@ from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.thread import BlockingRuntime, run_flow
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.record.record import Record
+from celery_idempotent.payload.fields import MESSAGE
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.sql.database import Database, forget_rows
-from celery_idempotent.store import commands
+from celery_idempotent.store import commands, kept_messages
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 
@@ -45,7 +46,7 @@ class Executor:
         owner: str = "",
         step_rows_in: Iterable[Database] = (),
     ) -> str:
-        """Deletes the record of `key`, its offloaded values, its row and those of its steps.
+        """Deletes the record of `key`, its message and offloaded values, its row, its steps' rows.
 
         The transaction that deletes the rows is committed when the record is deleted: if one of the
         two is unavailable, nothing is forgotten. A process that dies in between leaves the row,
@@ -76,11 +77,21 @@ class Executor:
         return "ok" if had_rows else cases[0]
 
     def _forget_record(self, key: Key, shown: Record | str | None) -> str:
-        record = None
-        if self.codec.offloads:
+        reply = run_sync(self.store.execute(commands.forget(key, shown)))
+        if reply.case == "ok":
             with contextlib.suppress(CorruptRecordError):
-                record = run_sync(self.store.get(key))
-        case = run_sync(self.store.execute(commands.forget(key, shown))).case
-        if record is not None and case == "ok":
-            run_sync(self.codec.delete_record_objects(record))
-        return case
+                record = self.store.record(key, reply.raw)
+                run_sync(self.codec.delete_record_objects(record))
+                if record.state is State.FAILED:
+                    self.delete_message(key, record.task_id)
+        return reply.case
+
+    def delete_message(self, key: Key, task_id: str) -> None:
+        """Deletes the message that was kept of `task_id`, if there is one.
+
+        Raises:
+            StoreUnavailableError: if Redis is unavailable.
+        """
+        message = kept_messages.delete(self.store, key, task_id)
+        if message is not None:
+            run_sync(self.codec.delete_object(message, str(key), MESSAGE))

@@ -13,6 +13,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.events import table
+from celery_idempotent.events.repeats import like_it
 from celery_idempotent.events.report import decide, decide_by, refuse, report
 from celery_idempotent.flow import conflict, continuation, replacement
 from celery_idempotent.flow.active_call import ActiveCall
@@ -65,10 +66,10 @@ async def execute(call: ActiveCall) -> End:
         for extension in call.extensions:
             if (end := await extension.before_begin()) is not None:
                 return end
-        if (end := await begin(call)) is not None:
+        if call.execution is None and (end := await begin(call)) is not None:
             return end
         assert call.execution is not None
-        outcome = await call.runtime.run(partial(call.host.run, call.execution))
+        outcome = call.outcome or await call.runtime.run(partial(call.host.run, call.execution))
         return await settle(call, outcome)
     except Interrupted as interrupted:
         call.unanswered = False  # a begin that Redis has granted is recognised by its id
@@ -110,7 +111,9 @@ async def begin(call: ActiveCall) -> End | None:
             left = since + call.data.wait_timeout - monotonic() if waits else 0.0
             record, reply = admission.record, admission.reply
             if left <= 0:
-                return conflict.apply_policy(call, record, returns=reply.case == "later")
+                return conflict.apply_policy(
+                    call, record, returns=reply.case == "later", now_ms=reply.now_ms
+                )
             interval = min(left, _wait_interval(record, reply.now_ms))
             await call.runtime.wait_for_change(admission.key, reply.raw, interval)
         elif isinstance(admission, (Answer, Requeue, Drop, Reject)):
@@ -147,7 +150,11 @@ async def admit(call: ActiveCall) -> Admission:
             # A task that has replaced itself has other arguments under the same key.
             call.key, call.label = call.key.with_fingerprint(b""), ""
             return AGAIN
-        return Answer(Failure(refuse(call, conflict.reused(record))), record, refused=True)
+        return Answer(
+            Failure(refuse(call, conflict.reused(record, call.host.difference))),
+            record,
+            refused=True,
+        )
     # The reply has the record of the key's turn, unless another delivery of this message runs.
     return Held(record, reply, call.key if reply.case == "held" else call.key.turn)
 
@@ -187,18 +194,17 @@ async def _release_replaced(call: ActiveCall, record: Record, raw: bytes) -> boo
 
 def _wait_interval(record: Record, now_ms: int) -> float:
     """Seconds until the next begin: a lease that expires causes no invalidation."""
-    if record.deadline is None:
-        return MAX_WAIT_INTERVAL
-    left = record.deadline.timestamp() - now_ms / 1000
+    left = (record.held_until_ms - now_ms) / 1000
     return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
 
 
 def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | Requeue:
     """Applies ``on_store_error``: the call runs without protection, is requeued, or raises."""
     policy = call.settings.on_store_error
-    if call.runtime.store.outage.another_call():
-        # An error for the first call of an outage only: one for each would hide all other lines.
-        report(table.CANNOT_BEGIN, call, error=error)
+    outage = call.runtime.store.outage
+    if (number := outage.another_call()) is not None:
+        event = table.CANNOT_BEGIN if outage.failed_calls == 1 else table.CANNOT_BEGIN_YET
+        report(event, call, error=error, like_it=like_it(number))
     report(table.BEGIN_FAILED, call, error=error, policy=policy)
     if policy == "run":
         report(table.UNPROTECTED, call, error=error)
@@ -404,7 +410,6 @@ async def _resolve_lost_lease(call: ActiveCall, reply: Reply, outcome: Outcome) 
     call.report_lease_lost(reply.raw)
     record = _winning_record(call, reply)
     if record is None:
-        call.report(table.RECORD_GONE)
         return Answer(outcome)
     # Only begin can tell whether this call has to send what follows it.
     if record.state.finished and not call.data.continues:

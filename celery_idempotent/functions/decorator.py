@@ -80,7 +80,9 @@ def idempotent_function(
         if not settings.enabled:
             return restored(await work())
         data, executor = new_call(args, kwargs), engine.async_executor
-        call = executor.new_call(data, AsyncDirectHost(data, work), plan)
+        difference = functools.partial(rule.difference, args, kwargs, data.key)
+        host = AsyncDirectHost(data, work, difference=difference)
+        call = executor.new_call(data, host, plan)
         return outcome_of(call, await executor.enter(call)).get()
 
     def call_blocking(*args: Any, **kwargs: Any) -> Any:
@@ -90,7 +92,9 @@ def idempotent_function(
             work = functools.partial(run_as_current, execution, work)
             return restored(run_plain(settings, execution, work))
         data, executor = new_call(args, kwargs), engine.executor
-        call = executor.new_call(data, DirectHost(data, work, engine.app), plan)
+        difference = functools.partial(rule.difference, args, kwargs, data.key)
+        host = DirectHost(data, work, engine.app, difference)
+        call = executor.new_call(data, host, plan)
         return outcome_of(call, executor.enter(call)).get()
 
     wrapper: Any = call_async if inspect.iscoroutinefunction(func) else call_blocking

@@ -147,15 +147,21 @@ class DirectHost:
     Args:
         work: runs the function; None for a block or a batch, whose caller runs the code.
         app: of the messages that the body publishes on commit.
+        difference: as `Host.difference`; by default not known.
     """
 
     returns_restored = True
     required_generation = 0
 
     def __init__(
-        self, data: Call, work: Callable[[], Any] | None = None, app: Celery | None = None
+        self,
+        data: Call,
+        work: Callable[[], Any] | None = None,
+        app: Celery | None = None,
+        difference: Callable[[bytes], str] = lambda _: "",
     ) -> None:
         self.data = data
+        self.difference = difference
         self._work: Any = work
         self._app = app
 

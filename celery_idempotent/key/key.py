@@ -79,6 +79,10 @@ class Key(str):
         """Returns the key of what is stored about the message with this root, beside the record."""
         return Key(self.task, self.digest, self.fingerprint, root.hex())
 
+    def kept_message(self, task_id: str) -> Key:
+        """Returns the key of the message that is kept after `task_id` has ended for good."""
+        return Key(self.task, self.digest, message=f"message:{self.of_message(task_id).message}")
+
     @property
     def turn(self) -> Key:
         """The key itself, without a message."""

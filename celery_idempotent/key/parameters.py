@@ -34,6 +34,8 @@ class Parameters:
     def __init__(self, signature: Signature, normalise: Callable[[Any], Any]) -> None:
         self.signature = signature
         parameters = tuple(signature.parameters.values())
+        #: The names that :meth:`bind` may return.
+        self.entry_names = tuple(map(entry_name, parameters))
         self._names = frozenset(p.name for p in parameters)
         self._all_named = all(p.kind in _NAMED for p in parameters)
         self._positional = tuple(
@@ -82,7 +84,10 @@ class Parameters:
             if name.startswith("**"):
                 values.update(value)
         # A parameter outranks an extra keyword of its name, which a positional-only one allows.
-        return values | self._defaults | {name.lstrip("*"): value for name, value in bound.items()}
+        values |= self._defaults
+        for name, value in bound.items():
+            values[name.lstrip("*")] = value
+        return values
 
     def encode(
         self, bound: Mapping[str, Any], on_error: Callable[[str, NotCanonicalError], bytes]

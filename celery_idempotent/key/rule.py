@@ -7,6 +7,7 @@ from inspect import Signature
 from typing import Any, Final
 
 from celery_idempotent.errors import KeyRuleError, SettingsError
+from celery_idempotent.key import difference
 from celery_idempotent.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.key.explanation import Explanation
 from celery_idempotent.key.explicit import as_text
@@ -47,6 +48,8 @@ class KeyRule:
         self._parameters = Parameters(signature, lambda value: normalise((value,), {})[0][0])
         #: The arguments that the rule uses; None if only its own code could answer.
         self.names: Sequence[str] | None
+        #: Arguments whose value, if it is a scalar, is in the key as a whole.
+        self._fixed: Sequence[str] = ()
         #: The rule in words.
         self.description: str
         self._encode, self.names, self.description = self._compile(rule)
@@ -102,6 +105,19 @@ class KeyRule:
         arguments = tuple(self._parameters.explain(bound, names))
         return Explanation(rule, arguments, hashed, key)
 
+    def difference(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], key: Key, fingerprint: bytes
+    ) -> str:
+        """Returns which of the arguments differ from those of another call; empty if unknown.
+
+        Args:
+            key: of both calls.
+            fingerprint: of the other call.
+        """
+        bound = self._parameters.bind(*self._normalise(args, kwargs))
+        fixed = () if key.explicit else self._fixed
+        return difference.describe(self._parameters, bound, fixed, fingerprint)
+
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name, those at their default included.
 
@@ -134,12 +150,13 @@ class KeyRule:
         if isinstance(rule, str):
             encode = (template := Template(self.task, rule)).encode
             self.check_names(template.names)
+            self._fixed = template.whole
             with_defaults = self._parameters.with_defaults
             text = f"the template {rule!r}"
             return (lambda bound, *_: encode(with_defaults(bound))), template.names, text
         if isinstance(rule, (tuple, list)) and rule and all(isinstance(n, str) for n in rule):
             self.check_names(rule)
-            text = f"the arguments {', '.join(rule)}"
+            self._fixed, text = rule, f"the arguments {', '.join(rule)}"
             return (lambda bound, *_: self._encode_named(rule, bound)), rule, text
         if callable(rule):
             text = f"the callable {getattr(rule, '__qualname__', type(rule).__name__)}"

@@ -43,6 +43,10 @@ class Template:
             )
         #: The arguments that the template uses.
         self.names = [field.replace("[", ".").split(".", 1)[0] for field in fields]
+        #: Those of which it uses all, without a format.
+        self.whole = [
+            field for _, field, spec, _ in self._pieces if field in self.names and not spec
+        ]
         if any(not name or name.isdigit() for name in self.names):
             raise SettingsError(f"{where}: name the argument in each field")
         if any(conversion not in (None, "r", "s", "a") for _, _, _, conversion in self._pieces):
@@ -60,7 +64,7 @@ class Template:
         """
         text, filled = self.fill(values)
         encoded = b"key" + canonical(text)
-        if self._is_ambiguous(filled):
+        if self._separators and self._is_ambiguous(filled):
             encoded += canonical([len(part) for part in filled])
         return encoded
 
@@ -74,7 +78,11 @@ class Template:
         for literal, field, spec, conversion in self._pieces:
             text.append(literal)
             if field is not None:
-                filled.append(self._fill(field, spec or "", conversion, values))
+                value = values.get(field)
+                is_small = type(value) is int and value.bit_length() < 64
+                if not (is_small or type(value) is str) or spec or conversion:
+                    value = self._fill(field, spec or "", conversion, values)
+                filled.append(str(value))
                 text.append(filled[-1])
         return "".join(text), filled
 

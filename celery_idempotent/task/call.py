@@ -7,14 +7,10 @@ anyio, ``contextvars.copy_context().run``).
 Celery's tracer also works before the executor (it may store the state STARTED) and after it (it
 stores the result). A soft time limit that is raised there must not become the outcome, so a message
 has one `SoftLimit` from the start of its task to the end.
-
-Celery logs a message that was requeued as "ignored", like one that is ignored, and a rejected one
-with a traceback. The package logs what became of either, so Celery's line is left out.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -32,7 +28,7 @@ from kombu.utils.encoding import bytes_to_str
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.extensions import shadow
@@ -48,15 +44,23 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.task import canvas, message_headers, outbox, overrides, republish
+from celery_idempotent.task import (
+    canvas,
+    ended_message,
+    message_headers,
+    outbox,
+    overrides,
+    republish,
+)
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
 from celery_idempotent.task.publish import is_stale
 from celery_idempotent.task.republish import RequeuePause, hold_for, longest_wait, seconds_until
 
-_call_of_context: ContextVar[TaskCall | None] = ContextVar("idempotent_call", default=None)
+#: A `TaskCall`, or what has one `in_flow`.
+call_of_context: ContextVar[Any] = ContextVar("idempotent_call", default=None)
 #: The calls of messages that this process runs.
-_running: set[TaskCall] = set()
+running: set[Any] = set()
 
 
 class TaskCall:
@@ -122,8 +126,21 @@ class TaskCall:
             wait_ms=wait_ms,
             soft_limit=soft_limit_of(request) if own_limit else None,
         )
+        self._forgets, plan = headers.forgets, configuration.plan
+        if self._forgets:
+            plan = ended_message.plan_of_rerun(configuration, task.app, self._forgets)
         #: In the flow.
-        self.active = configuration.executor.new_call(self.data, self, configuration.plan)
+        self.active = configuration.executor.new_call(self.data, self, plan)
+
+    @property
+    def in_flow(self) -> TaskCall:
+        """This call."""
+        return self
+
+    @property
+    def continuation(self) -> Any:
+        """The right to send what follows the message."""
+        return self.active.continuation
 
     @property
     def required_generation(self) -> int:
@@ -137,15 +154,15 @@ class TaskCall:
             request.idempotency_without_body = False
             finding = message_headers.finding_of(request.id, request.headers)
             enter = partial(shadow.enter, deduplicated=finding == DEDUPLICATED)
-        outer_call = _call_of_context.get()
+        outer_call = call_of_context.get()
         try:
-            _call_of_context.set(self)
+            call_of_context.set(self)
             if not request.is_eager:
-                _running.add(self)
+                running.add(self)
             end = enter(self.active)
         finally:
-            _running.discard(self)
-            _call_of_context.set(outer_call)
+            running.discard(self)
+            call_of_context.set(outer_call)
         return self._perform(end)
 
     def run(self, execution: Execution) -> Any:
@@ -279,6 +296,11 @@ class TaskCall:
                 raise value
         raise error
 
+    def difference(self, fingerprint: bytes) -> str:
+        """Returns how the arguments differ from those of another call with the key."""
+        rule, key = self._configuration.rule, self.active.key
+        return rule.difference(self._args, self._kwargs, key, fingerprint)
+
     def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
         """Returns the messages that `functions` publish on commit."""
         return outbox.store(str(self.active.key), self.sender.app, functions)
@@ -296,6 +318,8 @@ class TaskCall:
         if end.record is not None:
             self._refer_to(end.record, replayed=isinstance(end, Answer) and end.replayed)
         if isinstance(end, Answer):
+            if isinstance(end.outcome, Failure) and self._has_ended(end, end.outcome.error):
+                self._keep_message()
             if self.is_whole_message:
                 if self.active.continuation is not None:
                     self.active.continuation.follows_value = isinstance(end.outcome, Result)
@@ -309,10 +333,27 @@ class TaskCall:
         if isinstance(end, Requeue):
             self.requeue(end)
         elif not isinstance(end, Drop):
+            self._keep_message()
             raise Reject(end.reason, requeue=False)
         elif not self.is_whole_message:
             return None  # Ignore would end the other items of the message, too
         raise Ignore  # Celery acknowledges the message; its task id gets no state
+
+    def _has_ended(self, answer: Answer, error: BaseException) -> bool:
+        """Returns whether `error` has ended the key, by the execution of this task id."""
+        record = answer.record
+        if record is None:
+            return answer.is_own and isinstance(error, self.data.settings.replay_errors)
+        is_own = record.state is State.FAILED and record.task_id == self.data.task_id
+        return is_own and record.attempt > 0  # an entry, which ends a message alone, has none
+
+    def _keep_message(self) -> None:
+        """Keeps the message for a person to run again, unless it is more or less than this call."""
+        request, in_shadow = self._request, self._configuration.in_shadow
+        is_call = self.is_whole_message and not request.replaced_task_nesting
+        may_store = self.data.settings.store_result
+        if is_call and may_store and not (request.is_eager or in_shadow):
+            ended_message.keep(self.active, request)
 
     def _write_replayed(self, answer: Answer) -> bool:
         """Writes a replayed value for the result backend, where that takes one round trip less.
@@ -355,6 +396,7 @@ class TaskCall:
             self.data.requeue_count + 1,
             end.unanswered_ids,
             end.rollback_count,
+            self._forgets,
         )
         self.publish_again(self.sender, end, headers)
 
@@ -393,7 +435,10 @@ class TaskCall:
                     report(table.RETURNED, self.active, error=str(error), reason=end.reason)
                     message = f"{end.reason}; and the message cannot be published again: {error}"
                     raise Reject(message, requeue=True) from None
-        report(table.REQUEUED, self.active, seconds=seconds, reason=end.reason)
+        outage = self._configuration.executor.store.outage
+        in_outage = outage.failed_calls and isinstance(end.reason, StoreUnavailableError)
+        event = table.REQUEUED_IN_OUTAGE if in_outage else table.REQUEUED
+        report(event, self.active, seconds=seconds, reason=end.reason)
 
 
 def call_in_context(task: Task) -> TaskCall | None:
@@ -403,11 +448,11 @@ def call_in_context(task: Task) -> TaskCall | None:
         IdempotencyError: if the task is running in this process, and this thread has no context:
             it may belong to any of the running calls, or to none.
     """
-    call = _call_of_context.get()
+    call = call_of_context.get()
     if call is not None:
-        return call if call.sender.name == task.name else None
+        return call.in_flow if call.sender.name == task.name else None
     if not current_task and any(
-        other.execution is not None and other.sender.name == task.name for other in tuple(_running)
+        other.execution is not None and other.sender.name == task.name for other in tuple(running)
     ):
         raise IdempotencyError(
             f"self.idempotency of {task.name} is not available in this thread: take "
@@ -454,15 +499,3 @@ def acknowledged(task: Task, after: str) -> bool:
 def worker_name(nodename: str | None, pid: int) -> str:
     """Returns ``nodename/pid``, the name of a process that runs executions."""
     return f"{nodename or gethostname()}/{pid}"
-
-
-def _is_to_be_logged(record: logging.LogRecord) -> bool:
-    data = getattr(record, "data", None)
-    if not isinstance(data, dict) or data.get("description") not in ("ignored", "rejected"):
-        return True
-    request = current_task.request_stack.top if current_task else None
-    return not getattr(request, "idempotency_end_logged", False)
-
-
-# The logger of the tracer, by its name in every version of Celery.
-logging.getLogger("celery.app.trace").addFilter(_is_to_be_logged)

@@ -97,16 +97,25 @@ def check_headers(task: str, headers: Mapping[str, Any] | None) -> None:
             )
 
 
+@lru_cache(1024)
+def names_any(names: tuple[str, ...]) -> bool:
+    """Returns whether `names`, of headers, properties or arguments, may be meant as options."""
+    own = DERIVED_KEY_HEADER  # written by this package
+    return any(n == "properties" or (n != own and _is_meant_as_option(str(n))) for n in names)
+
+
 def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) -> None:
     """Rejects a received message whose publisher has put a key where it is not read.
 
     Raises:
         KeyRuleError: naming the place.
     """
-    headers = request.headers or {}
+    headers, properties = request.headers or {}, request.properties or {}
+    if not names_any((*headers, *properties, *kwargs)):
+        return
     check_headers(rule.task, headers)
     check_arguments(rule, kwargs, KeyRuleError)
-    misplaced = _misplaced(request.properties or {})
+    misplaced = _misplaced(properties)
     if not misplaced and MISPLACED_HEADER in headers:
         misplaced = [str(headers[MISPLACED_HEADER])]
     if misplaced:

@@ -71,7 +71,7 @@ def _continuation_of(sender: Any) -> Continuation | None:
     """Returns the continuation of the task that runs; None if it has none, or is not ours."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
     call = getattr(request, "idempotency_call", None)
-    return call and call.active.continuation
+    return call and call.continuation
 
 
 def identity_of(

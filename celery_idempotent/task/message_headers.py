@@ -6,7 +6,8 @@ may set these two. ``idempotency`` is written by this package: a message that is
 carries its derived key, so a deploy in between does not change the key. It is one text, because
 every publish pays for its size:
 ``message.explicit.root`` or ``message.explicit.root.key.fingerprint.requeue_count.unanswered_ids``;
-a ``requeue_count`` of ``5-2`` has two requeues because of the database. The root names the publish:
+a ``requeue_count`` of ``5-2`` has two requeues because of the database; a message that was run
+again has the token of the outcome that it replaces at the end. The root names the publish:
 it is drawn anew for each, and kept by retries and put-backs.
 
 A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so they are
@@ -46,7 +47,7 @@ _BINDING = re.compile(
 )
 _DERIVED_KEY = re.compile(
     r"(~?[A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})(?:-([0-9]{1,9}))?\."
-    r"((?:[0-9a-f]{2})*)",
+    r"((?:[0-9a-f]{2})*)(?:\.([0-9]{1,17}))?",
     re.ASCII,
 )
 _SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,20})?)(?: ([A-Za-z0-9_-]{11}))?", re.ASCII)
@@ -73,6 +74,8 @@ class MessageHeaders:
     #: How many of these requeues followed a rollback by the database.
     rollback_count: int = 0
     unanswered_ids: bytes = b""
+    #: The token of the outcome that is forgotten before this message begins; 0: none.
+    forgets: int = 0
 
     @classmethod
     def read(cls, task: str, task_id: str, headers: Mapping[str, Any] | None) -> MessageHeaders:
@@ -93,7 +96,7 @@ class MessageHeaders:
         fields = _DERIVED_KEY.fullmatch(derived)
         if fields is None:
             return cls(explicit, result_ttl=result_ttl, root=root)
-        digest, fingerprint, requeue_count, rollback_count, unanswered_ids = fields.groups()
+        digest, fingerprint, requeue_count, rollback_count, unanswered_ids, token = fields.groups()
         return cls(
             explicit,
             result_ttl=result_ttl,
@@ -102,11 +105,23 @@ class MessageHeaders:
             requeue_count=int(requeue_count),
             rollback_count=int(rollback_count or 0),
             unanswered_ids=bytes.fromhex(unanswered_ids),
+            forgets=int(token or 0),
         )
 
 
 #: Of a message without any of them.
 NO_HEADERS = MessageHeaders()
+
+
+def only_root(task: str, task_id: str, headers: Mapping[str, Any]) -> bytes | None:
+    """Returns the root of a message without other headers of this module; None if it has one."""
+    text = headers.get(DERIVED_KEY_HEADER)
+    if text is None:
+        return b""
+    fields = _BINDING.fullmatch(text) if isinstance(text, str) else None
+    if fields is None or fields[4] or fields[1] != _digest_of("binding", task, task_id):
+        return None
+    return bytes.fromhex(fields[3])
 
 
 def of_options(
@@ -197,12 +212,15 @@ def with_derived_key(
     requeue_count: int = 0,
     unanswered_ids: bytes = b"",
     rollback_count: int = 0,
+    forgets: int = 0,
 ) -> dict[str, Any]:
     """Returns `headers` for a message that is published under `task_id`, or published again."""
     headers = _without_deaths(headers or {})
     explicit, _, _ = _headers_of(key.task, task_id, headers)
     count = f"{requeue_count}-{rollback_count}" if rollback_count else f"{requeue_count}"
     derived = f"{key.digest}.{key.fingerprint.hex()}.{count}.{unanswered_ids.hex()}"
+    if forgets:
+        derived += f".{forgets}"
     return _write(key.task, task_id, headers, explicit, root, derived)
 
 
@@ -249,6 +267,17 @@ def _headers_of(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[An
     if explicit is not None and explicit is not False:
         explicit = message_form(task, explicit)
     return explicit, bytes.fromhex(root), derived
+
+
+def was_requeued(task: str, headers: Mapping[str, Any] | None) -> bool:
+    """Returns whether a message of `task`, with its id in the headers, was requeued."""
+    text = (headers or {}).get(DERIVED_KEY_HEADER)
+    if not isinstance(text, str) or text.count(".") < 3:
+        return False  # most messages
+    try:
+        return bool(MessageHeaders.read(task, str(headers["id"]), headers).requeue_count)  # type: ignore[index]
+    except (IdempotencyError, KeyError):
+        return False
 
 
 def _result_ttl_of(task: str, task_id: str, headers: Mapping[str, Any]) -> float | None:

@@ -62,10 +62,10 @@ def _stored(key: str, app: Celery | None, function: Callable[[], Any]) -> list[s
     )
     try:
         # As it will be read: one signature that occurs twice in a canvas gets two ids.
-        signature = _load(app, _dump(signature, serializer))
+        signature = load(app, dump(signature, serializer))
         for single in signatures(signature):
             single.options.setdefault("task_id", uuid())
-        return _dump(signature, serializer)
+        return dump(signature, serializer)
     except Exception as error:
         raise _refused(key, name, f"{type(error).__name__}: {error}") from error
 
@@ -93,7 +93,7 @@ def publish(key: str, app: Celery, task_id: str, messages: Sequence[Sequence[str
         *connection.recoverable_channel_errors,
     )
     try:
-        signatures = [_load(app, message) for message in messages]
+        signatures = [load(app, message) for message in messages]
     except Exception as error:
         reason = type(error).__name__
         raise CorruptRecordError(
@@ -133,13 +133,15 @@ def _signature(function: Any) -> Signature | None:
     return owner.clone(args, kwargs, **options)
 
 
-def _dump(signature: Signature, serializer: str) -> list[str]:
+def dump(signature: Signature, serializer: str) -> list[str]:
+    """Returns `signature` in a form that JSON can hold."""
     content_type, encoding, body = serialization.dumps(dict(signature), serializer)
     data = body.encode(encoding) if isinstance(body, str) else body
     return [content_type, encoding, b64encode(data).decode()]
 
 
-def _load(app: Celery, message: Sequence[str]) -> Signature:
+def load(app: Celery, message: Sequence[str]) -> Signature:
+    """Returns the signature that :func:`dump` was given; raises errors of any kind."""
     content_type, encoding, data = message
     accept = serialization.prepare_accept_content(app.conf.accept_content)
     value = serialization.loads(b64decode(data), content_type, encoding, accept=accept)

@@ -7,8 +7,10 @@ its handlers are skipped: a receipt that ``on_success`` sends is sent once.
 A ``__call__`` of the user's own belongs to the body, and runs inside the execution. It may catch
 every error of what it calls. If it were called first, it would also catch the exceptions by which a
 duplicate is requeued, ignored or rejected, and its value would become the duplicate's result.
-Therefore a class with a ``__call__`` of its own gets another one when it is bound, which goes
-through the executor first.
+Therefore a class with a ``__call__`` of its own gets another one, which goes through the executor
+first.
+
+What a class inherits is looked up at each call, so that a test can replace it in the base class.
 """
 
 from __future__ import annotations
@@ -23,27 +25,36 @@ from celery import Task
 from celery.app.task import Context
 
 
-def wrap_handlers(task: type[Task]) -> None:
-    """Wraps the handlers that `task` defines or inherits from a class other than Celery's."""
+def wrap(task: type[Task], base: type[Task]) -> None:
+    """Wraps what `task` defines or inherits from a class other than Celery's and `base`."""
     for name in ("before_start", "on_success", "on_failure", "on_retry", "after_return"):
         handler = inspect.getattr_static(task, name)
         if handler is not vars(Task)[name] and not hasattr(handler, "idempotency_wrapped"):
-            setattr(task, name, _wrap(name, handler))
+            setattr(task, name, _wrap_handler(name, _finder(task, name)))
+    own = inspect.getattr_static(task, "__call__")
+    if own not in (vars(base)["__call__"], task._wrapped_call):  # noqa: SLF001
+        _wrap_call(task, base, own)
 
 
-def _wrap(name: str, handler: Any) -> Callable[..., Any]:
+def _finder(owner: type[Task], name: str) -> Callable[[Task], Callable[..., Any]]:
+    """Returns a function that finds the method `name` that `owner` defines or inherits."""
+    own = vars(owner).get(name)
+    if own is None:
+        return lambda task: getattr(super(owner, task), name)
+    return lambda task: own.__get__(task, type(task)) if hasattr(own, "__get__") else own
+
+
+def _wrap_handler(name: str, find: Callable[[Task], Callable[..., Any]]) -> Callable[..., Any]:
     def wrapper(self: Task, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
-        if name == "before_start":  # not for the tracer: the task calls it before its body
+        if name == "before_start":  # not for the tracer: a protected task calls it before its body
             runs = request is None or request.called_directly or request._protected  # noqa: SLF001
+            runs = runs or not self.idempotency_configuration.settings.enabled
         else:  # also where there is no message, as in the worker's main process
             runs = not getattr(request, "idempotency_without_body", False)
-        if not runs:
-            return None
-        method = handler.__get__(self, type(self)) if hasattr(handler, "__get__") else handler
-        return method(*args, **kwargs)
+        return find(self)(*args, **kwargs) if runs else None
 
-    wrapper.idempotency_wrapped = handler  # type: ignore[attr-defined]
+    wrapper.idempotency_wrapped = True  # type: ignore[attr-defined]
     return wrapper
 
 
@@ -58,27 +69,23 @@ class OwnCall(NamedTuple):
 _running: ContextVar[OwnCall | None] = ContextVar("idempotent_own_call", default=None)
 
 
-def wrap_call(task: type[Task], base: type[Task]) -> None:
-    """Wraps the ``__call__`` that `task` defines or inherits from a class other than `base`."""
-    own = inspect.getattr_static(task, "__call__")
-    if own in (vars(base)["__call__"], task._wrapped_call):  # noqa: SLF001
-        return
+def _wrap_call(task: type[Task], base: type[Task], own: Callable[..., Any]) -> None:
+    find = _finder(task, "__call__")
 
     @wraps(own)
     def call(self: Task, *args: Any, **kwargs: Any) -> Any:
         if current(self) is not None:  # as super().__call__ of a subclass
-            return own.__get__(self, type(self))(*args, **kwargs)
+            return find(self)(*args, **kwargs)
         return base.__call__(self, *args, **kwargs)
 
-    task._own_call, task._wrapped_call = own, call  # noqa: SLF001
+    task._own_call, task._wrapped_call = staticmethod(find), call  # noqa: SLF001
     task.__call__ = call
 
 
 def run(task: Task, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls `body`, through the ``__call__`` of the task's class if it has its own."""
-    if own := type(task)._own_call:  # noqa: SLF001
-        running = OwnCall(task, task.request_stack.top, body)
-        return run_as(running, own.__get__(task, type(task)), args, kwargs)
+    if find := task._own_call:  # noqa: SLF001
+        return run_as(OwnCall(task, task.request_stack.top, body), find(task), args, kwargs)
     return body(*args, **kwargs)
 
 

@@ -54,7 +54,7 @@ def publish(
     """Sends the message.
 
     With ``idempotency_dedupe_publish`` the key is reserved first; if another call has it, nothing
-    is sent and the result of that call is returned.
+    is sent, and the result of that call is returned or, by the option, an error raised.
 
     Args:
         options: of the call; its headers are replaced.
@@ -64,6 +64,7 @@ def publish(
 
     Raises:
         KeyReusedError: if the key was used with other arguments.
+        ConflictError: if another call has the key, and ``idempotency_dedupe_publish`` is "raise".
         CorruptRecordError: if the record of the key cannot be read.
     """
     configuration = task.idempotency_configuration
@@ -104,12 +105,15 @@ def publish(
     record = configuration.executor.store.record(key, reply.raw)
     takes_turn = settings.until == "finished" or (settings.runs_again and has_own_id)
     if reply.case == "reused" and not takes_turn:
-        raise refuse_publish(about, conflict.reused(record))
+        difference = partial(configuration.rule.difference, args or (), kwargs or {}, key)
+        raise refuse_publish(about, conflict.reused(record, difference))
     if has_own_id or reply.case in ("expired", "reused"):
         return send(**options)
     if settings.transaction is not None and layout.is_poisoned(record):
         return send(**options)  # the worker determines whether its row was committed
     report(table.DEDUPLICATED, about, record=record)
+    if settings.dedupe_publish == "raise":
+        raise conflict.error(f"{key} is not published: task {record.task_id} has the key", record)
     record_key = configuration.record_key(key, record.task_id)
     return RecordResult(record.task_id, record_key, task.backend, task.app)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from signal import SIGKILL
 from typing import Any
+from weakref import ref
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionWithTraceback
@@ -33,8 +35,9 @@ from celery_idempotent.record import layout, reservation
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.task import canvas
+from celery_idempotent.task import canvas, message_headers
 from celery_idempotent.task.call import acknowledged, worker_name
+from celery_idempotent.task.celery_log import comes_back
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.republish import CONTENT_TYPE, seconds_until
@@ -47,6 +50,9 @@ HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED = "hard_time_limit", "process_lost", "
 
 logger = logging.getLogger(__name__)
 
+#: Gets the requests of this process, if something takes them from there.
+received: deque[ref[IdempotentRequest]] | None = None
+
 
 class IdempotentRequest(Request):
     """Ends the lease of a pool child that died, and the reservation of a discarded message.
@@ -57,8 +63,8 @@ class IdempotentRequest(Request):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Passes the content type to the pool, which Celery does for AMQP messages only."""
         super().__init__(*args, **options)
-        #: Of this process, where it sends errbacks.
-        self._execution_id = os.urandom(layout.ID_BYTES)
+        if received is not None:
+            received.append(ref(self))
         if self.content_type:
             properties = self.request_dict.get("properties") or {}
             self.request_dict["properties"] = {**properties, CONTENT_TYPE: self.content_type}
@@ -70,7 +76,8 @@ class IdempotentRequest(Request):
         failed in its chord, and acknowledge the copy, which may be the last one if the execution
         dies. The executor requeues the copy instead, or replays the outcome.
         """
-        if not self._configuration.in_shadow and self._has_begun():
+        may_be_revoked = self.expires is not None or self.stamps or self.id in revoked_tasks
+        if may_be_revoked and not self._configuration.in_shadow and self._has_begun():
             return False
         revoked: bool = super().revoked()
         if revoked:
@@ -178,6 +185,11 @@ class IdempotentRequest(Request):
         configuration: TaskConfiguration = self.task.idempotency_configuration
         return configuration
 
+    @cached_property
+    def _execution_id(self) -> bytes:
+        """Of this process, where it sends errbacks."""
+        return os.urandom(layout.ID_BYTES)
+
     def idempotency_key(self) -> Key | None:
         """Returns the key of this message's record, None if it is not protected.
 
@@ -284,6 +296,7 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
     """
 
     def receive_readable(message: Any, *args: Any, **kwargs: Any) -> Any:
+        reset = comes_back.set(message_headers.was_requeued(task.name, message.headers))
         try:
             return receive(message, *args, **kwargs)
         except (ContentDisallowed, DecodeError, InvalidTaskError):
@@ -297,6 +310,8 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
                 if key is not None:
                     task.idempotency_configuration.delete_reservation(key, task_id)
             raise
+        finally:
+            comes_back.reset(reset)
 
     return receive_readable
 
@@ -313,6 +328,8 @@ def request_class(task: Task) -> type[IdempotentRequest]:
             f"{task.name}: its Request, {getattr(own, '__name__', own)}, is not a subclass of "
             "celery.worker.request.Request: derive it from that class"
         )
+    if issubclass(IdempotentRequest, own):
+        return IdempotentRequest
     if issubclass(own, IdempotentRequest):
         return own
     return type(own.__name__, (IdempotentRequest, own), {"__module__": own.__module__})

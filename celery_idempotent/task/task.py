@@ -19,7 +19,7 @@ from kombu.exceptions import EncodeError
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.configuration.configuration import TaskConfiguration, is_built_in
+from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import (
     ConflictError,
     IdempotencyError,
@@ -39,11 +39,13 @@ from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import (
     call_options,
     canvas,
+    celery_log,
     map_item,
     message_headers,
     overrides,
     publish,
     republish,
+    straight,
 )
 from celery_idempotent.task.call import TaskCall, call_in_context, soft_limit_of
 from celery_idempotent.task.key_resolution import resolve_received_key
@@ -78,7 +80,19 @@ class _WrittenBackend:
 
 def _call_of(request: Context) -> TaskCall | None:
     """Returns the call of `request`, None if it is not protected or has not begun."""
-    return getattr(request, "idempotency_call", None)
+    call = getattr(request, "idempotency_call", None)
+    return call and call.in_flow
+
+
+class _WhileProtected:
+    """True for a protected task, and the value of a Celery setting for any other one."""
+
+    def __init__(self, setting: str) -> None:
+        self._setting = setting
+
+    def __get__(self, task: Any, owner: type[Task]) -> Any:
+        protected = task is None or task.idempotency_configuration.settings.enabled
+        return protected or task.app.conf[self._setting]
 
 
 class IdempotentTask(Task):
@@ -92,14 +106,11 @@ class IdempotentTask(Task):
     abstract = True
 
     # The record makes a redelivery safe, and without redelivery a crash would lose the task.
-    acks_late = True
-    reject_on_worker_lost = True
+    acks_late: Any = _WhileProtected("task_acks_late")
+    reject_on_worker_lost: Any = _WhileProtected("task_reject_on_worker_lost")
 
     #: Celery logs these errors in one line, without a traceback, and Sentry leaves them out.
     throws = (ConflictError, ResultDiscardedError)
-
-    #: The message in the worker's main process, which observes how a pool child ends.
-    Request: Any = "celery_idempotent.task.request:IdempotentRequest"
 
     idempotency_enabled: bool | None = None
     idempotency_shadow: bool | None = None
@@ -113,7 +124,7 @@ class IdempotentTask(Task):
     idempotency_wait_timeout: float | None = None
     idempotency_max_attempts: int | None = None
     idempotency_on_store_error: str | None = None
-    idempotency_dedupe_publish: bool | None = None
+    idempotency_dedupe_publish: bool | str | None = None
     idempotency_reservation_ttl: float | None = None
     idempotency_store_result: bool | None = None
     idempotency_fused_completion: bool | None = None
@@ -134,17 +145,9 @@ class IdempotentTask(Task):
     _configuration: TaskConfiguration | None = None
     #: Whether a subclass replaces `backend`, so that its result is written by Celery alone.
     _replaces_backend = False
-    #: The ``__call__`` of a subclass, and the one that has taken its place: see overrides.py.
+    #: Finds the ``__call__`` of a subclass, and the one that has taken its place: see overrides.py.
     _own_call: Any = None
     _wrapped_call: Any = None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Lets Celery's own tasks be acknowledged as the app has configured."""
-        super().__init_subclass__(**options)
-        if is_built_in(cls):
-            for name in ("acks_late", "reject_on_worker_lost"):
-                if next(base for base in cls.__mro__ if name in vars(base)) is IdempotentTask:
-                    setattr(cls, name, None)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -154,9 +157,14 @@ class IdempotentTask(Task):
         cls._replaces_backend = own_backend is not vars(IdempotentTask)["backend"]
         cls._configuration = None
         if cls.name is not None:
-            TaskConfiguration(cls, app)  # only validates: the app may still be configured
-        overrides.wrap_handlers(cls)
-        overrides.wrap_call(cls, IdempotentTask)
+            cls._configure(app)  # only validates: the app may still be configured
+
+    @classmethod
+    def _configure(cls, app: Celery) -> TaskConfiguration:
+        configuration = TaskConfiguration(cls, app)
+        if configuration.settings.enabled:
+            overrides.wrap(cls, IdempotentTask)
+        return configuration
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a message of a worker through the executor; anything else is a function call.
@@ -183,6 +191,9 @@ class IdempotentTask(Task):
     ) -> Any:
         request.idempotency_without_body = True
         configuration = self._configuration or self.idempotency_configuration
+        line = straight.line_of(self, configuration, request) if item_id is None else None
+        if line is not None and (straight_call := line.call_of(self, request, args, kwargs)):
+            return straight_call.execute()
         in_shadow = configuration.in_shadow
         try:
             key, headers = resolve_received_key(configuration, request, args, kwargs, item_id)
@@ -201,7 +212,8 @@ class IdempotentTask(Task):
             limit.phase = BODY
             if limit.error is not None:
                 raise limit.error
-            self.before_start(request.id, args, kwargs)
+            if configuration.settings.enabled:  # else the tracer has called it
+                self.before_start(request.id, args, kwargs)
             return self._run_plain(self.run, args, kwargs)
         new_call = TaskCall if item_id is None else map_item.MapItemCall
         call = new_call(self, configuration, request, args, kwargs, key, headers, item_id)
@@ -229,6 +241,8 @@ class IdempotentTask(Task):
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Returns what receives the messages of the task in a worker, as Celery does."""
+        if not self.idempotency_configuration.settings.enabled:
+            return super().start_strategy(app, consumer, **options)
         # Imported here, since programs that only publish do without it.
         from celery_idempotent.task.request import ending_unreadable, request_class
 
@@ -271,7 +285,7 @@ class IdempotentTask(Task):
         """
         cls = type(self)
         if cls._configuration is None:
-            cls._configuration = TaskConfiguration(cls, self.app)
+            cls._configuration = cls._configure(self.app)
         return cls._configuration
 
     def apply_async(
@@ -288,8 +302,8 @@ class IdempotentTask(Task):
         """Publishes a call, as Celery does.
 
         With ``idempotency_dedupe_publish``, a call whose key is queued, running or finished is not
-        published: the result of the first call is returned. A call with a `task_id` of its caller
-        is always published.
+        published: the result of the first call is returned, or ConflictError raised. A call with a
+        `task_id` of its caller is always published.
 
         Args:
             options: Celery's, and ``idempotency_key``: an explicit key of this call (text, an
@@ -302,6 +316,8 @@ class IdempotentTask(Task):
             SettingsError: if `idempotency_result_ttl` is invalid.
             KeyReusedError: if publishing is deduplicated, and the key was used with other
                 arguments.
+            ConflictError: if ``idempotency_dedupe_publish`` is "raise", and another call has the
+                key.
         """
         has_own_id, task_id = bool(task_id), task_id or uuid()
         try:
@@ -470,3 +486,8 @@ class IdempotentTask(Task):
             (task_id,) = args
             return configuration.rule.derive((), {}, task_id=task_id)
         return configuration.rule.derive(args, kwargs)
+
+
+# The loggers of the tracer and of the consumer, by their names in every version of Celery.
+logging.getLogger("celery.worker.strategy").addFilter(celery_log.is_first)
+logging.getLogger("celery.app.trace").addFilter(celery_log.edit)

@@ -1,0 +1,124 @@
+"""The message of a task that has ended for good: it is kept, and a person can run it again.
+
+It is kept as the signature that publishes it, in the serializer of the message. To run it again is
+a new publish under the old task id, whose result then replaces the failure:
+
+- Its root follows from the message and the outcome that it replaces. If it is published twice,
+  because two people do so at once or one repeats it after an error, the two are copies of one
+  message, of which one runs.
+- It is published first. The worker that receives it forgets the outcome (`ForgetFirst`).
+- It has no eta and no expiry, and all its retries again.
+- Its callbacks, the rest of its chain and its errbacks are those of the message. Its chord has
+  counted the failure already, and would count once too often: it is not a part of that any more.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+
+from celery import Celery
+from celery.app.task import Context
+from celery.canvas import Signature
+from kombu.serialization import registry
+
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.configuration import TaskConfiguration
+from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.events import table
+from celery_idempotent.events.report import report
+from celery_idempotent.extensions.forget_first import ForgetFirst
+from celery_idempotent.flow.active_call import ActiveCall, Plan
+from celery_idempotent.key.canonical import digest
+from celery_idempotent.key.key import ROOT_BYTES, Key
+from celery_idempotent.payload.fields import MESSAGE
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.sql.database import Database
+from celery_idempotent.store import kept_messages
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.task import message_headers, outbox, republish
+from celery_idempotent.task.message_headers import MessageHeaders
+
+#: Options of a message that do not hold for its publication by a person.
+_DROPPED = ("chord", "countdown", "eta", "expires", "retries")
+
+
+def keep(call: ActiveCall, request: Context) -> None:
+    """Keeps the message of `request` for ``idempotency_error_ttl``. Never raises."""
+    settings, key, task = call.settings, call.key, call.sender
+    try:
+        signature = task.signature_from_request(request, request.args, request.kwargs)
+        options = {name: value for name, value in signature.options.items() if value is not None}
+        signature["options"] = options
+        content_type = (request.properties or {}).get(republish.CONTENT_TYPE)
+        serializer = registry.type_to_name.get(content_type) or task.serializer
+        body = json.dumps(outbox.dump(signature, serializer)).encode()
+        token = call.token or time.time_ns() // 1000
+        message = run_sync(
+            call.codec.protect(
+                Payload("json", body), settings, key=str(key), token=token, field=MESSAGE
+            )
+        )
+        if not message.has_value:
+            report(table.MESSAGE_NOT_KEPT, call, error=message.body.decode())
+            return
+        store = call.runtime.store
+        kept_messages.keep(store, key, call.task_id, message, settings.error_ms)
+    except Exception as error:
+        report(table.MESSAGE_NOT_KEPT, call, error=error)
+
+
+def find(app: Celery, configuration: TaskConfiguration, key: Key, task_id: str) -> Signature | None:
+    """Returns the message that was kept of `task_id`, if there is one.
+
+    Raises:
+        IdempotencyError: if it cannot be read.
+    """
+    executor = configuration.executor
+    message = kept_messages.find(executor.store, key, task_id)
+    if message is None:
+        return None
+    stored = run_sync(executor.codec.decode_json(message, str(key), MESSAGE))
+    try:
+        return outbox.load(app, stored)
+    except Exception as error:
+        raise CorruptRecordError(
+            f"{key}: the message that was kept cannot be read: {type(error).__name__}"
+        ) from error
+
+
+def publish(signature: Signature, key: Key, token: int) -> str:
+    """Publishes `signature`, which has a task id, for `key`; returns the task id.
+
+    Args:
+        key: if the message carries none.
+        token: of the outcome that it replaces; 0: none.
+
+    Raises:
+        Exception: of the broker.
+    """
+    options = signature.options
+    task_id, headers = options["task_id"], options.get("headers")
+    carried = MessageHeaders.read(signature.task, task_id, headers)
+    root = digest(b"rerun" + carried.root + token.to_bytes(8, "big"), ROOT_BYTES)
+    headers = message_headers.with_derived_key(
+        headers, carried.key or key, task_id, root, forgets=token
+    )
+    for name in _DROPPED:
+        options.pop(name, None)
+    for link in options.get("chain") or ():
+        link["options"].pop("chord", None)
+    with republish.confirming_producer(signature.app) as producer:
+        signature.set(headers=headers).apply_async(producer=producer)
+    return str(task_id)
+
+
+def plan_of_rerun(configuration: TaskConfiguration, app: Celery, token: int) -> Plan:
+    """Returns the plan of a message that was run again, in place of the outcome with `token`."""
+
+    def databases() -> set[Database]:
+        return app_tasks.databases(app_tasks.tasks(app))
+
+    first = partial(ForgetFirst, token, configuration.executor, databases)
+    return configuration.plan._replace(extensions=(first, *configuration.plan.extensions))
