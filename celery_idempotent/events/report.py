@@ -145,11 +145,7 @@ def _shown(key: str, value: Any) -> Any:
 def refuse(
     call: Reported | About, error: ErrorT, event: Event = table.REFUSED, at: str = "begin"
 ) -> ErrorT:
-    """Reports that `call` is refused, and returns `error`, which the caller raises.
-
-    The line is a warning: the caller that the error is raised to logs it as an error. Celery does,
-    with its traceback.
-    """
+    """Reports that `call` is refused, and returns `error`, which the caller raises."""
     report(event, call, error=error, reason=reason_of(error), at=at)
     return error
 

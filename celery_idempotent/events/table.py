@@ -90,6 +90,7 @@ REPLAYED = Event(
     decision="replay",
 )
 CONFLICTED = Event(signal=_signal("conflicted", "record", "policy"), decision="conflict")
+RUNS_AGAIN = Event(INFO, "has been run again: the outcome of its key is forgotten")
 REPLACEMENT_FAILED = Event(
     INFO,
     "finds its key free: what replaced task {record.task_id} has failed "
@@ -101,18 +102,22 @@ RAISES_CONFLICT = Event(INFO, "raises ConflictError: {reason}")
 IGNORED = Event(INFO, "is ignored as a duplicate: {reason}")
 REJECTED = Event(INFO, "is rejected as a duplicate: {reason}")
 REQUEUED = Event(INFO, "is requeued for {seconds:.1f} s: {reason}")
+#: While Redis is unavailable: `CANNOT_BEGIN` counts these.
+REQUEUED_IN_OUTAGE = Event(DEBUG, REQUEUED.message)
 RETURNED = Event(
     WARNING,
     "is returned to the broker, since it cannot be published again ({error}): {reason}",
 )
+#: The caller that the error is raised to reports it: Celery logs it with its traceback.
 REFUSED = Event(
-    WARNING,
+    DEBUG,
     "is refused ({reason}): {error}",
     _signal("refused", "reason", "error", "at"),
     decision="refused",
     counter="refused_{reason}",
 )
 CANNOT_BEGIN = Event(ERROR, "cannot begin: {error}")
+CANNOT_BEGIN_YET = Event(WARNING, "cannot begin yet: {error}{like_it}")
 BEGIN_FAILED = Event(signal=_signal("store_unavailable", "error", "policy"))
 UNPROTECTED = Event(WARNING, "runs without protection: {error}", decision="unprotected")
 OUTCOME_UNAVAILABLE = Event(ERROR, "cannot get its outcome: {error}")
@@ -139,9 +144,14 @@ OUTCOME_UNSAVED = _outcome(
     "error",
 )
 LEASE_LOST = _outcome("lease_lost", WARNING, "has lost its lease; its outcome will be refused")
+RECORD_GONE = Event(
+    WARNING,
+    "has lost its record, which Redis has evicted or deleted{evictions}; its outcome is not stored",
+    LEASE_LOST.signal,
+    counter="lease_lost",
+)
 ENDED_BY_WORKER = Event(INFO, "is ended by its worker, which is about to kill this process")
 ENDED_LATE = Event(WARNING, "has ended its body before {error.__class__.__name__} was raised")
-RECORD_GONE = Event(WARNING, "ran; its record is gone, and its outcome is not stored")
 NOT_RELEASED = Event(WARNING, "cannot release its key, whose lease will expire: {error}")
 
 # Transactions.
@@ -173,15 +183,15 @@ DEDUPLICATED = Event(
     _signal("deduplicated", "record"),
     counter="deduplicated",
 )
-PUBLISH_REFUSED = Event(
-    WARNING, "is refused ({reason}): {error}", REFUSED.signal, counter="refused_{reason}"
-)
+PUBLISH_REFUSED = Event(DEBUG, REFUSED.message, REFUSED.signal, counter="refused_{reason}")
 NOT_RESERVED = Event(WARNING, "is published without a reservation: {error}")
 RESERVATION_KEPT = Event(WARNING, "keeps its reservation, which will expire: {error}")
 MAY_CONTINUE_AGAIN = Event(WARNING, "may send its continuation again: {error}")
 NOT_CONTINUED = Event(WARNING, "has not sent its continuation: {error}")
 CONTINUATION_LOST = Event(WARNING, "has lost the lease of its continuation")
 FORGOTTEN = Event(signal=_signal("forgotten", "user"))
+RERUN = Event(signal=_signal("rerun", "user"))
+MESSAGE_NOT_KEPT = Event(WARNING, "cannot be run again later: its message is not kept: {error}")
 
 # Shadow: what would have become of a call that runs. The decisions share a signal.
 _shadowed = _signal("shadowed", "decision", "record", "policy", "reason", "error")
