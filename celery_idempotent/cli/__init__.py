@@ -16,6 +16,7 @@ from celery_idempotent.cli.forget import forget
 from celery_idempotent.cli.keys import keys
 from celery_idempotent.cli.listing import list_records
 from celery_idempotent.cli.purge import purge
+from celery_idempotent.cli.rerun import rerun
 from celery_idempotent.cli.show import show
 from celery_idempotent.cli.stats import stats
 
@@ -25,7 +26,7 @@ from celery_idempotent.monitoring import inspect_commands
 
 @click.group()
 def idempotency() -> None:
-    """Inspect the records of idempotent tasks, and forget those that block calls."""
+    """Inspect the records of idempotent tasks, forget those that block calls, run them again."""
 
 
 for _parameter in inspect.params:
@@ -33,5 +34,5 @@ for _parameter in inspect.params:
     if isinstance(_parameter.type, click.Choice):
         _parameter.type = click.Choice([*_parameter.type.choices, *inspect_commands.COMMANDS])
 
-for _command in (list_records, show, forget, stats, explain, doctor, keys, dashboard, purge):
+for _command in (list_records, show, forget, rerun, stats, explain, doctor, keys, dashboard, purge):
     idempotency.add_command(_command)

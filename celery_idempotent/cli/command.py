@@ -87,7 +87,7 @@ def filter_options(command: F) -> F:
 
     @click.option(
         "--state",
-        type=click.Choice([state.value for state in State], case_sensitive=False),
+        type=click.Choice([*(state.value for state in State), "CORRUPT"], case_sensitive=False),
         help="Only records in this state.",
     )
     @click.option("--task", help="Only records of this task.")
@@ -100,7 +100,7 @@ def filter_options(command: F) -> F:
     def with_filter(
         *args: Any, state: str | None, task: str | None, older_than: timedelta | None, **kw: Any
     ) -> Any:
-        record_filter = RecordFilter(State(state.upper()) if state else None, task, older_than)
+        record_filter = RecordFilter(state and state.upper(), task, older_than)
         return command(*args, record_filter=record_filter, **kw)
 
     return with_filter  # type: ignore[return-value]

@@ -28,9 +28,12 @@ SHUTDOWN_SECONDS = 2
     help="Require a user and a password. Other users of the machine can read the option, but not "
     "the variable.",
 )
-@click.option("--read-only", is_flag=True, help="Nobody may forget records.")
+@click.option("--read-only", is_flag=True, help="Nobody may forget records, or run calls again.")
 @click.option(
     "--url-prefix", default="", metavar="/PATH", help="Serve below this path, behind a proxy."
+)
+@click.option(
+    "--history", default="", metavar="FILE", help="Keep what the charts show in this SQLite file."
 )
 @click.pass_obj
 def dashboard(
@@ -40,6 +43,7 @@ def dashboard(
     auth: str | None,
     read_only: bool,
     url_prefix: str,
+    history: str,
     tasks: object,
 ) -> None:
     """Serve a web page for the person on call.
@@ -67,6 +71,7 @@ def dashboard(
         authorize=None if auth else local_user,
         read_only=read_only,
         url_prefix=url_prefix,
+        history=history,
         allowed_hosts=None if auth else LOOPBACK_HOSTS,
     )
     config = uvicorn.Config(
@@ -78,6 +83,8 @@ def dashboard(
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
+        # Inherited by connections: asyncio does not set it, and a page would wait 40 ms for an ACK.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
     with listener:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import click
@@ -39,11 +39,13 @@ def doctor(
     """Find settings that weaken idempotency.
 
     Checks the tasks, the broker, Redis, and what the workers have counted. Each finding states what
-    is wrong, why it matters, and how to fix it.
+    is wrong, where, why it matters, and how to fix it. Findings that the setting
+    idempotency_doctor_ignore names are left out.
     """
     before = None if snapshot is None else _read(snapshot)
-    counts = inspect_commands.counts(obj.app, timeout) if timeout else None
-    findings = doctor_checks.examine(obj.app, counts, before)
+    replies = inspect_commands.ask(obj.app, timeout)
+    counts = replies.totals()
+    findings = doctor_checks.examine(obj.app, counts, replies.all_leases(), before)
     stores = list(dict.fromkeys(str(store.config) for store in app_tasks.stores(tasks)))
     if as_json:
         print_json(
@@ -55,7 +57,8 @@ def doctor(
             }
         )
     else:
-        _print(findings, stores, workers_replied=counts is not None)
+        unknown = "" if counts is not None else replies.error
+        _print(findings, stores, doctor_checks.ignored(obj.app), unknown)
     severities = [] if fail_on == "never" else [finding.severity for finding in findings]
     raise SystemExit(int(any(each >= Severity[fail_on.upper()] for each in severities)))
 
@@ -70,16 +73,21 @@ def _read(snapshot: TextIO) -> Mapping[str, key_snapshot.Snapshot]:
         ) from None
 
 
-def _print(findings: list[Finding], stores: list[str], *, workers_replied: bool) -> None:
+def _print(
+    findings: list[Finding], stores: list[str], ignored: Sequence[str], unknown: str
+) -> None:
     out = console.create()
     installed = ", ".join(f"{name} {version}" for name, version in versions.installed().items())
     out.print(console.text(f"{installed}; records at {', '.join(stores)}"))
-    if not workers_replied:
-        out.print("No worker replied, so what they have counted is not checked.")
+    if unknown:
+        out.print(console.text(f"{unknown}, so what workers have counted is not checked."))
     for finding in findings:
         out.print()
         severity = console.text(f"{finding.severity}  ", style=_STYLES[finding.severity])
-        out.print(severity + console.text(f"{finding.subject}: {finding.what}", style="bold"))
-        out.print(console.grid({"why": finding.why, "fix": finding.setting}))
+        out.print(severity + console.text(f"{finding.name}: {finding.what}", style="bold"))
+        fields = {"where": finding.subject, "why": finding.why, "fix": finding.setting}
+        out.print(console.grid(fields))
     if not findings:
         out.print("No findings.")
+    if ignored:
+        out.print(console.text(f"Ignored: {', '.join(ignored)}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -20,10 +21,10 @@ from celery_idempotent.cli.command import (
 )
 from celery_idempotent.cli.target import RECORD_HELP, Target, resolve_records
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.monitoring import forgetting, formatting
+from celery_idempotent.monitoring import forgetting
 from celery_idempotent.monitoring.forgetting import ABSENT, CHANGED, FORGOTTEN, RUNNING
 from celery_idempotent.monitoring.lookup import find_outcome
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import one_line, plural
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
 
@@ -81,41 +82,43 @@ def forget(
     outcomes = {target.key: find_outcome(tasks, target.key) for target in targets if names}
     if targets and not yes:
         click.confirm(one_line(_question(targets)), abort=True, err=True)
-    options: dict[str, Any] = {"user": _user(), "force": force, "databases": databases}
+    options: dict[str, Any] = {"user": user_name(), "force": force, "databases": databases}
     cases = {
         str(key): forgetting.forget(key, view, tasks, outcome=outcomes.get(key), **options)
-        for key, view in targets
+        for key, view, _ in targets
     }
     if as_json:
         print_json([{"key": key, "case": case} for key, case in cases.items()])
     else:
-        _print(cases)
+        print_cases(cases, _MESSAGES)
     raise SystemExit(0 if all(case in (FORGOTTEN, ABSENT) for case in cases.values()) else 1)
 
 
 def _question(targets: list[Target]) -> str:
     if len(targets) > 1:
-        return f"Forget {formatting.plural(len(targets), 'record')}?"
-    ((key, view),) = targets
+        return f"Forget {plural(len(targets), 'record')}?"
+    ((key, view, _),) = targets
     if view is None:
         return f"Forget {key} (in the database alone)?"
     return f"Forget {key} ({'unreadable' if view.record is None else view.state})?"
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Returns who runs the command."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
         return f"uid {os.getuid()}"
 
 
-def _print(cases: dict[str, str]) -> None:
+def print_cases(cases: dict[str, str], messages: Mapping[str, str]) -> None:
+    """Prints what became of each key; of many, the number of each case."""
     if not cases:
         click.echo("No matching records.")
     elif len(cases) <= _MAX_LINES:
         for key, case in cases.items():
-            click.echo(one_line(f"{key}: {_MESSAGES[case]}"))
+            click.echo(one_line(f"{key}: {messages.get(case, case)}"))
     else:
         numbers = Counter(cases.values())
-        for case in (case for case in _MESSAGES if numbers[case]):
-            click.echo(f"{numbers[case]:,} {_MESSAGES[case]}")
+        for case in (case for case in {**messages, **numbers} if numbers[case]):
+            click.echo(one_line(f"{numbers[case]:,} {messages.get(case, case)}"))

@@ -17,6 +17,7 @@ from celery_idempotent.cli import console
 from celery_idempotent.cli.command import AppCommand, Tasks, filter_options, print_json
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import formatting, json_format
+from celery_idempotent.printable import did_you_mean
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
 from celery_idempotent.store.inspection.record_reader import RecordView
@@ -66,10 +67,12 @@ def list_records(
         for view in views:
             print_json(json_format.view_fields(view), indent=None)
     else:
-        _print(views, any(task.idempotency_configuration.label for task in tasks))
+        known, wanted = [task.name for task in tasks], record_filter.task
+        hint = did_you_mean(wanted, known) if wanted and wanted not in known else ""
+        _print(views, any(task.idempotency_configuration.label for task in tasks), hint)
 
 
-def _print(views: Iterator[RecordView], labelled: bool) -> None:
+def _print(views: Iterator[RecordView], labelled: bool, hint: str) -> None:
     """Prints a table in chunks, so that `list | head` ends after the first rows."""
     out = console.create()
     size, printed = _FIRST_CHUNK, False
@@ -78,7 +81,7 @@ def _print(views: Iterator[RecordView], labelled: bool) -> None:
         out.print(_table(chunk, out.width, labelled, show_header=not printed), crop=False)
         size, printed = _CHUNK, True
     if not printed:
-        out.print("No matching records.")
+        out.print(f"No matching records{hint or '.'}")
 
 
 def _have_labels(views: Iterable[RecordView]) -> bool:

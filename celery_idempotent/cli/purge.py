@@ -9,7 +9,7 @@ import click
 
 from celery_idempotent.cli.command import AppCommand, Tasks, databases_option, print_json
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.monitoring import formatting
+from celery_idempotent.printable import plural
 from celery_idempotent.sql.database import Database
 
 #: Rows that one transaction deletes.
@@ -41,6 +41,6 @@ def purge(tasks: Tasks, batch: int, pause: float, databases: set[Database], as_j
         print_json({"deleted": deleted})
         return
     for name, number in deleted.items():
-        click.echo(f"{name}: deleted {formatting.plural(number, 'expired outcome')}")
+        click.echo(f"{name}: deleted {plural(number, 'expired outcome')}")
     if not deleted:
         click.echo("No task has idempotency_transaction.")

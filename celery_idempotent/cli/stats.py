@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,8 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.events.table import REFUSED_FOR
 from celery_idempotent.monitoring import formatting, inspect_commands
-from celery_idempotent.monitoring.formatting import plural
 from celery_idempotent.monitoring.statistics import TaskStatistics, collect, double_executions
+from celery_idempotent.printable import plural
 from celery_idempotent.record.record import State
 from celery_idempotent.signals import SHADOW
 from celery_idempotent.store.inspection.record_reader import RecordReader
@@ -44,16 +44,21 @@ def stats(obj: Any, tasks: Tasks, sample: int, timeout: float, as_json: bool) ->
     """
     with _progress(tasks) as progress:
         statistics = collect(tasks, sample, progress)
-    counters = inspect_commands.counts(obj.app, timeout) if timeout else None
+    replies = inspect_commands.ask(obj.app, timeout)
+    counters, held = replies.totals(), replies.messages_held()
     rows = {
         name: (statistics.get(name, TaskStatistics()), (counters or {}).get(name, Counter()))
         for name in sorted({*statistics, *(counters or {})})
     }
     if as_json:
         documents = {name: _document(*row) for name, row in rows.items()}
-        print_json({"workers_answered": counters is not None, "tasks": documents})
+        document = {"workers_answered": counters is not None, "messages_held": held}
+        print_json({**document, "tasks": documents})
     else:
-        _print(rows, workers_replied=counters is not None)
+        known = {task.name for task in tasks}
+        _print(rows, known, "" if counters is not None else replies.error)
+        if held is not None:
+            console.create().print(f"The workers hold {plural(held, 'message')}.")
 
 
 def hit_ratio(counter: Mapping[str, int]) -> float | None:
@@ -109,13 +114,15 @@ def _refusals(counter: Mapping[str, int]) -> dict[str, int]:
 
 
 def _print(
-    rows: Mapping[str, tuple[TaskStatistics, Counter[str]]], *, workers_replied: bool
+    rows: Mapping[str, tuple[TaskStatistics, Counter[str]]], known: Collection[str], unknown: str
 ) -> None:
     out = console.create()
     names = (*_STATES, "TAKEOVERS", "LEASE EXPIRED")
     wide = out.width >= _WIDE
     columns = tuple(f">{name}" for name in names) if wide else ("RECORDS",)
-    table = console.table("TASK", *columns, ">BYTES", ">PER MINUTE", ">PROJECTED", ">HIT RATIO")
+    columns += (">BYTES", ">PER MINUTE", ">PROJECTED", ">HIT RATIO")
+    # Functions and engines, those of HTTP among them, and tasks that this app does not have.
+    tables = {True: console.table("TASK", *columns), False: console.table("NOT A TASK", *columns)}
     shadow_columns = (
         f">{name.removeprefix('would_').replace('_', ' ').upper()}" for name in SHADOW
     )
@@ -128,7 +135,7 @@ def _print(
         # For narrow terminals the numbers but zeros, a line each.
         lines = "\n".join(f"{number:,} {name}" for name, number in numbers.items() if number)
         ratio = hit_ratio(counter)
-        table.add_row(
+        tables[name in known].add_row(
             console.text(name),
             *([f"{number:,}" for number in numbers.values()] if wide else [lines]),
             formatting.size(found.bytes_total),
@@ -143,16 +150,16 @@ def _print(
         stored += found.bytes_total or 0
         projected += found.bytes_projected or 0
         counted += counter
-    out.print(table)
-    if shadow.row_count:
-        out.print(shadow)
+    for table in (*tables.values(), shadow):
+        if table.row_count or table is tables[True]:
+            out.print(table)
     out.print(
         f"{plural(total.records, 'record')}, {formatting.size(stored)} (estimated from a sample); "
         f"{formatting.size(projected)} projected from the rate of the last hour "
         "(rate × retention × size)."
     )
-    for line in _summary(counted) if workers_replied else [_NO_WORKER]:
-        out.print(line)
+    for line in [f"{unknown}{_UNKNOWN}"] if unknown else _summary(counted):
+        out.print(console.text(line))
     if corrupt := total.states["CORRUPT"]:
         out.print(
             f"{plural(corrupt, 'record')} cannot be read: "
@@ -160,7 +167,7 @@ def _print(
         )
 
 
-_NO_WORKER = "No worker replied, so HIT RATIO (the share of calls that were replayed) is unknown."
+_UNKNOWN = ", so HIT RATIO (the share of calls that were replayed) is unknown."
 
 
 def _summary(counter: Counter[str]) -> Iterator[str]:

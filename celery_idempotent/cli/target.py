@@ -12,10 +12,12 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.lookup import find_outcome, find_record
+from celery_idempotent.printable import did_you_mean
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.inspection.task_lookup import find_task
+from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.reference import Reference
 
 RECORD_HELP = """\b
@@ -37,12 +39,21 @@ class Target(NamedTuple):
     key: Key
     #: None if Redis has no record of it; there is a row in the database of its task, then.
     view: RecordView | None
+    #: The task id that it was named by, if that is of a duplicate.
+    duplicate: str = ""
 
 
 def resolve_records(
-    tasks: Sequence[IdempotentTaskLike], names: tuple[str, ...], own_key: OwnKey
+    tasks: Sequence[IdempotentTaskLike],
+    names: tuple[str, ...],
+    own_key: OwnKey,
+    *,
+    may_be_absent: bool = False,
 ) -> list[Target]:
     """Returns the records, or rows without a record, that `names` refer to.
+
+    Args:
+        may_be_absent: also the key that a duplicate has met, if neither has it any more.
 
     Raises:
         ClickException: if there is neither.
@@ -57,7 +68,7 @@ def resolve_records(
         return [Target(key, view)]
     if own_key is not None:
         raise click.UsageError("--key needs a task: shop.charge --key req-7f3a")
-    return [_find(tasks, name) for name in names]
+    return [_find(tasks, name, may_be_absent) for name in names]
 
 
 def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], own_key: OwnKey) -> Key:
@@ -70,7 +81,7 @@ def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], own_key: OwnK
         raise click.UsageError(f"the arguments do not fit {task.name}: {error}") from None
 
 
-def _find(tasks: Sequence[IdempotentTaskLike], name: str) -> Target:
+def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -> Target:
     view = find_record(tasks, name)
     if view is not None:
         return Target(view.key, view)
@@ -78,18 +89,31 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str) -> Target:
     if outcome is not None:
         return Target(outcome.key, None)
     stores = app_tasks.stores(tasks)
+    known = [task.name for task in tasks]
+    task_name = (name.rpartition(":")[0] or name).rpartition(":")[2]
+    hint = "" if task_name in known else did_you_mean(task_name, known)
     if any(key_of(name, store.config.prefix) for store in stores):
-        raise click.ClickException(f"{name} is absent")
+        raise click.ClickException(f"{name} is absent{hint}")
     if not name.isascii() or "[" in name or "{" in name:
-        raise click.UsageError(f"{name!r} is neither a task of this app, nor a key, nor a task id")
+        raise click.UsageError(
+            f"{name!r} is neither a task of this app, nor a key, nor a task id{hint}"
+        )
     found = find_task(stores, name)
     if isinstance(found, RecordView):
-        return Target(found.key, found)
+        return Target(found.key, found, name if found.reference else "")
     if found is None:
+        what = "key" if ":" in name else "task of this app"
         raise click.ClickException(
-            f"no record has the task id {name}, and no task of this app has that name"
+            f"{name} is not a {what}, and no record has the task id {name}{hint}"
         )
+    key = _key_in(stores, found) if may_be_absent else None
+    if key is not None:
+        return Target(key, None, name)
     raise click.ClickException(f"{name} {describe(found)}, under {found.key}, which is absent now")
+
+
+def _key_in(stores: Sequence[RecordStore], reference: Reference) -> Key | None:
+    return next((key_of(reference.key, store.config.prefix) for store in stores), None)
 
 
 def describe(reference: Reference) -> str:

@@ -19,7 +19,7 @@ class Access:
 
     #: The name in logs and signals.
     user: str
-    #: Whether the user may forget records.
+    #: Whether the user may forget records, and run ended calls again.
     forget: bool = False
     #: Whether the user may see results and errors.
     results: bool = False

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from celery_idempotent.dashboard.access import Access
 from celery_idempotent.dashboard.context import Context, query_of
 from celery_idempotent.dashboard.protection import parse_json, read_body
-from celery_idempotent.monitoring import forgetting, json_format
+from celery_idempotent.monitoring import forgetting, json_format, rerunning
 from celery_idempotent.store.inspection.record_reader import RecordView
 
 #: Records of one page.
@@ -27,6 +27,12 @@ _STATUS = {
     forgetting.ABSENT: 404,
     forgetting.RUNNING: 409,
     forgetting.CHANGED: 412,
+}
+_RERUN_STATUS = {
+    rerunning.PUBLISHED: 202,
+    rerunning.NOT_ENDED: 409,
+    rerunning.NO_MESSAGE: 409,
+    rerunning.CHANGED: 412,
 }
 
 
@@ -50,6 +56,7 @@ class Api:
             Route("/records", self.records),
             Route("/records/{key}", self.record, methods=["GET"]),
             Route("/records/{key}", self.forget, methods=["DELETE"]),
+            Route("/records/{key}/rerun", self.rerun, methods=["POST"]),
             Route("/stats", self.stats),
             Route("/doctor", self.doctor),
             Route("/workers", self.workers),
@@ -60,9 +67,9 @@ class Api:
         """Returns a page of records and the cursor of the next one."""
         query = request.query_params
         limit = _integer(query.get("limit", "50"))
-        page = self._context.page(query_of(query), query.get("cursor", ""), limit)
-        records = [json_format.view_fields(view) for view in page.views]
-        return json_response({"records": records, "cursor": page.cursor or None})
+        views, cursor = self._context.page(query_of(query), query.get("cursor", ""), limit)
+        records = [json_format.view_fields(view) for view in views]
+        return json_response({"records": records, "cursor": cursor or None})
 
     def record(self, request: Request) -> Response:
         """Returns one record; its headers have what a DELETE needs."""
@@ -78,6 +85,23 @@ class Api:
 
     def forget(self, request: Request) -> Response:
         """Forgets one record, if it still has the ETag in If-Match."""
+        view, user = self._unchanged(request), request.state.access.user
+        force = request.query_params.get("force") == "true"
+        case = forgetting.forget(view.key, view, self._context.tasks, user=user, force=force)
+        return json_response({"key": str(view.key), "case": case}, _STATUS[case])
+
+    def rerun(self, request: Request) -> Response:
+        """Runs an ended call again, if its record still has the ETag in If-Match."""
+        view = self._unchanged(request)
+        call = self._context.ended_call(str(view.key), view)
+        repeats = request.query_params.get("repeat") == "true"
+        if call is not None and call.has_completed and not repeats:
+            raise HTTPException(400, "It has run to its end: ?repeat=true repeats its effect.")
+        case = rerunning.rerun(call, user=request.state.access.user)
+        return json_response({"key": str(view.key), "case": case}, _RERUN_STATUS[case])
+
+    def _unchanged(self, request: Request) -> RecordView:
+        """Returns the record of a request that changes it: with the right, and as it was read."""
         access: Access = request.state.access
         check_right(access)
         if not self._context.tokens.is_csrf(request.headers.get("x-csrf-token", ""), access.user):
@@ -88,10 +112,7 @@ class Api:
             raise HTTPException(428, "Send the ETag of the record's GET as If-Match.")
         if expected != _etag(view):
             raise HTTPException(412, "The record has changed: read it again.")
-        force = request.query_params.get("force") == "true"
-        tasks = self._context.tasks
-        case = forgetting.forget(view.key, view, tasks, user=access.user, force=force)
-        return json_response({"key": str(view.key), "case": case}, _STATUS[case])
+        return view
 
     def _find(self, request: Request) -> RecordView:
         view = self._context.find(request.path_params["key"])
@@ -101,16 +122,22 @@ class Api:
 
     def stats(self, request: Request) -> Response:
         """Returns the number of records by task and state, and the workers' counters."""
-        snapshot = self._context.sampler.snapshot()
-        counts, records = snapshot.totals(), snapshot.records
-        counted_at = None if records.finished_at is None else records.finished_at.isoformat()
+        snapshot = self._context.sampler.snapshot(asked=True)
+        counts, counted_at = snapshot.totals(), snapshot.counted_at
         tasks: dict[str, Any] = {
-            task: {"states": records.by_task.get(task, {}), "counts": counts.get(task, {})}
-            for task in sorted({*records.by_task, *counts})
+            task: {
+                "states": found.states if (found := snapshot.records.get(task)) else {},
+                "counts": counts.get(task, {}),
+            }
+            for task in sorted({*snapshot.records, *counts})
         }
         workers_answered = bool(snapshot.workers)
         return json_response(
-            {"workers_answered": workers_answered, "counted_at": counted_at, "tasks": tasks}
+            {
+                "workers_answered": workers_answered,
+                "counted_at": counted_at and counted_at.isoformat(),
+                "tasks": tasks,
+            }
         )
 
     def doctor(self, request: Request) -> Response:
@@ -120,9 +147,16 @@ class Api:
 
     def workers(self, request: Request) -> Response:
         """Returns the leases and counters of each worker that replies."""
-        workers = self._context.sampler.snapshot().workers
+        workers = self._context.sampler.snapshot(asked=True).workers
         return json_response(
-            {worker.name: {"leases": worker.leases, "counts": worker.counts} for worker in workers}
+            {
+                worker.name: {
+                    "leases": worker.leases,
+                    "counts": worker.counts,
+                    "redelivery": worker.redelivery,
+                }
+                for worker in workers
+            }
         )
 
     async def explain(self, request: Request) -> Response:
@@ -135,13 +169,13 @@ class Api:
 
 
 def check_right(access: Access) -> None:
-    """Refuses a user who may not forget records.
+    """Refuses a user who may not forget records, and run them again.
 
     Raises:
         HTTPException: 403.
     """
     if not access.forget:
-        raise HTTPException(403, "You may not forget records, or the dashboard is read-only.")
+        raise HTTPException(403, "You may not change records, or the dashboard is read-only.")
 
 
 def _etag(view: RecordView) -> str:

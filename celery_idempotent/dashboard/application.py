@@ -35,6 +35,7 @@ def asgi(
     url_prefix: str = "",
     allowed_hosts: Collection[str] | None = None,
     secret_key: str | bytes | None = None,
+    history: str = "",
 ) -> ASGIApp:
     """Returns the dashboard of an app. It needs `auth` or `authorize`.
 
@@ -42,12 +43,14 @@ def asgi(
         auth: ``USER:PASSWORD`` of HTTP basic authentication; this user has every right.
         authorize: returns the :class:`Access` of a request (a Starlette ``HTTPConnection``), or
             None to refuse it; may be a coroutine function.
-        read_only: nobody may forget records.
+        read_only: nobody may forget records, or run calls again.
         url_prefix: the path under which it is served, such as ``/idempotency``, where requests
             arrive with the whole path. A framework's ``mount`` needs none.
         allowed_hosts: names in the Host header that are accepted; None for all.
         secret_key: signs forms; the same in all processes that serve the dashboard. By default
             each process has a random one.
+        history: a file of SQLite that keeps what the charts show; by default it is lost when the
+            process ends.
 
     Raises:
         SettingsError: if nothing says who may see the dashboard.
@@ -56,7 +59,7 @@ def asgi(
         raise SettingsError("asgi() needs one of auth='USER:PASSWORD' and authorize=a callable")
     if url_prefix and not (url_prefix.startswith("/") and url_prefix.strip("/")):
         raise SettingsError(f"url_prefix is not a path: write '/idempotency', not {url_prefix!r}")
-    context = Context(app, secret_key)
+    context = Context(app, secret_key, history)
     routes: list[BaseRoute] = [
         *Pages(context).routes(),
         Route("/live", Live(context), methods=["GET"]),

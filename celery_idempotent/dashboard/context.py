@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,20 +12,24 @@ from starlette.exceptions import HTTPException
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.dashboard.index import SORTS, STATES, Query
 from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.dashboard.tokens import ShownRecord, Tokens
-from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
+from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring import forgetting, formatting
 from celery_idempotent.monitoring.explained_call import ExplainedCall, explain_call
-from celery_idempotent.monitoring.lookup import find_record
-from celery_idempotent.record.record import State
-from celery_idempotent.store.inspection.record_query import RecordFilter, RecordPage, record_page
+from celery_idempotent.monitoring.lookup import find_outcome, find_record
+from celery_idempotent.monitoring.rerunning import CHANGED, EndedCall, find_ended, rerun
+from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
 from celery_idempotent.store.inspection.record_reader import RecordView
-from celery_idempotent.store.inspection.task_lookup import find_task
+from celery_idempotent.store.inspection.task_lookup import find_duplicate
 from celery_idempotent.store.record_store import RecordStore
 
-#: Seconds of scanning for one page of records, and for a search by task id.
-PAGE_SECONDS, SEARCH_SECONDS = 0.25, 2.0
+#: Seconds of a scan for a task id that is not in the index.
+SEARCH_SECONDS = 1.0
+#: Rows of a page of records.
+PAGE_SIZE = 50
 
 
 class Context:
@@ -31,12 +37,13 @@ class Context:
 
     Args:
         secret: as for :class:`Tokens`.
+        history: as for :class:`Sampler`.
     """
 
-    def __init__(self, app: Celery, secret: str | bytes | None) -> None:
+    def __init__(self, app: Celery, secret: str | bytes | None, history: str) -> None:
         self.app = app
         self.tokens = Tokens(secret)
-        self.sampler = Sampler(app)
+        self.sampler = Sampler(app, history)
 
     @property
     def tasks(self) -> list[IdempotentTaskLike]:
@@ -53,36 +60,50 @@ class Context:
         """The stores of the tasks."""
         return app_tasks.stores(self.tasks)
 
-    def page(self, query: Mapping[str, str], cursor: str, limit: int) -> RecordPage:
-        """Returns about `limit` records that `query` selects, after a scan of bounded time.
+    def page(
+        self, parameters: Mapping[str, str], cursor: str, limit: int
+    ) -> tuple[list[RecordView], str]:
+        """Returns `limit` records that a request selects, and the cursor of the next page.
 
         Raises:
-            HTTPException: 400 if a field of `query` or the cursor is invalid.
+            HTTPException: 400 if a parameter or the cursor is invalid.
+            StoreUnavailableError: if Redis does not reply.
         """
-        try:
-            record_filter = RecordFilter(
-                State(query["state"].upper()) if query["state"] else None,
-                query["task"] or None,
-                formatting.parse_duration(query["older_than"]) if query["older_than"] else None,
-                label=query["label"] or None,
-            )
-            return record_page(
-                self.stores, record_filter, cursor, limit=limit, seconds=PAGE_SECONDS
-            )
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
+        query, offset = _query(parameters), cursor or "0"
+        if not re.fullmatch("[0-9]{1,7}", offset):
+            raise HTTPException(400, f"{cursor!r} is not a cursor")
+        if error := self.sampler.snapshot().error:
+            raise StoreUnavailableError(error)
+        index = self.sampler.index
+        index.refresh()
+        views = index.page(query, limit + 1, int(offset))
+        return views[:limit], str(int(offset) + limit) if len(views) > limit else ""
 
     def find(self, text: str, *, whole: bool = False) -> RecordView | None:
-        """Returns the record of a key, as :func:`find_record` does."""
-        return find_record(self.tasks, text, whole=whole)
+        """Returns the record of a key, as :func:`find_record` does.
+
+        Args:
+            whole: read also what a scan leaves out of a long record.
+        """
+        index = self.sampler.index
+
+        def read(store: RecordStore, key: Key) -> RecordView | None:
+            return index.read(store, [key], whole=whole).get(key)
+
+        return find_record(self.tasks, text, read)
 
     def search(self, text: str) -> RecordView | None:
-        """Returns the record of a key or a task id, or the one that a duplicate of this id met.
-
-        Returns None if neither a reference nor a scan of bounded time leads to it.
-        """
-        found = self.find(text) or find_task(self.stores, text, SEARCH_SECONDS)
-        return found if isinstance(found, RecordView) else None
+        """Returns the record of a key, or of the execution or duplicate with a task id."""
+        found = self.find(text) or find_duplicate(self.stores, text)
+        if isinstance(found, RecordView):
+            return found
+        views = self.sampler.index.page(Query(text=text), 2)
+        if not views:  # it may be newer than the index
+            end = time.monotonic() + SEARCH_SECONDS
+            for views in record_views(self.stores, RecordFilter(task_id=text)):
+                if views or time.monotonic() > end:
+                    break
+        return views[0] if len(views) == 1 else None
 
     def forget(self, records: Iterable[ShownRecord], user: str, *, force: bool) -> dict[str, str]:
         """Forgets those of `records` that are as they were shown; returns the case of each key."""
@@ -96,6 +117,32 @@ class Context:
             else:
                 cases[key] = forgetting.forget(view.key, view, self.tasks, user=user, force=force)
         return cases
+
+    def ended_call(self, key: str, view: RecordView | None = None) -> EndedCall | None:
+        """Returns the call of a key with its message; None if it cannot run again.
+
+        Args:
+            view: of its record, if that was read already.
+
+        Raises:
+            HTTPException: 409 if its message cannot be read.
+        """
+        view, outcome = view or self.find(key), find_outcome(self.tasks, key)
+        found = view or outcome
+        if found is None:
+            return None
+        try:
+            return find_ended(self.tasks, found.key, view, outcome)
+        except IdempotencyError as error:
+            raise HTTPException(409, str(error)) from None
+
+    def rerun(self, record: ShownRecord, user: str) -> str:
+        """Runs `record` again if it is as it was shown; returns what became of it."""
+        key, state, token = record
+        call = self.ended_call(key)
+        if call is None or (call.state, call.token) != (state, token):
+            return CHANGED
+        return rerun(call, user=user)
 
     def explain(self, call: Mapping[str, Any]) -> ExplainedCall:
         """Explains a call.
@@ -123,6 +170,21 @@ class Context:
 
 
 def query_of(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Returns the fields of a filter in the parameters of a request; empty where it has none."""
-    names = ("state", "task", "older_than", "label")
+    """Returns the fields of a query in the parameters of a request; empty where it has none."""
+    names = (*Query._fields, "label")  # which is a text
     return {name: parameters.get(name, "").strip() for name in names}
+
+
+def _query(parameters: Mapping[str, str]) -> Query:
+    state, sort = parameters["state"].upper(), parameters["sort"] or Query().sort
+    if state not in ("", *STATES):
+        raise HTTPException(400, f"{parameters['state']!r} is not one of {', '.join(STATES)}")
+    if sort.removeprefix("-") not in SORTS:
+        raise HTTPException(400, f"{sort!r} is not one of {', '.join(SORTS)}")
+    try:
+        age = parameters["older_than"]
+        older_than = formatting.parse_duration(age).total_seconds() if age else None
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from None
+    text = parameters["text"] or parameters["label"]
+    return Query(state, parameters["task"], text, older_than, sort)

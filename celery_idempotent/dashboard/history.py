@@ -1,36 +1,57 @@
-"""What the workers have counted over the last hour, as far as this process has seen it: charts."""
+"""What the workers have counted, as far as this process or its file has seen it; and charts."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import sqlite3
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-#: Seconds that one point of a chart covers, and the number of points.
-STEP, STEPS = 30, 120
+#: Seconds of a step, which is what is stored.
+STEP = 30
+#: Ranges of the charts: the name, its seconds, and the steps of one bar.
+RANGES = {"15m": (900, 1), "1h": (3600, 1), "1d": (86400, 24), "7d": (7 * 86400, 168)}
 #: Of the drawing, in its own units; the page stretches it.
 WIDTH, HEIGHT = 600, 80
 _GAP = 1
 
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS counts (
+    step INTEGER, task TEXT, name TEXT, number INTEGER, PRIMARY KEY (step, task, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY);
+"""
+
 
 class History:
-    """Differences of the workers' counters, which begin at zero when a worker starts."""
+    """Differences of the workers' counters, which begin at zero when a worker starts.
 
-    def __init__(self) -> None:
+    Args:
+        file: of SQLite, which outlives this process; by default it is in memory.
+
+    Raises:
+        sqlite3.Error: if the file cannot be used.
+    """
+
+    def __init__(self, file: str = ":memory:") -> None:
+        self._database = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
+        self._database.executescript(_SCHEMA)
+        self._lock = threading.Lock()
         self._seen: dict[tuple[str, str], Mapping[str, int]] = {}
-        #: Number of the step, and what happened in it.
-        self._steps: deque[tuple[int, Counter[str]]] = deque(maxlen=STEPS)
+        self._current: tuple[int, Counter[tuple[str, str]]] = 0, Counter()
+        self._queried: dict[str, tuple[int, Range]] = {}
 
     def add(self, now: float, counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
         """Adds the counters of each worker, by task.
 
         Args:
-            now: seconds of a clock that never goes back.
+            now: seconds since 1970.
         """
         step = int(now // STEP)
-        if not self._steps or self._steps[-1][0] != step:
-            self._steps.append((step, Counter()))
-        current = self._steps[-1][1]
+        if self._current[0] != step:
+            self._current = step, Counter()
+        current, changed = self._current[1], set()
         for worker, by_task in counts.items():
             is_new = not any(name == worker for name, _ in self._seen)
             for task, counter in by_task.items():
@@ -39,14 +60,75 @@ class History:
                 for name, number in counter.items():
                     # A smaller number is that of a restarted worker.
                     last = before.get(name, 0)
-                    current[name] += number - last if number >= last else number
+                    if difference := number - last if number >= last else number:
+                        current[task, name] += difference
+                        changed.add((task, name))
                 self._seen[worker, task] = counter
+        # The larger one, where two processes have one file.
+        rows = [(step, *about, current[about]) for about in changed]
+        with self._lock:
+            self._database.execute("INSERT OR IGNORE INTO steps VALUES (?)", (step,))
+            self._database.executemany(
+                "INSERT INTO counts VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE "
+                "SET number = max(number, excluded.number)",
+                rows,
+            )
+            if step % 120 == 0:
+                for table in ("counts", "steps"):
+                    oldest = step - RANGES["7d"][0] // STEP
+                    self._database.execute(f"DELETE FROM {table} WHERE step < ?", (oldest,))
 
-    def numbers(self, names: Sequence[str], now: float) -> list[int]:
-        """Returns by how much these counters grew in each of the last steps, the oldest first."""
+    def range(self, name: str, now: float) -> Range:
+        """Returns what has happened in a range of `RANGES` up to now."""
+        seconds, width = RANGES[name]
         last = int(now // STEP)
-        by_step = {step: sum(counter[name] for name in names) for step, counter in self._steps}
-        return [by_step.get(step, 0) for step in range(last - STEPS + 1, last + 1)]
+        version, known = self._queried.get(name, (0, None))
+        # A long range is read anew once in a step.
+        if known is not None and width > 1 and version == last:
+            return known
+        bars = seconds // STEP // width
+        first = last // width - bars + 1
+        with self._lock:
+            rows = self._database.execute(
+                "SELECT step / ?, task, name, sum(number) FROM counts WHERE step >= ? "
+                "GROUP BY 1, 2, 3",
+                (width, first * width),
+            ).fetchall()
+            (since,) = self._database.execute("SELECT min(step) FROM steps").fetchone()
+            (seen,) = self._database.execute(
+                "SELECT count(*) FROM steps WHERE step >= ?", (first * width,)
+            ).fetchone()
+        numbers: dict[str, list[int]] = defaultdict(lambda: [0] * bars)
+        tasks: dict[str, Counter[str]] = defaultdict(Counter)
+        for bar, task, counted, number in rows:
+            if bar < first + bars:
+                numbers[counted][bar - first] += number
+                tasks[task][counted] += number
+        since = last if since is None else since
+        result = Range(seconds, width * STEP, since * STEP, seen * STEP, dict(numbers), dict(tasks))
+        self._queried[name] = last, result
+        return result
+
+
+class Range(NamedTuple):
+    """What has happened in a range of time."""
+
+    #: Of the range, and of one bar.
+    seconds: int
+    bar: int
+    #: Seconds since 1970 from which on anything is known.
+    since: int
+    #: Seconds of the range in which the dashboard ran.
+    seen: int
+    #: The bars of each name that is counted, the oldest first.
+    numbers: dict[str, list[int]]
+    #: The sums by task and name.
+    tasks: dict[str, Counter[str]]
+
+    def chart(self, title: str, names: Sequence[str]) -> Chart:
+        """Returns the chart of the sum of `names`."""
+        series = [self.numbers.get(name, [0] * (self.seconds // self.bar)) for name in names]
+        return chart(title, [sum(column) for column in zip(*series, strict=True)])
 
 
 class Chart(NamedTuple):

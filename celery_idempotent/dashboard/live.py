@@ -14,13 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from celery_idempotent.dashboard.context import Context
+from celery_idempotent.dashboard.context import PAGE_SIZE, Context, query_of
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.store.inspection.record_reader import RecordView
 
 #: Seconds between two reads, after which a page is announced anyway because its times are old, and
 #: between comments that keep proxies from closing the connection.
 POLL_INTERVAL, REFRESH_INTERVAL, PING_INTERVAL = 1.0, 30.0, 10
+#: The pause after a read, at least: so many times what it has cost.
+PAUSE = 10
 #: Streams of one process. A user may have as many as are free, thus half of them at most.
 MAX_STREAMS = 64
 
@@ -41,7 +43,7 @@ class Live:
         user = request.state.access.user
         if self._streams[user] >= MAX_STREAMS - self._streams.total():
             raise HTTPException(503, "Too many pages are open: close some.")
-        events = self._events(request.query_params.get("key", ""))
+        events = self._events(dict(request.query_params))
         headers = {"x-accel-buffering": "no"}
         self._streams[user] += 1
         try:
@@ -51,36 +53,43 @@ class Live:
             self._streams[user] -= 1
             self._streams += Counter()  # forgets users without streams
 
-    async def _events(self, key: str) -> AsyncIterator[ServerSentEvent]:
+    async def _events(self, shown: dict[str, str]) -> AsyncIterator[ServerSentEvent]:
         last, sent_at = "", anyio.current_time()
         while True:
-            digest = await run_in_threadpool(self._digest, key)
+            started_at = anyio.current_time()
+            digest = await run_in_threadpool(self._digest, shown)
+            cost = anyio.current_time() - started_at
             is_old = anyio.current_time() - sent_at > REFRESH_INTERVAL
             if digest != last or is_old:
                 # The first event is for a page that has reconnected.
                 yield ServerSentEvent(event="changed", data=digest)
                 last, sent_at = digest, anyio.current_time()
-            await anyio.sleep(POLL_INTERVAL)
+            await anyio.sleep(max(POLL_INTERVAL, PAUSE * cost))
 
-    def _digest(self, key: str) -> str:
-        state = self._record_state(key) if key else self._overview_state()
+    def _digest(self, shown: dict[str, str]) -> str:
+        try:
+            state = self._state(shown)
+        except (IdempotencyError, HTTPException) as error:
+            state = str(error)
         return hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()
 
-    def _record_state(self, key: str) -> Any:
-        try:
-            view = self._context.find(key)
-        except IdempotencyError as error:
-            return str(error)
-        return None if view is None else _state(view)
-
-    def _overview_state(self) -> Any:
+    def _state(self, shown: dict[str, str]) -> Any:
         sampler = self._context.sampler
+        if key := shown.get("key"):
+            view = self._context.find(key)
+            return None if view is None else _state(view)
+        if shown.get("view") == "records":
+            views, cursor = self._context.page(query_of(shown), shown.get("cursor", ""), PAGE_SIZE)
+            return [_state(view) for view in views], cursor
+        if shown.get("view") == "doctor":
+            return sampler.findings()
         snapshot = sampler.snapshot()
         return (
             [_state(view) for view in snapshot.started],
             [(worker.name, worker.counts, len(worker.leases)) for worker in snapshot.workers],
-            snapshot.records.total,
+            snapshot.total,
             snapshot.error,
+            snapshot.workers_error,
             [finding.name for finding in sampler.known_findings() or ()],
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -15,20 +16,23 @@ from starlette.routing import Route
 
 from celery_idempotent.dashboard.access import Access
 from celery_idempotent.dashboard.api import check_right
-from celery_idempotent.dashboard.context import Context, query_of
-from celery_idempotent.dashboard.history import chart
-from celery_idempotent.dashboard.presentation import DECISIONS, key_path, render
+from celery_idempotent.dashboard.context import PAGE_SIZE, Context, query_of
+from celery_idempotent.dashboard.history import RANGES
+from celery_idempotent.dashboard.index import STATES
+from celery_idempotent.dashboard.presentation import DECISIONS, TaskRow, key_path, render
 from celery_idempotent.dashboard.protection import parse_json, read_body
 from celery_idempotent.dashboard.timeline import timeline
+from celery_idempotent.dashboard.tokens import ShownRecord
 from celery_idempotent.dashboard.tree import tree
 from celery_idempotent.doctor import versions
-from celery_idempotent.monitoring import forgetting, formatting, json_format
+from celery_idempotent.monitoring import forgetting, formatting, json_format, rerunning
 from celery_idempotent.monitoring.lookup import find_outcome
 from celery_idempotent.record.payload import OFFLOADED
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.record import Record, State
+from celery_idempotent.signals import SHADOW
 
-#: Rows of a page of records, and records that one confirmation may be about.
-PAGE_SIZE, MAX_SELECTED = 50, 500
+#: Records that one confirmation may be about.
+MAX_SELECTED = 500
 
 
 class Pages:
@@ -46,6 +50,8 @@ class Pages:
             Route("/records/{key}", self.record),
             Route("/forget", self.confirm, methods=["GET"]),
             Route("/forget", self.forget, methods=["POST"]),
+            Route("/rerun", self.confirm_rerun, methods=["GET"]),
+            Route("/rerun", self.rerun, methods=["POST"]),
             Route("/explain", self.explain_form, methods=["GET"]),
             Route("/explain", self.explain, methods=["POST"]),
             Route("/workers", self.workers),
@@ -54,18 +60,37 @@ class Pages:
 
     def overview(self, request: Request) -> Response:
         """Shows what runs, the charts, the records of each task, and the worst findings."""
-        sampler = self._context.sampler
-        snapshot, now = sampler.snapshot(), time.monotonic()
-        counts, numbers = snapshot.totals(), sampler.history.numbers
+        sampler, parameters = self._context.sampler, request.query_params
+        snapshot, now = sampler.snapshot(), time.time()
+        chosen, order = parameters.get("range", "1h"), parameters.get("sort", "task")
+        if chosen not in RANGES:
+            raise HTTPException(400, f"{chosen!r} is not one of {', '.join(RANGES)}")
+        history, counts = sampler.history.range(chosen, now), snapshot.totals()
         names = {task.name for task in self._context.tasks}
+        rows = [
+            TaskRow.of(name, snapshot.records.get(name), history)
+            for name in sorted(names | set(history.tasks) | set(snapshot.records))
+        ]
+        if order != "task":
+            rows.sort(key=lambda row: row.columns.get(order) or 0.0, reverse=True)
         return render(
             request,
             "overview.html",
             live="view=overview",
             snapshot=snapshot,
-            charts=[chart(title, numbers(names, now)) for title, names in DECISIONS.items()],
-            tasks=sorted(names | set(counts) | set(snapshot.records.by_task)),
-            counts=counts,
+            charts=[history.chart(title, names) for title, names in DECISIONS.items()],
+            history=history,
+            since=datetime.fromtimestamp(history.since, tz=timezone.utc),
+            chosen=chosen,
+            order=order,
+            tasks=[row for row in rows if any(row.columns.values())],
+            columns=[
+                title
+                for title in (rows[0].columns if rows else ())
+                if title != "Corrupt" or any(row.columns[title] for row in rows)
+            ],
+            idle=[row.name for row in rows if not any(row.columns.values())],
+            shadowed={name: n for name, n in sorted(counts.items()) if any(map(n.get, SHADOW))},
             findings=sampler.known_findings(),
             sql_outcomes=sampler.sql_outcomes,
         )
@@ -75,19 +100,28 @@ class Pages:
         query = query_of(request.query_params)
         cursor = request.query_params.get("cursor", "")
         views, next_cursor = self._context.page(query, cursor, PAGE_SIZE)
-        views.sort(key=lambda view: view.since, reverse=True)
-        page: dict[str, Any] = {"views": views, "cursor": cursor, "next_cursor": next_cursor}
-        return render(request, "records.html", query=query, tasks=self._context.tasks, **page)
+        return render(
+            request,
+            "records.html",
+            live=urlencode({"view": "records", "cursor": cursor, **query}),
+            query=query,
+            views=views,
+            cursor=cursor,
+            next_cursor=next_cursor,
+            tasks=self._context.tasks,
+            states=STATES,
+            snapshot=self._context.sampler.snapshot(),
+            full=self._context.sampler.index.full,
+        )
 
     def search(self, request: Request) -> Response:
-        """Redirects to the record of a key or of a task id."""
+        """Redirects to the record of a key or of a task id, else to the records with this text."""
         text = request.query_params.get("q", "").strip()
         if not text:
-            raise HTTPException(400, "Enter a key or a task id.")
+            raise HTTPException(400, "Enter a key, a task id or a part of a label.")
         view = self._context.search(text)
-        if view is None:
-            raise HTTPException(404, f"No record has the key or the task id {text}.")
-        return RedirectResponse(f"{request.state.root}{key_path(view.key)}", 303)
+        path = f"/records?{urlencode({'text': text})}" if view is None else key_path(view.key)
+        return RedirectResponse(f"{request.state.root}{path}", 303)
 
     def record(self, request: Request) -> Response:
         """Shows one record."""
@@ -96,7 +130,9 @@ class Pages:
         shown: dict[str, Any] = {"live": urlencode({"key": key})}
         shown["sql_outcome"] = find_outcome(self._context.tasks, key)
         if view is None:
-            return render(request, "absent.html", status=404, key=key, **shown)
+            found = self._context.sampler.known_findings() or ()
+            evicted = [finding for finding in found if finding.name == "evicted"]
+            return render(request, "absent.html", status=404, key=key, evicted=evicted, **shown)
         names = formatting.finished_steps(view.record)
         return render(
             request,
@@ -110,18 +146,18 @@ class Pages:
         )
 
     def confirm(self, request: Request) -> Response:
-        """Asks whether to forget one record, or those that a filter selects."""
+        """Asks whether to forget the records that are named, or those that a query selects."""
         access: Access = request.state.access
         check_right(access)
         query, cursor = query_of(request.query_params), ""
-        if key := request.query_params.get("key", ""):
-            view = self._context.find(key)
-            views = [] if view is None else [view]
-        elif any(query.values()):
+        if keys := request.query_params.getlist("key"):
+            found = [self._context.find(key) for key in keys[:MAX_SELECTED]]
+            views = [view for view in found if view is not None]
+        elif any(value for name, value in query.items() if name != "sort"):
             start = request.query_params.get("cursor", "")
             views, cursor = self._context.page(query, start, MAX_SELECTED // 2)
         else:
-            raise HTTPException(400, "Select records by state, task, age or label.")
+            raise HTTPException(400, "Select records by state, task, age or text.")
         views = views[:MAX_SELECTED]
         shown = [(str(view.key), *view.version) for view in views]
         return render(
@@ -135,8 +171,12 @@ class Pages:
             csrf=self._context.tokens.csrf(access.user),
         )
 
-    async def forget(self, request: Request) -> Response:
-        """Forgets the records of a confirmation that have not changed since."""
+    async def _answer(self, request: Request) -> tuple[dict[str, str], list[ShownRecord]]:
+        """Returns the form that answers a confirmation, and what that is about.
+
+        Raises:
+            HTTPException: if the user may not answer it, or it is forged or too old.
+        """
         form = await _read_form(request)
         access: Access = request.state.access
         check_right(access)
@@ -145,12 +185,48 @@ class Pages:
         selected = self._context.tokens.selected(form.get("selection", ""), access.user)
         if selected is None:
             raise HTTPException(400, "The question is too old: open the page again.")
+        return form, selected
+
+    async def forget(self, request: Request) -> Response:
+        """Forgets the records of a confirmation that have not changed since."""
+        form, selected = await self._answer(request)
+        access: Access = request.state.access
         cases = await run_in_threadpool(
             self._context.forget, selected, access.user, force=form.get("force") == "yes"
         )
         kept = {key: _KEPT[case] for key, case in cases.items() if case != forgetting.FORGOTTEN}
         status, forgotten = 409 if kept else 200, len(cases) - len(kept)
         return render(request, "forgotten.html", status=status, forgotten=forgotten, kept=kept)
+
+    def confirm_rerun(self, request: Request) -> Response:
+        """Asks whether to run one call again."""
+        access: Access = request.state.access
+        check_right(access)
+        call = self._context.ended_call(request.query_params.get("key", ""))
+        if call is None:
+            raise HTTPException(404, "There is no such record, or it has not ended.")
+        if call.message is None:
+            raise HTTPException(409, f"{call.key}: {rerunning.MESSAGES[rerunning.NO_MESSAGE]}.")
+        tokens = self._context.tokens
+        return render(
+            request,
+            "rerun.html",
+            call=call,
+            arguments=tree(call.arguments) if access.results else None,
+            selection=tokens.selection(access.user, [(str(call.key), str(call.state), call.token)]),
+            csrf=tokens.csrf(access.user),
+        )
+
+    async def rerun(self, request: Request) -> Response:
+        """Runs the call of a confirmation again, if it has not changed since."""
+        form, (shown, *_) = await self._answer(request)
+        key, state, _ = shown
+        if state == State.COMPLETED and form.get("repeat") != "yes":
+            raise HTTPException(400, "Confirm that the effect is to be repeated.")
+        case = await run_in_threadpool(self._context.rerun, shown, request.state.access.user)
+        if case != rerunning.PUBLISHED:
+            raise HTTPException(409, f"{key}: {rerunning.MESSAGES[case]}.")
+        return render(request, "published.html", key=key)
 
     def explain_form(self, request: Request) -> Response:
         """Shows the form for a call."""
@@ -176,14 +252,17 @@ class Pages:
 
     def workers(self, request: Request) -> Response:
         """Shows the workers that reply, their leases and counters."""
-        snapshot = self._context.sampler.snapshot()
+        snapshot = self._context.sampler.snapshot(asked=True)
         return render(request, "workers.html", live="view=workers", snapshot=snapshot)
 
     def doctor(self, request: Request) -> Response:
         """Shows all findings."""
         stores = list(dict.fromkeys(str(store.config) for store in self._context.stores))
         findings, installed = self._context.sampler.findings(), versions.installed()
-        return render(request, "doctor.html", findings=findings, versions=installed, stores=stores)
+        shown: dict[str, Any] = {"live": "view=doctor"}
+        return render(
+            request, "doctor.html", **shown, findings=findings, versions=installed, stores=stores
+        )
 
 
 _KEPT = {

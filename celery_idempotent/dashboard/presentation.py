@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from celery_idempotent.dashboard.history import HEIGHT, WIDTH
+from celery_idempotent.dashboard.history import HEIGHT, RANGES, STEP, WIDTH, Range
+from celery_idempotent.dashboard.index import STATES, TaskTotals
+from celery_idempotent.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.statistics import double_executions
-from celery_idempotent.record.record import State
+from celery_idempotent.printable import plural
 from celery_idempotent.signals import SHADOW
 
+#: Has an entry for each finding.
+RUNBOOK = "https://celery-idempotent.readthedocs.io/en/stable/runbook.html"
 FOLDER = Path(__file__).parent
 #: Titles of the charts and columns, and the decisions that they count.
 DECISIONS = {
@@ -60,9 +66,56 @@ def render(
     return HTMLResponse(page, status)
 
 
+class TaskRow(NamedTuple):
+    """A task on the overview."""
+
+    name: str
+    #: Numbers by the title of the column.
+    columns: dict[str, float | None]
+
+    @classmethod
+    def of(cls, name: str, records: TaskTotals | None, history: Range) -> TaskRow:
+        """Returns the row of a task.
+
+        Args:
+            records: its records.
+            history: of the range that is shown.
+        """
+        records, counts = records or TaskTotals(), history.tasks.get(name, Counter())
+        columns: dict[str, float | None] = {
+            state.capitalize(): records.states[state] for state in STATES
+        }
+        for title, names in DECISIONS.items():
+            columns[title] = sum(counts[each] for each in names)
+        minutes = max(history.seen, STEP) / 60
+        return cls(
+            name,
+            columns
+            | {
+                "A minute": (counts["run"] + counts["takeover"]) / minutes,
+                "Median": records.quantile(0.5),
+                "95 %": records.quantile(0.95),
+                "Saved": counts["replay"] * records.mean,
+            },
+        )
+
+
 def key_path(key: object) -> str:
     """Returns the path of a record's page."""
     return f"/records/{quote(str(key), safe='')}"
+
+
+def _counts(counter: Mapping[str, int]) -> dict[str, tuple[int, str]]:
+    """Returns each counter with its parts: refusals with their reasons."""
+    rows = {}
+    for name, prefix in (("refused", REFUSED_FOR), ("would_refuse", WOULD_REFUSE_FOR)):
+        parts = {n.removeprefix(prefix): c for n, c in counter.items() if n.startswith(prefix)}
+        rows[name] = ", ".join(f"{reason.replace('_', ' ')} {n:,}" for reason, n in parts.items())
+    return {
+        name: (number, rows.get(name, ""))
+        for name, number in sorted(counter.items())
+        if not name.startswith((REFUSED_FOR, WOULD_REFUSE_FOR))
+    }
 
 
 _environment.filters.update(
@@ -74,16 +127,15 @@ _environment.filters.update(
     short_key=lambda key: f"{str(key).rpartition(':')[2][:10]}…",
     number=lambda number: f"{number:,}",
     seconds=formatting.duration,
-    counted=lambda counter, names: sum(counter.get(name, 0) for name in names),
-)
-_environment.tests["has_any"] = lambda task, *by_task: any(found.get(task) for found in by_task)
-_environment.tests["in_shadow"] = lambda task, counts, names: any(
-    counts.get(task, {}).get(name) for name in names
+    counts=_counts,
+    brief=formatting.duration,
+    run_time=formatting.run_time,
 )
 _environment.globals.update(
-    plural=formatting.plural,
-    states=[state.value for state in State],
-    decisions=DECISIONS,
+    plural=plural,
+    ranges=RANGES,
+    runbook=RUNBOOK,
+    states=STATES,
     shadow=SHADOW,
     double_executions=double_executions,
     chart_width=WIDTH,

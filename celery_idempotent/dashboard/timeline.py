@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from celery_idempotent.monitoring import formatting
+from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.inspection.record_reader import RecordView
 
@@ -27,12 +28,14 @@ def timeline(view: RecordView, steps: list[str]) -> list[Event]:
         return []
     deaths = formatting.deaths(record)
     events = [Event("bad", deaths, None, _orphaned(record))] if deaths else []
+    is_poisoned = layout.is_poisoned(record)
     if record.state is State.RESERVED:
         events.append(_reservation(record, view.is_past_deadline))
     elif record.started_at is not None:
-        takes_over = record.attempt > 1
+        takes_over = record.attempt > 1 and not is_poisoned
         detail = f"attempt {record.attempt}, on {record.worker}" if record.worker else ""
         title = "Taken over by another execution" if takes_over else "Execution began"
+        title = "The last of them began" if is_poisoned else title
         events.append(Event("done", title, record.started_at, detail))
     events += [Event("done", f"Step {name} finished") for name in steps]
     if record.state is State.STARTED:

@@ -6,15 +6,16 @@ those of the server and the broker when it starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import broker, databases, key_changes, server, tasks, versions
-from celery_idempotent.doctor.finding import Finding, Severity
+from celery_idempotent.doctor.finding import Finding, Severity, joined
 from celery_idempotent.doctor.key_snapshot import Snapshot
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, SettingsError
 from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.record_store import RecordStore
 
@@ -27,30 +28,61 @@ START_TIMEOUT = 2.0
 def examine(
     app: Celery,
     counted: Mapping[str, Mapping[str, int]] | None = None,
+    leases: Iterable[Mapping[str, Any]] = (),
     before: Mapping[str, Snapshot] | None = None,
 ) -> list[Finding]:
-    """Returns all findings, the most severe first.
+    """Returns the findings that the app does not ignore, the most severe first.
+
+    Findings of several tasks that differ in nothing else are one.
 
     Args:
         counted: what workers have counted, by task.
+        leases: those that the workers report.
         before: the keys of another version of the code, by task, to compare this one with.
     """
-    findings = [*versions.check(), *broker.check(app), *tasks.check(app), *_check_servers(app)]
-    findings += [*databases.check(app), *tasks.check_counts(counted or {})]
+    # What happens now precedes what is merely set; the dashboard shows the first ones.
+    findings = [*_check_servers(app), *broker.check_connection(app), *databases.check(app)]
+    findings += [*tasks.check_leases(leases), *tasks.check_counts(counted or {})]
+    findings += [*versions.check(), *broker.check(app), *tasks.check(app)]
     if before is not None:
         findings += key_changes.check(app, before)
-    return sorted(findings, key=lambda finding: finding.severity, reverse=True)
+    return joined(_reported(app, findings))
 
 
-def check_at_start(app: Celery) -> Iterator[Finding]:
-    """Yields what a worker warns of before it takes its first message.
+def ignored(app: Celery) -> Sequence[str]:
+    """Returns ``idempotency_doctor_ignore``: names of findings, and ``name:subject`` for one.
+
+    Raises:
+        SettingsError: if it is not a list of text.
+    """
+    names = app.conf.get("idempotency_doctor_ignore") or ()
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise SettingsError(
+            "idempotency_doctor_ignore must be a list of findings, such as ['acks-late', "
+            "'shadow:shop.charge']"
+        )
+    return tuple(names)
+
+
+def _reported(app: Celery, findings: Iterable[Finding]) -> Iterator[Finding]:
+    names = ignored(app)
+    for finding in findings:
+        if not {finding.name, f"{finding.name}:{finding.subject}"} & {*names}:
+            yield finding
+
+
+def check_at_start(app: Celery) -> list[Finding]:
+    """Returns what a worker warns of before it takes its first message.
 
     An unreachable server is left out, since the worker logs it separately.
     """
-    yield from broker.check_visibility_timeout(app)
-    for finding in _check_servers(app, START_TIMEOUT):
-        if finding.severity >= Severity.WARNING and finding.name != server.UNREACHABLE:
-            yield finding
+    findings = [*versions.check(), *broker.check_visibility_timeout(app)]
+    findings += _check_servers(app, START_TIMEOUT)
+    return [
+        finding
+        for finding in joined(_reported(app, findings))
+        if finding.severity >= Severity.WARNING and finding.name != server.UNREACHABLE
+    ]
 
 
 def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:

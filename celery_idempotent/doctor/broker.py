@@ -11,34 +11,52 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.configuration.broker import (
     AMQP,
+    connection_error,
     has_predefined_queues,
     options_of,
     quorum_queues,
+    redeliver_after,
     transport,
     visibility_timeout,
 )
 from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
+from celery_idempotent.redelivery.renewal import RESTORE_INTERVAL
 
 #: Defaults of kombu's Redis transport, which sweeps for unacknowledged messages at an interval
 #: (seconds) times a throttle.
-RESTORE_INTERVAL, RESTORE_THROTTLE = 10.0, 10
+SWEEP_INTERVAL, SWEEP_THROTTLE = 10.0, 10
 SWEEP_OPTIONS = ("unacked_restore_interval", "unacked_restore_throttle", "unacked_mutex_expire")
 #: Default seconds for which a sweeping worker excludes others, even if it dies meanwhile.
 MUTEX_EXPIRE = 300.0
+#: Seconds: RabbitMQ's default for an unacknowledged message, after which it closes the channel.
+CONSUMER_TIMEOUT = 1800.0
 #: Sweep interval in seconds above which it may be reported.
 LONG_SWEEP = 60.0
+#: Seconds for connecting to the broker.
+CONNECT_TIMEOUT = 2.0
 
 
 def check(app: Celery) -> Iterator[Finding]:
-    """Yields all findings about the broker."""
+    """Yields all findings about the settings of the broker."""
     yield from check_visibility_timeout(app)
     yield from _check_recovery(app)
     enabled = app_tasks.enabled(app)
     for task in enabled:
         yield from _check_retention(app, task)
+    is_amqp = transport(app) in AMQP and bool(enabled)
+    longest = max((getattr(task, "time_limit", None) or 0.0 for task in enabled), default=0.0)
     yield from applying(
         "broker",
-        Check(transport(app) in AMQP and enabled, "publishers", Severity.NOTE,
+        Check(is_amqp and not app.conf.broker_heartbeat, "heartbeat", Severity.WARNING,
+            "broker_heartbeat is off",
+            "broker_heartbeat = 120, Celery's default",
+            "RabbitMQ does not notice that a host is lost, and keeps the messages of its workers"),
+        Check(is_amqp and longest > CONSUMER_TIMEOUT, "consumer-timeout", Severity.NOTE,
+            f"a task may run for {longest:g} s",
+            "consumer_timeout in rabbitmq.conf, or x-consumer-timeout of the queue, above it",
+            f"RabbitMQ redelivers a message that is not acknowledged within {CONSUMER_TIMEOUT:g} s "
+            "by default"),
+        Check(is_amqp, "publishers", Severity.NOTE,
             "AMQP drops what a publisher without celery_idempotent passes as "
             "send_task(…, idempotency_key=…)",
             "headers={'idempotency_key': …} in each publisher that sends tasks by name",
@@ -48,10 +66,21 @@ def check(app: Celery) -> Iterator[Finding]:
         yield from _check_quorum_queue(queue)
 
 
+def check_connection(app: Celery) -> Iterator[Finding]:
+    """Yields a finding if the broker does not reply."""
+    error = connection_error(app, CONNECT_TIMEOUT)
+    yield from applying(
+        "broker",
+        Check(error, "broker-unreachable", Severity.ERROR,
+            error, "start the broker, or correct broker_url",
+            "nothing can be published, workers take no messages, and none can be asked"),
+    )  # fmt: skip
+
+
 def check_visibility_timeout(app: Celery) -> Iterator[Finding]:
-    """Yields a finding if a lease is longer than the visibility timeout."""
+    """Yields a finding if a lease is longer than the visibility timeout, which is not renewed."""
     timeout, (lease, task) = visibility_timeout(app), _longest_lease(app)
-    if timeout is not None and timeout < lease:
+    if timeout is not None and timeout < lease and redeliver_after(app) is None:
         in_sqs = ", and the same in SQS: kombu does not set it for predefined_queues"
         yield Finding(
             "visibility-timeout", Severity.WARNING, "broker",
@@ -67,6 +96,19 @@ def check_visibility_timeout(app: Celery) -> Iterator[Finding]:
 def _check_recovery(app: Celery) -> Iterator[Finding]:
     timeout, (lease, _) = visibility_timeout(app), _longest_lease(app)
     if timeout is None or not lease:
+        return
+    if (seconds := redeliver_after(app)) is not None:
+        within = max(seconds + RESTORE_INTERVAL, lease)
+        yield Finding(
+            "recovery", Severity.NOTE, "broker",
+            f"after a whole worker dies, its tasks run again within {within:g} s: "
+            f"idempotency_redeliver_after {seconds:g} s, sweep {RESTORE_INTERVAL:g} s, longest "
+            f"lease {lease:g} s",
+            "idempotency_redeliver_after, and idempotency_lease: above the longest pause of a "
+            "process",
+            "a worker renews both while it lives; messages of other tasks, and those of map, "
+            f"starmap and chunks, wait for the visibility timeout of {timeout:g} s",
+        )  # fmt: skip
         return
     sweep, options, without_sweep = _sweep_interval(app), "", ""
     slowest = max(timeout + sweep, lease)
@@ -97,8 +139,7 @@ def _check_retention(app: Celery, task: IdempotentTaskLike) -> Iterator[Finding]
     option, retention = "idempotency_result_ttl", settings.result_ttl
     if settings.replay_errors and settings.error_ttl < retention:
         option, retention = "idempotency_error_ttl", settings.error_ttl
-    timeout = visibility_timeout(app)
-    slowest = timeout + _sweep_interval(app) if timeout else 0.0
+    slowest = _recovery(app)
     return applying(
         task.name,
         Check(retention < slowest, "result-ttl", Severity.WARNING,
@@ -126,12 +167,20 @@ def _check_quorum_queue(queue: Any) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def _recovery(app: Celery) -> float:
+    """Returns the seconds until the messages of a dead worker are redelivered; 0 if at once."""
+    timeout, seconds = visibility_timeout(app), redeliver_after(app)
+    if seconds is not None:
+        return seconds + RESTORE_INTERVAL
+    return timeout + _sweep_interval(app) if timeout else 0.0
+
+
 def _sweep_interval(app: Celery) -> float:
     if transport(app) == "sqs":
         return 0.0
     options = options_of(app)
-    interval = options.get("unacked_restore_interval", RESTORE_INTERVAL)
-    return float(interval) * (options.get("unacked_restore_throttle", RESTORE_THROTTLE) or 1)
+    interval = options.get("unacked_restore_interval", SWEEP_INTERVAL)
+    return float(interval) * (options.get("unacked_restore_throttle", SWEEP_THROTTLE) or 1)
 
 
 def _longest_lease(app: Celery) -> tuple[float, str]:

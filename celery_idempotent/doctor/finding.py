@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -31,7 +32,8 @@ class Finding:
     #: Identifies the check: ``eviction``, ``acks-late`` …
     name: str
     severity: Severity
-    #: The task, server or queue that it is about; else ``broker`` or ``worker``.
+    #: The tasks, servers or queues that it is about, separated by commas; else ``broker`` or
+    #: ``worker``.
     subject: str
     #: What is wrong.
     what: str
@@ -48,6 +50,15 @@ class Finding:
     def to_json(self) -> dict[str, str]:
         """Returns the finding as a JSON object."""
         return asdict(self) | {"severity": str(self.severity)}
+
+
+def joined(findings: Iterable[Finding]) -> list[Finding]:
+    """Returns one finding for those that differ in their subject alone; the most severe first."""
+    subjects: dict[Finding, list[str]] = defaultdict(list)
+    for finding in findings:
+        subjects[replace(finding, subject="")].append(finding.subject)
+    found = [replace(each, subject=", ".join(dict.fromkeys(s))) for each, s in subjects.items()]
+    return sorted(found, key=lambda finding: finding.severity, reverse=True)
 
 
 class Check(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.printable import plural
 from celery_idempotent.store.inspection.server_info import ServerInfo
 
 #: Name of the finding for a server that does not reply.
@@ -15,6 +16,8 @@ UNREACHABLE = "store-unreachable"
 OLDEST = (6, 2)
 #: Seconds by which the clocks may differ.
 MAX_CLOCK_OFFSET = 1.0
+#: Part of maxmemory from which the server counts as almost full.
+ALMOST_FULL = 0.9
 
 #: How to fix what a server does not report.
 _ASK = "check it with your provider, or allow the commands INFO and CONFIG|GET"
@@ -41,6 +44,7 @@ def check(info: ServerInfo, subject: str, required_replicas: int = 0) -> Iterato
     persistence_unknown = info.append_only is None or snapshots is None
     not_logged = not info.append_only and not persistence_unknown
     too_few = replicas is not None and replicas < required_replicas
+    used = info.used_memory / info.maxmemory if info.used_memory and info.maxmemory else 0.0
     is_redis = info.flavour == "redis"
     direction = "ahead of" if info.clock_ahead > 0 else "behind"
     yield from applying(
@@ -51,6 +55,19 @@ def check(info: ServerInfo, subject: str, required_replicas: int = 0) -> Iterato
             f"{info.version_text} is too old",
             "upgrade the server to Redis 6.2 or later, or to Valkey",
             "it lacks commands that the scripts need"),
+        Check(info.write_error, "writes-refused", Severity.ERROR,
+            f"it refuses writes: {info.write_error}",
+            "more maxmemory, or what the error names",
+            "no call can begin: idempotency_on_store_error applies to every message"),
+        Check(used > ALMOST_FULL, "memory", Severity.WARNING,
+            f"it uses {used:.0%} of maxmemory ({info.maxmemory:,} bytes)"
+            if info.maxmemory else "",
+            "more maxmemory, or a shorter idempotency_result_ttl",
+            "a full server refuses writes, or evicts records"),
+        Check(info.evicted, "evicted", Severity.WARNING,
+            f"it has evicted {plural(info.evicted or 0, 'key')} since it started",
+            "maxmemory-policy noeviction (redis.conf), and more maxmemory",
+            "where one was a record, a duplicate of its call runs again"),
         Check(policy is None, "eviction", Severity.NOTE,
             "the server does not report maxmemory-policy", _ASK, "it may evict records"),
         Check(policy not in (None, "noeviction"), "eviction", Severity.WARNING,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from celery import Celery
@@ -15,6 +16,10 @@ from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
 from celery_idempotent.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 from celery_idempotent.key.canonical import has_canonical_bytes
+from celery_idempotent.printable import plural
+
+#: What workers say of leases under which another execution may begin.
+EXPIRED = ("expired", "lost")
 
 
 def check(app: Celery) -> Iterator[Finding]:
@@ -54,15 +59,17 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "idempotency_shadow is on", "idempotency_shadow = False",
             "every duplicate runs, and is only counted"),
         Check(not (configuration.in_shadow or settings.store_result), "store-result", Severity.NOTE,
-            "idempotency_store_result is off", "idempotency_store_result = True",
+            "idempotency_store_result is off",
+            "idempotency_store_result = True, if duplicates need the result",
             "duplicates that need the result get ResultNotStoredError"),
         Check(task.ignore_result, "ignore-result", Severity.NOTE,
-            "ignore_result is on", "ignore_result = False",
-            "the record keeps the result, but no caller, first or duplicate, can wait for it"),
+            "ignore_result is on", "ignore_result = False, if a caller needs the result",
+            "no caller, first or duplicate, can wait for the result"),
         Check(obstacle and not (task.ignore_result or settings.shadow),
             "fused-completion", Severity.NOTE,
             f"Celery writes its results by itself: {obstacle}",
-            "result_backend and idempotency_redis_url: one Redis server, database and user",
+            "none is needed; fused completion takes Celery's RedisBackend, on the server, database "
+            "and user of the records",
             "each run takes two round trips more than with fused completion"),
         Check(settings.on_store_error == "run", "fail-open", Severity.WARNING,
             "idempotency_on_store_error is 'run'", "idempotency_on_store_error = 'retry'",
@@ -124,19 +131,48 @@ def check_counts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
     Args:
         counts: by task and by name, one of `events.table.COUNTED`.
     """
+    names = [WOULD_REFUSE_FOR + "key_rule"]
+    names += [REFUSED_FOR + reason for reason in ("key_rule", "reused", "poisoned")]
+    since, failed = "since the workers started", "these calls have failed, and did not run"
     for task, counter in counts.items():
-        for prefix, severity, why in (
-            (REFUSED_FOR, Severity.ERROR, "these calls have failed, and did not run"),
-            (WOULD_REFUSE_FOR, Severity.WARNING, "without shadow, these calls will fail"),
-        ):
-            if number := counter.get(prefix + "key_rule", 0):
-                yield Finding(
-                    "rule-raised", severity, task,
-                    f"no key could be derived for {number} of its calls since the workers started",
-                    "idempotency_key, or the publisher of these calls; the log has each "
-                    "KeyRuleError with its cause",
-                    why,
-                )  # fmt: skip
+        would, rule, reused, poisoned = (counter.get(name, 0) for name in names)
+        yield from applying(
+            task,
+            Check(rule or would, "rule-raised", Severity.ERROR if rule else Severity.WARNING,
+                f"no key could be derived for {rule or would} of its calls {since}",
+                "idempotency_key, or the publisher of these calls; the log has each KeyRuleError "
+                "with its cause",
+                failed if rule else "without shadow, these calls will fail"),
+            Check(reused, "key-reused", Severity.WARNING,
+                f"{reused} of its calls had the key of an earlier one and other arguments, {since}",
+                "the client that uses a key twice, or idempotency_key if it leaves out what "
+                "distinguishes calls",
+                failed),
+            Check(poisoned, "poisoned", Severity.ERROR,
+                f"{poisoned} of its calls had a key whose executions have died, {since}",
+                "what kills its processes: memory, native code, a time limit; then run the call "
+                "again",
+                failed),
+        )  # fmt: skip
+
+
+def check_leases(leases: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yields a finding for each task that runs under an expired lease.
+
+    Args:
+        leases: as the workers report them.
+    """
+    workers: dict[str, list[str]] = defaultdict(list)
+    for lease in leases:
+        if lease["heartbeat"] in EXPIRED:
+            workers[lease["task"]].append(lease.get("worker", f"process {lease['pid']}"))
+    for task, where in workers.items():
+        yield Finding(
+            "lease-expired", Severity.ERROR, task,
+            f"{plural(len(where), 'execution')} under an expired lease: {', '.join(where[:5])}",
+            "end the frozen process, or give it the processor and Redis back",
+            "another execution of the same call may begin; the outcome of this one will be refused",
+        )  # fmt: skip
 
 
 def type_hints(task: IdempotentTaskLike) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checks the versions of the installed packages."""
+"""Checks the versions of the installed packages, and that they work together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from celery_idempotent.doctor.finding import Finding, Severity
 
 #: The oldest versions that the tests run with.
 OLDEST = {"celery": (5, 3), "kombu": (5, 3), "redis": (4, 5)}
+#: From this kombu on, its Redis transport refuses an older redis.
+STRICT_KOMBU, REDIS_OF_STRICT_KOMBU = (5, 7), (6, 4)
 
 
 def installed() -> dict[str, str]:
@@ -25,16 +27,19 @@ def installed() -> dict[str, str]:
 
 
 def check() -> Iterator[Finding]:
-    """Yields a finding for each package that is too old."""
+    """Yields a finding for each package that is too old, by itself or for another one."""
     versions = installed()
+    numbers = {n: tuple(map(int, re.findall(r"\d+", v)[:2])) for n, v in versions.items()}
     for name, oldest in OLDEST.items():
-        numbers = tuple(map(int, re.findall(r"\d+", versions.get(name, ""))[:2]))
-        if numbers and numbers < oldest:
+        why = "it is not tested with this version"
+        if name == "redis" and numbers.get("kombu", ()) >= STRICT_KOMBU:
+            oldest, why = REDIS_OF_STRICT_KOMBU, f"kombu {versions['kombu']} cannot use it"
+        if () < numbers.get(name, ()) < oldest:
             yield Finding(
                 "version",
                 Severity.ERROR,
                 "worker",
                 f"{name} {versions[name]} is too old",
                 f"pip install '{name}>={'.'.join(map(str, oldest))}'",
-                "it is not tested with this version",
+                why,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,14 +14,16 @@ from celery_idempotent import shared_counters
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.configuration.configuration import TaskConfiguration
+from celery_idempotent.settings import Settings, in_shadow
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between two checks whether task events are enabled.
 POLL_INTERVAL = 1.0
-#: The settings that are logged: an explicit list, since a new option may hold a secret.
+#: The settings that are logged if they differ from their default: an explicit list, since a new
+#: option may hold a secret.
 _LOGGED = (
-    *("lease", "result_ttl", "error_ttl", "replay_errors", "max_attempts", "on_conflict"),
+    *("until", "lease", "result_ttl", "error_ttl", "replay_errors", "max_attempts", "on_conflict"),
     *("wait_timeout", "on_store_error", "dedupe_publish", "store_result"),
     *("compression", "max_result_size", "wait_replicas"),
 )
@@ -67,36 +69,38 @@ def _sends_task_events(dispatcher: Any) -> bool:
 
 
 def describe_settings(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
-    """Yields a line of the settings that most tasks share, and one for each task that differs."""
+    """Yields a line about the stores, and one for all tasks with the same rule and options."""
     enabled = [task for task in tasks if task.idempotency_configuration.settings.enabled]
     if not enabled:
         return
     stores = ", ".join(
         f"{store.config} ({store.config.prefix}:*)" for store in app_tasks.stores(enabled)
     )
-    texts = {task.name: _texts(task.idempotency_configuration) for task in enabled}
-    columns = zip(*texts.values(), strict=True)
-    common = [Counter(column).most_common(1)[0][0] for column in columns]
-    number = f"{len(enabled)} {pluralize(len(enabled), 'idempotent task')}"
-    yield f"{number}, records at {stores}: {', '.join(common)}"
+    yield f"{len(enabled)} {pluralize(len(enabled), 'idempotent task')}, records at {stores}"
+    names: dict[str, list[str]] = defaultdict(list)
     for task in tasks:
-        settings = task.idempotency_configuration.settings
-        if not settings.enabled:
-            yield f"{task.name}: unprotected (idempotency_enabled is False)"
-            continue
-        if settings.shadow:
-            yield f"{task.name}: in shadow (idempotency_shadow is True): every call runs"
-        if different := [text for text in texts[task.name] if text not in common]:
-            yield f"{task.name}: {', '.join(different)}"
+        names[_text(task.idempotency_configuration)].append(task.name)
+    for text, with_text in names.items():
+        yield f"{', '.join(with_text)}: {text}"
 
 
-def _texts(configuration: TaskConfiguration) -> list[str]:
-    obstacle = configuration.fusion_obstacle
-    texts = [f"{name} {_text(getattr(configuration.settings, name))}" for name in _LOGGED]
-    return [*texts, f"fused completion {f'off ({obstacle})' if obstacle else 'on'}"]
+def _text(configuration: TaskConfiguration) -> str:
+    """Returns the key rule and the options that are not at their default."""
+    settings, obstacle = configuration.settings, configuration.fusion_obstacle
+    if not settings.enabled:
+        return "unprotected (idempotency_enabled is False)"
+    texts, default = [], Settings()
+    if configuration.in_shadow:
+        texts, default = ["in shadow (every call runs)"], in_shadow(default)
+    texts.append(f"key by {configuration.rule.description}")
+    values = {name: getattr(settings, name) for name in _LOGGED}
+    texts += [f"{n} {_shown(v)}" for n, v in values.items() if v != getattr(default, n)]
+    if obstacle and not configuration.in_shadow:
+        texts.append(f"fused completion off ({obstacle})")
+    return ", ".join(texts)
 
 
-def _text(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return "+".join(getattr(item, "__name__", str(item)) for item in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

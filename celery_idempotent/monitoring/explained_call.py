@@ -12,6 +12,7 @@ from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.monitoring import json_format
 from celery_idempotent.monitoring.prediction import Prediction, predict
+from celery_idempotent.printable import did_you_mean
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
 
@@ -82,9 +83,11 @@ def explain_call(
         StoreUnavailableError: if Redis does not reply.
         TypeError: if the arguments do not fit the task, or a TASK_ID is missing.
     """
-    task = next((task for task in tasks if task.name == name), None)
+    by_name = {task.name: task for task in tasks}
+    task = by_name.get(name)
     if task is None:
-        raise KeyRuleError(f"{name!r} is not an idempotent task of this app")
+        hint = did_you_mean(str(name), by_name)
+        raise KeyRuleError(f"{name!r} is not an idempotent task of this app{hint}")
     configuration = task.idempotency_configuration
     if configuration.settings.key is TASK_ID and not (own_key or task_id):
         raise TypeError(f"the key rule of {name} is TASK_ID: give {task_id_named}")

@@ -6,7 +6,8 @@ import re
 from datetime import datetime, timedelta
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.record import steps
+from celery_idempotent.printable import plural
+from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import Record
 
 _UNITS = {"": "seconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -30,17 +31,27 @@ def parse_duration(text: str) -> timedelta:
 
 
 def relative_time(moment: datetime | None, now: datetime) -> str:
-    """Returns ``3 minutes ago`` or ``23 hours from now``."""
-    import humanize
-
+    """Returns ``3 min 20 s ago`` or ``in 23 h``; the dashboard counts down in these words."""
     if moment is None:
         return "–"
-    text: str = humanize.naturaltime(now - moment)
-    return text
+    seconds = (moment - now).total_seconds()
+    text = _units(abs(seconds))
+    return f"in {text}" if round(seconds) > 0 else f"{text} ago"
+
+
+def _units(seconds: float) -> str:
+    """Returns the two largest units, such as ``1 d 2 h``."""
+    left, parts = round(seconds), []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        number, left = divmod(left, size)
+        parts.append((number, unit))
+    first = next((n for n, (number, _) in enumerate(parts) if number), 3)
+    shown = parts[first : first + 2]
+    return " ".join(f"{number} {unit}" for number, unit in shown if number) or "0 s"
 
 
 def absolute_time(moment: datetime | None, now: datetime) -> str:
-    """Returns ``2026-11-21 15:45:49 UTC, 3 minutes ago``."""
+    """Returns ``2026-11-21 15:45:49 UTC, 3 min ago``."""
     if moment is None:
         return "–"
     return f"{utc(moment)}, {relative_time(moment, now)}"
@@ -52,13 +63,10 @@ def utc(moment: datetime) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns ``2 minutes and 30 seconds``; durations below a second in milliseconds."""
-    import humanize
-
+    """Returns ``2 min 30 s``; short durations as ``250 ms`` or ``2.5 s``."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
-    text: str = humanize.precisedelta(timedelta(seconds=seconds), format="%0.0f")
-    return text
+    return f"{seconds:.1f} s" if seconds < 10 and seconds % 1 else _units(seconds)
 
 
 def size(number: float | None) -> str:
@@ -71,20 +79,17 @@ def size(number: float | None) -> str:
     return text
 
 
-def plural(number: int, noun: str) -> str:
-    """Returns ``1 record`` or ``2,000 records``."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def deaths(record: Record) -> str:
     """Returns ``2 earlier executions died``; empty if none has."""
+    if layout.is_poisoned(record):
+        return f"{plural(record.attempt, 'execution')} died"
     died = record.attempt - 1
     return f"{plural(died, 'earlier execution')} died" if died > 0 else ""
 
 
 def run_time(record: Record) -> str:
     """Returns how long the execution took; empty before its end, and where it is unknown."""
-    if record.started_at is None or record.finished_at is None:
+    if record.started_at is None or record.finished_at is None or layout.is_poisoned(record):
         return ""
     # The end is stored in milliseconds, the start in microseconds.
     return duration(max(0.0, (record.finished_at - record.started_at).total_seconds()))

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from threading import Thread
 from typing import Any, NamedTuple
@@ -22,11 +25,13 @@ from celery.worker.control import inspect_command
 
 from celery_idempotent import doctor, shared_counters
 from celery_idempotent.configuration.app_tasks import MAP_TASKS, IdempotentTaskLike
+from celery_idempotent.configuration.broker import connection_error
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import MARGIN
 from celery_idempotent.record.layout import corrupt
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.redelivery import renewal
 from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.task.key_resolution import resolve_key
@@ -37,7 +42,7 @@ logger = logging.getLogger(__name__)
 #: Seconds that a worker waits for Redis; its main process does nothing else meanwhile.
 READ_TIMEOUT = 1.0
 #: Seconds for the broker to transport request and reply, beside the workers' own timeout.
-BROKER_TIMEOUT = 2.0
+BROKER_TIMEOUT = 1.0
 
 
 class _ActiveCall(NamedTuple):
@@ -75,51 +80,95 @@ def idempotency_counts(state: Any) -> dict[str, dict[str, int]]:
 
 
 @inspect_command()
+def idempotency_redelivery(state: Any) -> dict[str, Any]:
+    """Count the messages whose redelivery the worker prevents, and show when it last did so."""
+    return {} if renewal.current is None else renewal.current.snapshot()
+
+
+@inspect_command()
 def idempotency_doctor(state: Any) -> list[dict[str, str]]:
     """Run the checks of `idempotency doctor` in the worker, with its clock and its network."""
-    findings = doctor.examine(state.app, idempotency_counts(state))
+    leases = idempotency_leases(state)
+    leases = leases if isinstance(leases, list) else []
+    findings = doctor.examine(state.app, idempotency_counts(state), leases)
     return [finding.to_json() for finding in findings]
 
 
 #: Names of the commands, as Celery's command line accepts them.
 COMMANDS = tuple(
-    command.__name__ for command in (idempotency_leases, idempotency_counts, idempotency_doctor)
+    command.__name__
+    for command in (
+        idempotency_leases,
+        idempotency_counts,
+        idempotency_redelivery,
+        idempotency_doctor,
+    )
 )
 
 
-def counts(app: Celery, timeout: float) -> dict[str, Counter[str]] | None:
-    """Returns the sum of all workers' counters by task; None if no worker replies in time.
+class Replies(NamedTuple):
+    """What the workers have replied to the commands, by worker."""
+
+    leases: dict[str, Any]
+    counts: dict[str, Any]
+    redelivery: dict[str, Any]
+    #: Why no worker has replied.
+    error: str = ""
+
+    def totals(self) -> dict[str, Counter[str]] | None:
+        """Returns the sum of the counters by task; None if no worker has replied."""
+        totals: dict[str, Counter[str]] = defaultdict(Counter)
+        for by_task in self.counts.values():
+            for task, counter in by_task.items() if "error" not in by_task else ():
+                totals[task].update(counter)
+        return dict(totals) if self.counts else None
+
+    def messages_held(self) -> int | None:
+        """Returns how many messages the workers hold; None if no worker renews them."""
+        replies = self.redelivery.values()
+        # A worker of an earlier version does not know the command.
+        numbers = [reply["messages_held"] for reply in replies if "messages_held" in reply]
+        return sum(numbers) if numbers else None
+
+    def all_leases(self) -> list[dict[str, Any]]:
+        """Returns the leases of all workers that have read theirs."""
+        lists = (leases for leases in self.leases.values() if isinstance(leases, list))
+        return [lease for leases in lists for lease in leases]
+
+
+def ask(app: Celery, timeout: float) -> Replies:
+    """Asks all workers for their leases, their counters, and the messages that they hold.
 
     Args:
-        timeout: seconds to wait for the workers.
+        timeout: seconds to wait for the workers; with 0 none is asked.
     """
-    replies = ask(app, idempotency_counts.__name__, timeout)
-    totals: dict[str, Counter[str]] = defaultdict(Counter)
-    for by_task in replies.values():
-        for task, counter in by_task.items() if "error" not in by_task else ():
-            totals[task].update(counter)
-    return dict(totals) if replies else None
+    found: list[Replies] = []
 
+    def broadcast(command: str) -> dict[str, Any]:
+        replies = app.control.broadcast(command, reply=True, timeout=timeout)
+        return {worker: reply for by_worker in replies or () for worker, reply in by_worker.items()}
 
-def ask(app: Celery, command: str, timeout: float) -> dict[str, Any]:
-    """Returns the reply of each worker to one of the commands; {} if none replies in time.
-
-    Args:
-        timeout: seconds to wait for the workers.
-    """
-    replies: list[dict[str, Any]] = []
-
-    def broadcast() -> None:
+    def run() -> None:
+        # First, since a broadcast would try to connect for ever.
+        error = connection_error(app, BROKER_TIMEOUT)
+        if error:
+            found.append(Replies({}, {}, {}, f"The broker {error}"))
+            return
         try:
-            replies.extend(app.control.broadcast(command, reply=True, timeout=timeout) or ())
-        except Exception as error:
-            logger.debug("The workers could not be asked for %s: %s", command, error)
+            with ThreadPoolExecutor() as pool:
+                leases, counts, redelivery = pool.map(broadcast, COMMANDS[:3])
+            error = "" if counts else "No worker replied"
+            found.append(Replies(leases, counts, redelivery, error))
+        except Exception as lost:
+            found.append(Replies({}, {}, {}, f"The workers cannot be asked: {lost}"))
 
-    # In a thread, because a broker that accepts the connection and never replies would block.
-    thread = Thread(target=broadcast, name=command, daemon=True)
+    if not timeout:
+        return Replies({}, {}, {}, "No worker was asked")
+    # In a thread, because a broker may stop replying at any time.
+    thread = Thread(target=run, name="idempotency inspect", daemon=True)
     thread.start()
-    thread.join(timeout + BROKER_TIMEOUT)
-    return {worker: reply for by_worker in tuple(replies) for worker, reply in by_worker.items()}
+    thread.join(2 * BROKER_TIMEOUT + timeout)
+    return found[0] if found else Replies({}, {}, {}, "The broker does not reply")
 
 
 def _active_calls(request: Any) -> Iterator[_ActiveCall]:
@@ -158,11 +207,21 @@ def _leases(store: RecordStore, calls: Mapping[Key, _ActiveCall]) -> Iterator[di
 
 
 def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
-    """Returns the fields of a lease; empty for an item of a map that does not run."""
+    """Returns the fields of a lease; empty for a call that has none.
+
+    That is an item of a map that does not run, and a duplicate that waits or is refused: a call
+    that has been active for less than a lease cannot have lost one.
+    """
     pid = call.request.worker_pid
     holds = record.state is State.STARTED and record.task_id == call.task_id
     is_item = call.task is not call.request.task
     if is_item and not (holds and record.worker.endswith(f"/{pid}")):
+        return {}
+    lease = call.task.idempotency_configuration.settings.lease
+    counters = shared_counters.current
+    if counters and pid in counters.frozen_processes() and not record.worker.endswith(f"/{pid}"):
+        holds = False  # the message was delivered again
+    elif not holds and time.time() - (call.request.time_start or math.inf) < lease:
         return {}
     fields: dict[str, Any] = {
         "task": call.task.name,
@@ -176,7 +235,6 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
         return fields | lost
     assert record.deadline is not None
     assert record.started_at is not None
-    lease = call.task.idempotency_configuration.settings.lease
     remaining = (record.deadline - now).total_seconds()
     # A renewal is due after a third of the lease; one that fails is retried soon.
     heartbeat = "healthy" if remaining > lease / 2 else "late" if remaining > 0 else "expired"

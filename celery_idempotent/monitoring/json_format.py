@@ -1,4 +1,4 @@
-"""Converts records to JSON documents. Field names are stable: see docs/operations.md."""
+"""Converts records to JSON documents with stable fields: see docs/reference/command-line.md."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -88,18 +88,20 @@ def find_outcome(tasks: Iterable[IdempotentTaskLike], name: Key | str) -> SqlOut
 
 
 def find_record(
-    tasks: Iterable[IdempotentTaskLike], text: str, *, whole: bool = False
+    tasks: Iterable[IdempotentTaskLike],
+    text: str,
+    read: Callable[..., RecordView | None] = read_view,
 ) -> RecordView | None:
     """Returns the record of a key, written with or without its prefix.
 
     Args:
-        whole: read also what a scan leaves out of a long record.
+        read: reads a key of a store.
     """
     # A store whose prefix is also a task's name may read a key differently from the task's own
     # store: try the stores of the task that `text` begins with first.
     for store in app_tasks.stores(sorted(tasks, key=lambda task: f"{task.name}:" not in text)):
         key = key_of(text, store.config.prefix)
-        view = None if key is None else read_view(store, key, whole=whole)
+        view = None if key is None else read(store, key)
         if view is not None:
             return view
     return None

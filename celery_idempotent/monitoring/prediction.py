@@ -95,7 +95,8 @@ def _predict_turn(
         return Prediction("reused", f"fails with KeyReusedError: {waiting}")
     return Prediction(
         "conflict",
-        f"is not published: task {task_id} waits already, and the caller gets its result",
+        f"is not published: task {task_id} waits already, and the caller gets "
+        + ("ConflictError" if settings.dedupe_publish == "raise" else "its result"),
     )
 
 
@@ -104,7 +105,8 @@ def _conflict(settings: Settings, record: Record, *, collapses: bool) -> Predict
     holder = f"runs on {record.worker}" if record.worker else "has not started yet"
     consequence = _ON_CONFLICT[settings.on_conflict]
     if collapses:
-        consequence = "no message is published, and the caller gets that task's result"
+        gets = "ConflictError" if settings.dedupe_publish == "raise" else "that task's result"
+        consequence = f"no message is published, and the caller gets {gets}"
     return Prediction(
         "conflict", f"conflicts with task {record.task_id}, which {holder}: {consequence}"
     )

@@ -7,6 +7,7 @@ load it.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,9 @@ logger = logging.getLogger(__name__)
 def _add_to_worker(instance: Any, **_: Any) -> None:
     import celery_idempotent.monitoring.inspect_commands  # noqa: F401 - registers its commands
     from celery_idempotent.monitoring.bootstep import Idempotency
+    from celery_idempotent.redelivery.bootstep import Redelivery
 
-    instance.app.steps["consumer"].add(Idempotency)
+    instance.app.steps["consumer"].update((Idempotency, Redelivery))
 
 
 @celeryd_after_setup.connect(weak=False)
@@ -47,11 +49,12 @@ def _on_set_up(instance: Any, **_: Any) -> None:
             signal would swallow any other exception.
     """
     from celery_idempotent import doctor
-    from celery_idempotent.configuration import app_tasks
+    from celery_idempotent.configuration import app_tasks, broker
     from celery_idempotent.monitoring import events
 
     app = instance.app
     try:
+        broker.redeliver_after(app)
         _check_stores(app_tasks.enabled(app))
         for finding in doctor.check_at_start(app):
             logger.warning("The configuration weakens idempotency: %s", finding.line)
@@ -92,9 +95,17 @@ def _start_metrics(setting: Any, tasks: list[str]) -> None:
     if setting is None:
         return
     from celery_idempotent.contrib import prometheus
+    from celery_idempotent.doctor.tasks import EXPIRED
+    from celery_idempotent.monitoring.inspect_commands import idempotency_leases
+
+    def expired_leases() -> Counter[str] | None:
+        leases = idempotency_leases(None)
+        if not isinstance(leases, list):
+            return None  # Redis does not reply
+        return Counter(lease["task"] for lease in leases if lease["heartbeat"] in EXPIRED)
 
     try:
-        prometheus.start(setting, tasks)
+        prometheus.start(setting, tasks, expired_leases)
     except ImportError:
         raise SettingsError(
             "idempotency_metrics needs prometheus_client: "

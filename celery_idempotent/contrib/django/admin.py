@@ -1,4 +1,4 @@
-"""The admin of outcomes: read-only, each beside the record in Redis, and with the action `forget`.
+"""The admin of outcomes: read-only, each beside the record in Redis; forgets and runs again.
 
 Its permissions are ``view_outcome``, ``forget_outcome``, and ``view_outcome_result``, which shows
 results and errors.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
-from functools import cached_property
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
 from django.contrib import admin, messages
-from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.utils import unquote
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
@@ -30,8 +30,9 @@ from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.contrib.django.models import Outcome
 from celery_idempotent.contrib.django.tasks import idempotent_tasks
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.monitoring import forgetting, formatting, json_format
+from celery_idempotent.monitoring import forgetting, formatting, json_format, rerunning
 from celery_idempotent.monitoring.lookup import SqlOutcome, moment
+from celery_idempotent.printable import plural
 from celery_idempotent.record.payload import OFFLOADED
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.outcomes import Row, row_id
@@ -44,11 +45,36 @@ MAX_COUNT = 10_000
 MAX_RESULT = 20_000
 
 _KEPT = {
-    forgetting.RUNNING: "is running: it can be forgotten when its lease has expired",
     forgetting.CHANGED: "has changed since it was shown",
     forgetting.ABSENT: "was already absent",
     "unknown": "is not of a task in this process, with this database",
 }
+_UNCONFIRMED = "unconfirmed"
+_FORGET_CASES = {
+    forgetting.FORGOTTEN: "forgotten",
+    forgetting.RUNNING: "is running: it can be forgotten when its lease has expired",
+    **_KEPT,
+}
+_RERUN_CASES = {
+    rerunning.PUBLISHED: "published again",
+    rerunning.NOT_ENDED: "has not ended",
+    rerunning.NO_MESSAGE: "has no message: forget it, and publish the call with its arguments",
+    _UNCONFIRMED: "was kept: confirm that its effect is to be repeated",
+    **_KEPT,
+}
+
+
+class _Action(NamedTuple):
+    """What a person can do with outcomes, after a question."""
+
+    title: str
+    noun: str
+    act: Callable[..., str]
+    #: What `act` returns, each with the rest of a sentence; the first one is success.
+    cases: Mapping[str, str]
+    #: Of the entry in the admin's log.
+    flag: int
+    entry: str
 
 
 def find(outcome: Outcome, idempotent: Iterable[IdempotentTaskLike]) -> SqlOutcome | None:
@@ -134,7 +160,7 @@ class OutcomeAdmin(admin.ModelAdmin):
     search_fields = ("task_id",)
     search_help_text = "A key, a task, or a whole task id (which reads the table)"
     fields = readonly_fields = ("record_key",)
-    actions = ("forget_selected",)
+    actions = ("forget_selected", "rerun_selected")
     paginator = BoundedPaginator
     show_full_result_count = False
     if hasattr(admin, "ShowFacets"):  # Django 5.0; facets would be counted
@@ -183,15 +209,19 @@ class OutcomeAdmin(admin.ModelAdmin):
         return _time(outcome.expires_at)
 
     def get_urls(self) -> list[Any]:
-        """Adds the pages of `forget`."""
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
-        ask, forget = map(self.admin_site.admin_view, (self.ask_view, self.forget_view))
-        for alias in connections:  # the outcome is forgotten in a transaction of its own
-            forget = transaction.non_atomic_requests(alias)(forget)
-        own = [
-            path("forget/", forget, name=f"{name}_forget_selected"),
-            path("<path:object_id>/forget/", ask, name=f"{name}_forget"),
-        ]
+        """Adds the pages of `forget` and `rerun`."""
+        name, own = f"{self.opts.app_label}_{self.opts.model_name}", []
+        for action in _ACTIONS:
+            ask, answer = (
+                self.admin_site.admin_view(partial(view, action=action))
+                for view in (self.ask_view, self.answer_view)
+            )
+            for alias in connections:  # the outcome is forgotten in a transaction of its own
+                answer = transaction.non_atomic_requests(alias)(answer)
+            own += [
+                path(f"{action}/", answer, name=f"{name}_{action}_selected"),
+                path(f"<path:object_id>/{action}/", ask, name=f"{name}_{action}"),
+            ]
         return [*own, *super().get_urls()]
 
     def change_view(
@@ -219,55 +249,77 @@ class OutcomeAdmin(admin.ModelAdmin):
     @admin.action(description="Forget selected outcomes", permissions=["forget"])
     def forget_selected(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> HttpResponse:
         """Asks whether to forget the selected outcomes."""
-        return self._ask(request, list(queryset[: self.list_max_show_all]))
+        return self._ask(request, list(queryset[: self.list_max_show_all]), "forget")
 
-    def ask_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Asks whether to forget one outcome."""
+    @admin.action(description="Run selected calls again", permissions=["forget"])
+    def rerun_selected(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> HttpResponse:
+        """Asks whether to run the selected calls again."""
+        return self._ask(request, list(queryset[: self.list_max_show_all]), "rerun")
+
+    def ask_view(self, request: HttpRequest, object_id: str, action: str) -> HttpResponse:
+        """Asks whether to forget one outcome, or to run its call again."""
         self._check(request)
         outcome = self.get_object(request, unquote(object_id))
-        return self._ask(request, [] if outcome is None else [outcome])
+        return self._ask(request, [] if outcome is None else [outcome], action)
 
-    def _ask(self, request: HttpRequest, outcomes: Sequence[Outcome]) -> HttpResponse:
+    def _ask(self, request: HttpRequest, outcomes: Sequence[Outcome], action: str) -> HttpResponse:
         shown, idempotent = [], idempotent_tasks()
+        sees_arguments = request.user.has_perm("celery_idempotent.view_outcome_result")
         for outcome in outcomes:
-            view, error = _read(find(outcome, idempotent))
+            found = find(outcome, idempotent)
+            view, error = _read(found)
+            arguments = ""
+            if action == "rerun" and found is not None and sees_arguments:
+                arguments = _arguments(found, view, idempotent)
             version = [outcome.pk, outcome.owner, *_record_version(view)]
-            shown.append((outcome, view, error, json.dumps(version)))
+            shown.append((outcome, view, error, json.dumps(version), arguments))
         context = {
             **self.admin_site.each_context(request),
-            "title": "Forget outcomes?",
+            "title": _ACTIONS[action].title,
             "opts": self.opts,
             "shown": shown,
+            "action": action,
+            "answer_url": self._url(f"{action}_selected"),
+            "has_completed": any(each.state == State.COMPLETED for each in outcomes),
         }
-        template = "admin/celery_idempotent/outcome/forget.html"
+        template = "admin/celery_idempotent/outcome/confirm.html"
         return TemplateResponse(request, template, context)
 
-    def forget_view(self, request: HttpRequest) -> HttpResponse:
-        """Forgets the outcomes of a confirmation that have not changed since."""
+    def answer_view(self, request: HttpRequest, action: str) -> HttpResponse:
+        """Applies `action` to the outcomes of a confirmation that have not changed since."""
         self._check(request)
         if request.method != "POST":
             return HttpResponse(status=405, headers={"Allow": "POST"})
-        idempotent, forgotten = idempotent_tasks(), 0
+        idempotent, number, cases = idempotent_tasks(), 0, _ACTIONS[action].cases
+        success = next(iter(cases))
         for text in request.POST.getlist("shown")[: self.list_max_show_all]:
             try:
-                key, case = self._forget(request, text, idempotent)
+                key, case = self._act(request, text, idempotent, _ACTIONS[action])
             except IdempotencyError as error:
                 self.message_user(request, str(error), messages.ERROR)
                 break
-            forgotten += case == forgetting.FORGOTTEN
-            if case != forgetting.FORGOTTEN:
-                self.message_user(request, f"The outcome of {key} {_KEPT[case]}.", messages.WARNING)
-        if forgotten:
-            self.message_user(request, f"{formatting.plural(forgotten, 'outcome')} forgotten.")
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
-        return HttpResponseRedirect(reverse(name, current_app=self.admin_site.name))
+            number += case == success
+            if case != success:
+                self.message_user(request, f"The outcome of {key} {cases[case]}.", messages.WARNING)
+        if number:
+            done = plural(number, _ACTIONS[action].noun)
+            self.message_user(request, f"{done} {cases[success]}.")
+        return HttpResponseRedirect(self._url("changelist"))
+
+    def _url(self, page: str) -> str:
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
+        return str(reverse(name, current_app=self.admin_site.name))
 
     def _check(self, request: HttpRequest) -> None:
         if not (self.has_view_permission(request) and self.has_forget_permission(request)):
             raise PermissionDenied
 
-    def _forget(
-        self, request: HttpRequest, text: str, idempotent: Sequence[IdempotentTaskLike]
+    def _act(
+        self,
+        request: HttpRequest,
+        text: str,
+        idempotent: Sequence[IdempotentTaskLike],
+        action: _Action,
     ) -> tuple[str, str]:
         """Returns the key and the case of an outcome as it was shown."""
         try:
@@ -277,16 +329,44 @@ class OutcomeAdmin(admin.ModelAdmin):
         outcome = self.get_object(request, pk)
         if outcome is None:
             return pk, forgetting.ABSENT
-        found, user = find(outcome, idempotent), request.user.get_username()
+        found = find(outcome, idempotent)
         if found is None:
             return outcome.record_key, "unknown"
         view = found.record()
         if outcome.owner != owner or (view is not None and _record_version(view) != shown_record):
             return outcome.record_key, forgetting.CHANGED
-        case = forgetting.forget(found.key, view, idempotent, user=user, outcome=found)
-        if case == forgetting.FORGOTTEN:
-            _log(request, outcome)
+        case = action.act(request, found, view, idempotent)
+        if case == next(iter(action.cases)):
+            _log(request, outcome, action)
         return outcome.record_key, case
+
+
+def _forget(
+    request: HttpRequest,
+    found: SqlOutcome,
+    view: RecordView | None,
+    idempotent: Sequence[IdempotentTaskLike],
+) -> str:
+    user = request.user.get_username()
+    return forgetting.forget(found.key, view, idempotent, user=user, outcome=found)
+
+
+def _rerun(
+    request: HttpRequest,
+    found: SqlOutcome,
+    view: RecordView | None,
+    idempotent: Sequence[IdempotentTaskLike],
+) -> str:
+    call = rerunning.find_ended(idempotent, found.key, view, found)
+    if call is not None and call.has_completed and request.POST.get("repeat") != "yes":
+        return _UNCONFIRMED
+    return rerunning.rerun(call, user=request.user.get_username())
+
+
+_ACTIONS = {
+    "forget": _Action("Forget outcomes?", "outcome", _forget, _FORGET_CASES, DELETION, "Forgotten"),
+    "rerun": _Action("Run calls again?", "call", _rerun, _RERUN_CASES, CHANGE, "Run again"),
+}
 
 
 def _read(found: SqlOutcome | None) -> tuple[RecordView | None, str]:
@@ -297,6 +377,17 @@ def _read(found: SqlOutcome | None) -> tuple[RecordView | None, str]:
         return found.record(), ""
     except IdempotencyError as error:
         return None, str(error)
+
+
+def _arguments(
+    found: SqlOutcome, view: RecordView | None, idempotent: Sequence[IdempotentTaskLike]
+) -> str:
+    """Returns the arguments with which a call would run again, or why it cannot."""
+    try:
+        call = rerunning.find_ended(idempotent, found.key, view, found)
+    except IdempotencyError as error:
+        return str(error)
+    return _shortened(call.arguments) if call is not None and call.message is not None else ""
 
 
 def _record_version(view: RecordView | None) -> list[str]:
@@ -329,21 +420,25 @@ def _outcome_text(found: SqlOutcome) -> dict[str, str]:
         return {"hidden": f"Not available: {fields['not_stored']}"}
     if "error" in fields:
         return {"error": "{type}: {message}".format(**fields["error"])[:MAX_RESULT]}
-    text = json.dumps(fields.get("result"), indent=2, ensure_ascii=False, default=str)
-    return {"value": text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]}…"}
+    return {"value": _shortened(fields.get("result"))}
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]}…"
 
 
 def _time(milliseconds: Any) -> str:
     return formatting.utc(moment(milliseconds)) if milliseconds else "–"
 
 
-def _log(request: HttpRequest, outcome: Outcome) -> None:
+def _log(request: HttpRequest, outcome: Outcome, action: _Action) -> None:
     """Adds an entry to the admin's log; the functions for that differ between Django's versions."""
     LogEntry.objects.create(
         user_id=request.user.pk,
         content_type_id=ContentType.objects.get_for_model(outcome).pk,
         object_id=outcome.pk,
         object_repr=str(outcome)[:200],
-        action_flag=DELETION,
-        change_message="Forgotten",
+        action_flag=action.flag,
+        change_message=action.entry,
     )

@@ -7,7 +7,7 @@ token is wrong, leaves nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 #: The attribute of a request that has its exchange.
-_ATTRIBUTE = "_idempotency"
+ATTRIBUTE = "_idempotency"
 
 
 def by_user(request: HttpRequest) -> str | None:
@@ -61,8 +61,11 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     sync_capable = async_capable = True
 
+    #: Options of one view.
+    _changes: Mapping[str, Any] = {}
+
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
-        options = {"identity": by_user, **middleware_options()}
+        options = {"identity": by_user, **middleware_options(**self._changes)}
         try:
             super().__init__(get_response, **options)
         except SettingsError as error:
@@ -79,41 +82,46 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         """Handles one request."""
-        response = self._handle(request)
+        response = self._handle(request, self._app)
         return response if self._is_async else run_sync(response)
 
-    async def _handle(self, request: HttpRequest) -> HttpResponseBase:
+    async def _handle(
+        self, request: HttpRequest, get_response: Callable[[HttpRequest], Any]
+    ) -> HttpResponseBase:
         async with Exchange() as exchange:
-            setattr(request, _ATTRIBUTE, exchange)
+            setattr(request, ATTRIBUTE, exchange)
             try:
                 # Before the view: once a form was parsed, the body would be gone.
                 self._check_body(request)
-                response = self._app(request)  # calls process_view, which begins the execution
+                response = get_response(request)  # calls process_view, which begins the execution
                 if self._is_async:
                     response = await response
                 if exchange.execution is not None:
                     await self._settle_view(exchange, request, response)
                 return response
             except Answered as answered:
-                return _django_response(answered.response)
+                return django_response(answered.response)
 
     async def _process_view(self, request: HttpRequest, *view: object) -> HttpResponse | None:
         """Begins the execution; returns a response, unless the view is to run."""
-        if not self._applies(request, request.method or ""):
-            return None
         try:
-            if self._is_async:
-                # In a thread, because `identity` and `required` may query the database.
-                admitted = await sync_to_async(self._admit)(request)
-            else:
-                admitted = self._admit(request)
-            if admitted is not None:
-                method_and_path = {"REQUEST_METHOD": request.method, "PATH_INFO": request.path_info}
-                fingerprint = fingerprint_of({**request.META, **method_and_path}, request.body)
-                await self._begin(getattr(request, _ATTRIBUTE), request, admitted, fingerprint)
+            await self._begin_view(request)
         except Answered as answered:
-            return _django_response(answered.response)
+            return django_response(answered.response)
         return None
+
+    async def _begin_view(self, request: HttpRequest) -> None:
+        if not self._applies(request, request.method or ""):
+            return
+        if self._is_async:
+            # In a thread, because `identity` and `required` may query the database.
+            admitted = await sync_to_async(self._admit)(request)
+        else:
+            admitted = self._admit(request)
+        if admitted is not None:
+            method_and_path = {"REQUEST_METHOD": request.method, "PATH_INFO": request.path_info}
+            fingerprint = fingerprint_of({**request.META, **method_and_path}, request.body)
+            await self._begin(getattr(request, ATTRIBUTE), request, admitted, fingerprint)
 
     def _check_body(self, request: HttpRequest) -> None:
         """Refuses a request with a key whose body cannot be read."""
@@ -149,7 +157,7 @@ class IdempotencyMiddleware(BaseMiddleware):
             response[name] = value
 
 
-def _django_response(response: Response) -> HttpResponse:
+def django_response(response: Response) -> HttpResponse:
     """Returns a response with these headers alone."""
     converted = HttpResponse(response.body, status=response.status, reason=response.reason or None)
     del converted["Content-Type"]

@@ -25,13 +25,18 @@ OPTIONS = {
 _PATHS = ("ENGINE", "IDENTITY", "REQUIRED", "STORE_RESPONSE", "AUTHORIZE_REPLAY")
 
 
-def middleware_options() -> dict[str, Any]:
+def middleware_options(**changes: Any) -> dict[str, Any]:
     """Returns the arguments of the middleware.
+
+    Args:
+        changes: options of one view.
 
     Raises:
         ImproperlyConfigured: for the first wrong option, in one line.
     """
     options = getattr(settings, SETTING, None)
+    if changes:
+        options = {**(options or {}), **changes}
     if not isinstance(options, dict) or not isinstance(
         _imported("ENGINE", options.get("ENGINE")), Idempotency
     ):

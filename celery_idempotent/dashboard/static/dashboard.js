@@ -67,6 +67,8 @@ function replaceRegions(page) {
   const region = document.querySelector("[data-region]");
   const next = page.querySelector("[data-region]");
   if (!region || !next || region.isEqualNode(next)) return;
+  // The rows under a person's choice must not become others.
+  if (region.querySelector("input:checked")) return;
   const before = region.querySelector("h1")?.textContent;
   replaceChildren(region, next);
   setClock();
@@ -128,6 +130,15 @@ function remaining(milliseconds) {
   const text = shown.map(([number, unit]) => `${number} ${unit}`).join(" ") || "0 s";
   return milliseconds < 0 ? `${text} ago` : `in ${text}`;
 }
+
+document.addEventListener("click", async (event) => {
+  const link = event.target.closest?.("a.copy");
+  // Without TLS, a browser has no clipboard for other hosts than this one: the link opens.
+  if (!link || !navigator.clipboard) return;
+  event.preventDefault();
+  await navigator.clipboard.writeText(link.href);
+  announcement.textContent = link.textContent = "Copied";
+});
 
 setClock();
 tick();

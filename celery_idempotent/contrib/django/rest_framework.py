@@ -1,0 +1,131 @@
+"""A mixin for views of Django REST framework; see docs/http.md.
+
+The framework authenticates in the view, where a middleware cannot see it: the mixin looks the key
+up after authentication, permissions and throttles, for retries as for first requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from celery_idempotent.contrib.django.middleware import (
+    ATTRIBUTE,
+    IdempotencyMiddleware,
+    anonymous,
+    by_cookie,
+    by_header,
+    by_user,
+    django_response,
+    stored_by_default,
+)
+from celery_idempotent.contrib.http.middleware import Answered
+from celery_idempotent.store.run_sync import run_sync
+
+__all__ = [
+    "IdempotencyMixin",
+    "anonymous",
+    "by_cookie",
+    "by_header",
+    "by_user",
+    "stored_by_default",
+]
+
+if TYPE_CHECKING:
+    from rest_framework.views import APIView as View
+else:
+    View = object
+
+
+class IdempotencyMixin(View):
+    """Runs each request once for its key; the first of the bases of an APIView or a viewset.
+
+    The options are those of the setting IDEMPOTENCY_MIDDLEWARE, changed by `idempotency_options`;
+    `identity`, `required` and `authorize_replay` get the framework's request. A view that runs in a
+    transaction because of ATOMIC_REQUESTS is committed before its response is stored.
+    """
+
+    #: Options of this view, with the names of the setting.
+    idempotency_options: ClassVar[Mapping[str, Any]] = {}
+
+    #: Set by `as_view`.
+    _idempotency: Any = None
+
+    @classmethod
+    def as_view(cls, *args: Any, **initkwargs: Any) -> Callable[..., HttpResponseBase]:
+        """Returns the view; its options are checked, and its transactions are left to it."""
+        protection = _Protection(cls)
+        view: Any = super().as_view(*args, _idempotency=protection, **initkwargs)
+        without: set[str] = getattr(view, "_non_atomic_requests", set())
+        databases = connections.settings.items()
+        atomic = {alias for alias, options in databases if options["ATOMIC_REQUESTS"]} - without
+        for alias in atomic:
+            view = transaction.non_atomic_requests(using=alias)(view)
+        protection.atomic = atomic
+        return view  # type: ignore[no-any-return]
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Responds to a request, or replays the response to an earlier one."""
+
+        def respond(request: HttpRequest) -> HttpResponseBase:
+            with ExitStack() as transactions:
+                for alias in self._idempotency.atomic:
+                    transactions.enter_context(transaction.atomic(using=alias))
+                response = super(IdempotencyMixin, self).dispatch(request, *args, **kwargs)
+            if isinstance(response, HttpResponse) and hasattr(response, "render"):
+                response = response.render()
+            return response
+
+        return self._idempotency.respond(request, respond)
+
+    def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        """Authenticates, checks permissions and throttles, and then looks the key up."""
+        super().initial(request, *args, **kwargs)
+        self._idempotency.begin(request)
+
+    def handle_exception(self, exc: Exception) -> HttpResponseBase:
+        """Returns a stored response or a refusal, or the framework's response to an error."""
+        if isinstance(exc, Answered):
+            self._idempotency_answer = django_response(exc.response)
+            return self._idempotency_answer
+        return super().handle_exception(exc)
+
+    def finalize_response(
+        self, request: Any, response: Any, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        """Leaves a stored response, which has all its headers, as it is."""
+        if response is getattr(self, "_idempotency_answer", None):
+            return response
+        return super().finalize_response(request, response, *args, **kwargs)
+
+
+class _Protection(IdempotencyMiddleware):
+    """The middleware of one view."""
+
+    #: The databases with a transaction for each request.
+    atomic: frozenset[str] | set[str] = frozenset()
+
+    def __init__(self, view: type[IdempotencyMixin]) -> None:
+        self._changes = view.idempotency_options
+        super().__init__(view.as_view)
+
+    def respond(
+        self, request: HttpRequest, get_response: Callable[[HttpRequest], HttpResponseBase]
+    ) -> HttpResponseBase:
+        if _is_running(request):  # under a key of the middleware in MIDDLEWARE
+            return get_response(request)
+        return run_sync(self._handle(request, get_response))
+
+    def begin(self, request: Any) -> None:
+        if not _is_running(request):
+            run_sync(self._begin_view(request))
+
+
+def _is_running(request: Any) -> bool:
+    exchange = getattr(request, ATTRIBUTE, None)
+    return exchange is not None and exchange.execution is not None

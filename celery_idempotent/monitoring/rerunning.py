@@ -1,0 +1,172 @@
+"""Runs an ended call again on a person's request: publishes its message, if nothing has changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from uuid import UUID, uuid5
+
+from celery import Celery
+from celery.canvas import Signature
+
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.events import table
+from celery_idempotent.events.report import About, log_extra, report
+from celery_idempotent.key.key import Key
+from celery_idempotent.monitoring.lookup import SqlOutcome
+from celery_idempotent.record.record import State
+from celery_idempotent.store.inspection.record_query import read_view
+from celery_idempotent.store.inspection.record_reader import RecordView
+from celery_idempotent.task import ended_message
+
+logger = logging.getLogger(__name__)
+
+PUBLISHED, NOT_ENDED, CHANGED, NO_MESSAGE = "published", "not ended", "changed", "no message"
+
+#: What became of a call that a person wanted to run again.
+MESSAGES = {
+    PUBLISHED: "published: it runs again",
+    NOT_ENDED: "kept: it has not ended, or belongs to no task of this app",
+    CHANGED: "kept: it has changed since it was shown",
+    NO_MESSAGE: "kept: its message is not kept; forget it, and publish the call with its arguments",
+}
+
+#: Of the ids of completed calls that are run again.
+_NAMESPACE = UUID("0b6f4bd0-6a6c-4bb2-9f0e-5f8b3a0f5a5e")
+
+
+class EndedCall(NamedTuple):
+    """A call that may run again."""
+
+    key: Key
+    task: Any
+    #: Of the message: that of the outcome, or of a duplicate that was rejected.
+    task_id: str
+    #: None for a duplicate, which has left no outcome.
+    state: State | None
+    #: Of the outcome; 0 for a duplicate.
+    token: int
+    view: RecordView | None
+    message: Signature | None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Its arguments, for those who may see results; nothing without a message."""
+        message = self.message
+        return {"args": [*message.args], "kwargs": message.kwargs} if message else {}
+
+    @property
+    def has_completed(self) -> bool:
+        """Whether it has run to its end: running it again repeats its effect."""
+        return self.state is State.COMPLETED
+
+
+def find_ended(
+    tasks: Sequence[IdempotentTaskLike],
+    key: Key,
+    view: RecordView | None,
+    outcome: SqlOutcome | None = None,
+    *,
+    duplicate: str = "",
+) -> EndedCall | None:
+    """Returns the call with its message; None if it is not of a task, or has not ended.
+
+    Args:
+        view: None if the key has no record.
+        outcome: the row, if there is one.
+        duplicate: the task id by which it was found, if it is not that of the record.
+
+    Raises:
+        IdempotencyError: if the message cannot be read, or Redis is unavailable.
+    """
+    task: Any = next((task for task in tasks if task.name == key.task), None)
+    if task is None:
+        return None
+    app: Celery = task.app
+    configuration = task.idempotency_configuration
+    if duplicate:
+        message = ended_message.find(app, configuration, key, duplicate)
+        if message is not None:
+            return EndedCall(key, task, duplicate, None, 0, view, message)
+    if view is not None and configuration.settings.runs_again and view.record is not None:
+        # The record of the message: that of the key is of the turn, which others may have now.
+        own_key = key.of_message(view.record.task_id)
+        view = read_view(view.store, own_key) or view
+    found: Any = outcome.row if view is None and outcome is not None else view and view.record
+    if found is None or not State(found.state).finished:
+        return None
+    state = State(found.state)
+    message = ended_message.find(app, configuration, key, found.task_id)
+    if message is None:
+        message = _from_result_backend(task, key, found.task_id, state, found.token)
+    return EndedCall(key, task, found.task_id, state, found.token, view, message)
+
+
+def _from_result_backend(
+    task: Any, key: Key, task_id: str, state: State, token: int
+) -> Signature | None:
+    """Returns a message with the arguments that ``result_extended`` has stored, if it has.
+
+    A completed call gets another task id, since a result backend keeps a success as it is.
+    """
+    result = task.AsyncResult(task_id)
+    try:
+        name, args, kwargs, queue = result.name, result.args, result.kwargs, result.queue
+    except Exception as error:
+        extra = log_extra(str(key), task_id=task_id)
+        reason = type(error).__name__
+        logger.debug("Cannot read the arguments of task %s: %s", task_id, reason, extra=extra)
+        return None
+    if name != task.name or not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
+        return None
+    if state is State.COMPLETED:
+        task_id = str(uuid5(_NAMESPACE, f"{key}:{token}"))
+    options = {"queue": queue} if queue in task.app.amqp.queues else {}
+    message: Signature = task.signature(args, kwargs).set(task_id=task_id, **options)
+    return message
+
+
+def rerun(call: EndedCall | None, *, user: str) -> str:
+    """Publishes the message of `call`; logs it, and sends the signal ``rerun``.
+
+    The worker that receives it forgets the outcome, if that is still the one of `call`. So the
+    record stays until then, and two people who run a call again at once run it once.
+
+    Args:
+        call: None if it has not ended.
+        user: who requests it.
+
+    Returns:
+        PUBLISHED, NOT_ENDED, CHANGED or NO_MESSAGE.
+
+    Raises:
+        StoreUnavailableError: if Redis or the broker is unavailable.
+    """
+    if call is None:
+        return NOT_ENDED
+    if call.message is None:
+        return NO_MESSAGE
+    if call.state is not None and call.view is not None:
+        current = read_view(call.view.store, call.view.key)
+        if current is None or current.version != call.view.version:
+            return CHANGED
+    record = call.view.record if call.view is not None else None
+    try:
+        key = call.key.with_fingerprint(record.fingerprint if record else b"")
+        task_id = ended_message.publish(call.message, key, call.token)
+    except Exception as error:
+        raise StoreUnavailableError(
+            f"{call.key}: its message cannot be published: {type(error).__name__}; run it again "
+            "once more, which does not run it twice"
+        ) from error
+    if call.state is None:
+        executor = call.task.idempotency_configuration.executor
+        executor.delete_message(call.key, call.task_id)
+    label = record.label if record else ""
+    extra = log_extra(str(call.key), task_id=task_id, label=label, token=call.token)
+    what = f"{call.state}, of task" if call.state else "the rejected task"
+    logger.info("%r has run %s again (%s %r)", user, call.key, what, call.task_id, extra=extra)
+    report(table.RERUN, About(call.task, call.key.task, task_id, call.key, label), user=user)
+    return PUBLISHED
