@@ -6,7 +6,7 @@ has stored the whole. Requests without a key are passed on as they are.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                 body = await self._read_body(scope, receive)
                 if body is None:
                     return
-                await self._begin(exchange, scope, admitted, _fingerprint(scope, body))
+                await self._begin(exchange, scope, admitted, fingerprint_of(scope, body))
             except Answered as answered:
                 await _send(send, answered.response)
                 return
@@ -107,10 +107,7 @@ class _HeldResponse:
 
     async def _release(self, whole: bool) -> None:
         fields = list(self._start.get("headers", ()))
-        headers = [
-            (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
-            for name, value in fields
-        ]
+        headers = decoded(fields)
         body = bytes(self._body)
         self._body.clear()
         try:
@@ -120,17 +117,25 @@ class _HeldResponse:
             await _send(self._send, answered.response)
             return
         self._released = True
-        await self._send({**self._start, "headers": [*fields, *_encoded(added)]})
+        await self._send({**self._start, "headers": [*fields, *encoded(added)]})
         await self._send({"type": "http.response.body", "body": body, "more_body": not whole})
 
 
 async def _send(send: Send, response: Response) -> None:
-    headers = _encoded(response.headers)
+    headers = encoded(response.headers)
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": response.body})
 
 
-def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+def decoded(fields: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Returns fields of ASGI as text."""
+    return [
+        (bytes(name).decode("latin-1"), bytes(value).decode("latin-1")) for name, value in fields
+    ]
+
+
+def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Returns fields as ASGI has them."""
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
@@ -138,7 +143,8 @@ def _field(scope: Scope, name: str) -> str:
     return ",".join(fields_of(scope, name))
 
 
-def _fingerprint(scope: Scope, body: bytes) -> list[str | bytes]:
+def fingerprint_of(scope: Scope, body: bytes) -> list[str | bytes]:
+    """Returns the fingerprint of a request."""
     query = scope["query_string"].decode("latin-1")
     target = scope["method"], scope.get("root_path", ""), scope["path"], query
     content_type, encoding = _field(scope, "content-type"), _field(scope, "content-encoding")

@@ -14,7 +14,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,12 @@ from urllib.parse import unquote
 
 from celery.signals import task_postrun, worker_process_init, worker_ready, worker_shutdown
 
-from celery_idempotent import signals
+from celery_idempotent import shared_counters, signals
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.events.report import counters
 from celery_idempotent.events.table import REFUSED_FOR
 from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.redelivery import renewal
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
@@ -61,6 +63,9 @@ _SERIES: dict[str, list[tuple[str, dict[str, str]]]] = {
         *(("_bucket", {"le": "+Inf"}), ("_count", {}), ("_sum", {})),
     ],
 }
+
+
+ExpiredLeases = Callable[[], "Counter[str] | None"]
 
 
 def address(setting: Any) -> tuple[str, int]:
@@ -119,8 +124,17 @@ class Metrics:
             "heartbeats_replaced",
             "Threads that renew leases and have died, or were late, and were replaced.",
         )
-        self._leases_held = Gauge(
-            "leases_held", "Leases held now.", multiprocess_mode="livesum", **common
+        gauge: Any = partial(Gauge, **common)
+        self._leases_held = gauge("leases_held", "Leases held now.", multiprocess_mode="livesum")
+        self._messages_held = gauge(
+            "messages_held",
+            "Messages that the worker had at the last renewal, and keeps from redelivery.",
+            multiprocess_mode="livesum",
+        )
+        self._messages_renewed = gauge(
+            "messages_renewed_timestamp_seconds",
+            "When the worker last kept its messages from redelivery.",
+            multiprocess_mode="livemax",
         )
 
     def connect(self) -> None:
@@ -131,6 +145,7 @@ class Metrics:
         counters.append(self._count)
         task_postrun.connect(self._set_leases_held, weak=False)  # a task ends after its lease
         heartbeat.on_replaced = self._heartbeats_replaced.inc
+        renewal.on_renewed.append(self._on_renewed)
 
     def _count(self, name: str, task: str) -> None:
         if name in signals.DECISIONS:
@@ -144,6 +159,10 @@ class Metrics:
 
     def _set_leases_held(self, **_: Any) -> None:
         self._leases_held.set(len(heartbeat.held()))
+
+    def _on_renewed(self, number: int) -> None:
+        self._messages_held.set(number)
+        self._messages_renewed.set_to_current_time()
 
     def _on_taken_over(self, key: str, orphaned_seconds: float, **_: Any) -> None:
         self._takeover_seconds.labels(_task_name(key)).observe(orphaned_seconds)
@@ -164,12 +183,20 @@ class _PoolCollector:
         directory: of the processes' files.
         metrics: what is collected.
         tasks: names of the tasks whose series are served before there is anything to count.
+        expired_leases: as for :func:`start`.
     """
 
-    def __init__(self, directory: str, metrics: Metrics, tasks: Iterable[str]) -> None:
+    def __init__(
+        self,
+        directory: str,
+        metrics: Metrics,
+        tasks: Iterable[str],
+        expired_leases: ExpiredLeases,
+    ) -> None:
         self._directory = directory
         self._metrics = metrics
         self._tasks = frozenset(tasks)
+        self._expired_leases = expired_leases
 
     def collect(self) -> Iterable[Metric]:
         """Returns the metrics; the gauges of dead processes are dropped."""
@@ -177,19 +204,24 @@ class _PoolCollector:
 
         for file in Path(self._directory).glob("gauge_live*_*.db"):
             pid = int(file.stem.rpartition("_")[2])
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
+            if not shared_counters.is_alive(pid):
                 mark_process_dead(pid, self._directory)
-            except PermissionError:
-                pass  # another user's process has the pid
         collector = MultiProcessCollector(None, self._directory)
         families = {family.name: family for family in collector.collect()}
         for metric in vars(self._metrics).values():
             for family in metric.describe():
                 families.setdefault(family.name, family)
         self._add_zeros(families)
-        return families.values()
+        return [*families.values(), *self._expired()]
+
+    def _expired(self) -> Iterator[Metric]:
+        """Yields a gauge that the processes of the pool cannot serve: one of them is frozen."""
+        expired = self._expired_leases()
+        if expired is not None:
+            gauge = expired_gauge()
+            for task in self._tasks:
+                gauge.add_metric([task], expired[task])
+            yield gauge
 
     def _add_zeros(self, families: Mapping[str, Metric]) -> None:
         """Adds the series that the tasks, and other names that are counted, do not have yet.
@@ -206,6 +238,14 @@ class _PoolCollector:
                     name, labels = family_name + suffix, {"task": task, **label}
                     if (name, frozenset(labels.items())) not in existing:
                         families[family_name].add_sample(name, labels, 0.0)
+
+
+def expired_gauge() -> Any:
+    """Returns the gauge of expired leases, which only a worker's main process serves."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    text = "Executions that run although their lease has expired."
+    return GaugeMetricFamily("celery_idempotent_leases_expired", text, labels=["task"])
 
 
 def connect(registry: CollectorRegistry | None = None) -> None:
@@ -225,12 +265,14 @@ def connect(registry: CollectorRegistry | None = None) -> None:
     Metrics(registry or REGISTRY).connect()
 
 
-def start(setting: Any, tasks: Iterable[str]) -> None:
+def start(setting: Any, tasks: Iterable[str], expired_leases: ExpiredLeases) -> None:
     """Starts counting, and serves the metrics once the worker is ready.
 
     Args:
         setting: as for :func:`address`.
         tasks: names of the worker's idempotent tasks.
+        expired_leases: returns the number of the worker's executions whose lease has expired, by
+            task; None if it is not known.
 
     Raises:
         SettingsError: if the setting is invalid.
@@ -251,7 +293,7 @@ def start(setting: Any, tasks: Iterable[str]) -> None:
 
     def serve(**_: Any) -> None:
         registry = CollectorRegistry()
-        registry.register(_PoolCollector(directory, metrics, tasks))
+        registry.register(_PoolCollector(directory, metrics, tasks, expired_leases))
         try:
             server, _thread = start_http_server(port, host, registry)
         except OSError as error:

@@ -27,7 +27,30 @@ StartResponse = Callable[..., Callable[[bytes], object]]
 READ_SIZE = 64 * 1024
 
 
-class IdempotencyMiddleware(BaseMiddleware):
+class WsgiReader(BaseMiddleware):
+    """Reads the body of a request."""
+
+    def _read_body(self, environ: Environ) -> bytes:
+        """Returns the body, which the app can still read."""
+        declared = environ.get("CONTENT_LENGTH") or ""
+        terminated = environ.get("wsgi.input_terminated", False)
+        if not declared and not terminated and environ.get("HTTP_TRANSFER_ENCODING"):
+            raise self._refusal(Problem.LENGTH_REQUIRED)
+        self._check_length(declared, 0, ended=False)
+        # Without a mark at the end of the input, reading further than its length would block.
+        left = self._max_body_bytes + 1 if terminated else int(declared or 0)
+        body = bytearray()
+        while left > 0 and (chunk := environ["wsgi.input"].read(min(left, READ_SIZE))):
+            body += chunk
+            left -= len(chunk)
+        self._check_length(declared, len(body), ended=True)
+        environ["wsgi.input"], environ["wsgi.input_terminated"] = BytesIO(body), True
+        environ["CONTENT_LENGTH"] = str(len(body))
+        environ.pop("HTTP_TRANSFER_ENCODING", None)
+        return bytes(body)
+
+
+class IdempotencyMiddleware(WsgiReader):
     """The middleware as a WSGI app; functions among its options get the environ."""
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -43,9 +66,6 @@ class IdempotencyMiddleware(BaseMiddleware):
                 if admitted is None:
                     return self._app(environ, start_response)  # type: ignore[no-any-return]
                 body = self._read_body(environ)
-                environ["wsgi.input"], environ["wsgi.input_terminated"] = BytesIO(body), True
-                environ["CONTENT_LENGTH"] = str(len(body))
-                environ.pop("HTTP_TRANSFER_ENCODING", None)
                 await self._begin(exchange, environ, admitted, fingerprint_of(environ, body))
                 with _HeldResponse(start_response) as held:
                     chunks = self._app(environ, held.start_response)
@@ -56,21 +76,6 @@ class IdempotencyMiddleware(BaseMiddleware):
                 reason = response.reason or phrases.get(response.status, "Unknown")
                 start_response(f"{response.status} {reason}", response.headers)
                 return [response.body]
-
-    def _read_body(self, environ: Environ) -> bytes:
-        declared = environ.get("CONTENT_LENGTH") or ""
-        terminated = environ.get("wsgi.input_terminated", False)
-        if not declared and not terminated and environ.get("HTTP_TRANSFER_ENCODING"):
-            raise self._refusal(Problem.LENGTH_REQUIRED)
-        self._check_length(declared, 0, ended=False)
-        # Without a mark at the end of the input, reading further than its length would block.
-        left = self._max_body_bytes + 1 if terminated else int(declared or 0)
-        body = bytearray()
-        while left > 0 and (chunk := environ["wsgi.input"].read(min(left, READ_SIZE))):
-            body += chunk
-            left -= len(chunk)
-        self._check_length(declared, len(body), ended=True)
-        return bytes(body)
 
 
 class _HeldResponse:

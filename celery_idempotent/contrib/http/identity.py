@@ -33,15 +33,17 @@ def anonymous(request: Any) -> str:
 
 
 def fields_of(request: Any, name: str) -> list[str]:
-    """Returns the header fields `name` of an ASGI scope, a WSGI environ or a request of Django.
+    """Returns the header fields `name` of an ASGI scope, a WSGI environ or a framework's request.
 
     WSGI servers join repeated fields with commas, and so does Django under ASGI.
     """
-    environ = getattr(request, "META", request)
+    environ = getattr(request, "META", getattr(request, "environ", request))
     if environ.get("type") == "http":  # an ASGI scope
         wanted, headers = name.lower().encode("latin-1"), environ["headers"]
         return [value.decode("latin-1") for field, value in headers if field.lower() == wanted]
-    value = environ.get("HTTP_" + name.upper().replace("-", "_"))
+    field = name.upper().replace("-", "_")
+    prefix = "" if field in ("CONTENT_LENGTH", "CONTENT_TYPE") else "HTTP_"
+    value = environ.get(prefix + field)
     return [] if value is None else [value]
 
 

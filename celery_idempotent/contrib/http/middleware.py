@@ -1,6 +1,6 @@
-"""What happens to a request with a key: the same for ASGI, WSGI and Django.
+"""What happens to a request with a key: the same for all middleware and for single endpoints.
 
-Their middleware reads the request, and then takes three steps: `_admit` checks the key and who
+They read the request, and then take three steps: `_admit` checks the key and who
 sends it, `_begin` begins its execution, and, once the app has responded, `_settle` stores the
 response or releases the key. Each step raises :class:`Answered` if the client is to get another
 response than that of the app.
@@ -91,6 +91,8 @@ class BaseMiddleware:
 
     #: Whether the app runs on an event loop.
     _is_async = False
+    #: Begins the line about a wrong option.
+    _title = "IdempotencyMiddleware"
 
     def __init__(
         self,
@@ -108,23 +110,23 @@ class BaseMiddleware:
         max_response_bytes: int | None = None,
         problem_type_base: str = TYPE_BASE,
     ) -> None:
-        _check(isinstance(idem, Idempotency), "idem", "an Idempotency", idem)
+        self._check(isinstance(idem, Idempotency), "idem", "an Idempotency", idem)
         if idem.name == DEFAULT_NAME:
             raise SettingsError(
-                "IdempotencyMiddleware: idem has the default name, and services with one name "
+                f"{self._title}: idem has the default name, and services with one name "
                 "answer each other's requests; give it the name of this service, such as "
                 'Idempotency(…, name="payments-api")'
             )
-        _check(callable(identity), "identity", "a function of the request", identity)
+        self._check(callable(identity), "identity", "a function of the request", identity)
         given: Any = methods
         is_list = isinstance(given, Collection) and not isinstance(given, str)
         is_valid = is_list and all(isinstance(method, str) and method for method in given)
-        _check(is_valid, "methods", 'a list of HTTP methods, such as ["POST", "PATCH"]', given)
+        self._check(is_valid, "methods", 'a list of HTTP methods, such as ["POST", "PATCH"]', given)
         is_valid = callable(required) or isinstance(required, bool)
-        _check(is_valid, "required", "True, False or a function of the request", required)
-        _check(callable(store_response), "store_response", "a function", store_response)
+        self._check(is_valid, "required", "True, False or a function of the request", required)
+        self._check(callable(store_response), "store_response", "a function", store_response)
         is_valid = authorize_replay is None or callable(authorize_replay)
-        _check(is_valid, "authorize_replay", "a function of the request", authorize_replay)
+        self._check(is_valid, "authorize_replay", "a function of the request", authorize_replay)
         if max_response_bytes is None:
             max_response_bytes = idem.settings.max_result_size
         for name, value in (
@@ -132,35 +134,39 @@ class BaseMiddleware:
             ("max_body_bytes", max_body_bytes),
             ("max_response_bytes", max_response_bytes),
         ):
-            _check(type(value) is int and value >= 0, name, "a whole number, 0 or more", value)
+            self._check(type(value) is int and value >= 0, name, "a whole number, 0 or more", value)
         is_text = isinstance(problem_type_base, str)
-        _check(is_text, "problem_type_base", "text", problem_type_base)
+        self._check(is_text, "problem_type_base", "text", problem_type_base)
         self._app = app
         self._idem = idem
         self._identity = identity
         self._methods = frozenset(method.upper() for method in methods)
         if wrong := min(self._methods & _NEVER_KEYED, default=None):
-            raise SettingsError(f"IdempotencyMiddleware: methods cannot include {wrong}; remove it")
+            raise SettingsError(f"{self._title}: methods cannot include {wrong}; remove it")
         self._required = required
         self._store_response = store_response
         self._authorize_replay = authorize_replay
         # The middleware itself decides which ends are stored.
         options = {"wait_timeout": wait_timeout, "replay_errors": ()}
-        self._settings = idem.settings_for(options, "IdempotencyMiddleware")
+        self._settings = idem.settings_for(options, self._title)
         self._retry_after = retry_after
         self._max_body_bytes = max_body_bytes
         self._max_response_bytes = max_response_bytes
         self._problem_type_base = problem_type_base
 
+    def _check(self, valid: bool, name: str, kind: str, value: Any) -> None:
+        if not valid:
+            raise SettingsError(f"{self._title}: {name} must be {kind}, not {value!r}")
+
     def _applies(self, request: Any, method: str) -> bool:
         """Returns whether the request may be more than one to pass to the app."""
-        wanted = fields_of(request, KEY_HEADER) or self._required is not False
+        wanted = self._key_fields(request) or self._required is not False
         # Some servers pass a method as it came, and some frameworks take post for POST.
         return bool(wanted) and method.upper() in self._methods and self._settings.enabled
 
-    def _admit(self, request: Any) -> tuple[str, str, str] | None:
+    def _admit(self, request: Any) -> tuple[str, ...] | None:
         """Returns the key of a request for the engine, or None if it needs no key and has none."""
-        key_fields = fields_of(request, KEY_HEADER)
+        key_fields = self._key_fields(request)
         if not key_fields:
             required = self._required(request) if callable(self._required) else self._required
             if required:
@@ -175,6 +181,9 @@ class BaseMiddleware:
         if not identity:
             raise self._refusal(Problem.IDENTITY_MISSING)
         return record_key(identity, key)
+
+    def _key_fields(self, request: Any) -> list[str]:
+        return fields_of(request, KEY_HEADER)
 
     def _check_length(self, declared: str, received: int, *, ended: bool) -> None:
         """Refuses a body that is too large or, at its end, incomplete.
@@ -192,7 +201,7 @@ class BaseMiddleware:
             raise self._refusal(Problem.BODY_TOO_LARGE)
 
     async def _begin(
-        self, exchange: Exchange, request: Any, admitted: tuple[str, str, str], fingerprint: Any
+        self, exchange: Exchange, request: Any, admitted: tuple[str, ...], fingerprint: Any
     ) -> None:
         """Begins the execution of a request, unless it runs or has a response."""
         with self._refusing():
@@ -298,8 +307,3 @@ def record_key(identity: str, key: str) -> tuple[str, str, str]:
     """Returns the key for the engine; the identity, which may be a credential, is hashed."""
     digest = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=32)
     return "http", digest.hexdigest(), key
-
-
-def _check(valid: bool, name: str, kind: str, value: Any) -> None:
-    if not valid:
-        raise SettingsError(f"IdempotencyMiddleware: {name} must be {kind}, not {value!r}")

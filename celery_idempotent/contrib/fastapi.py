@@ -1,0 +1,239 @@
+"""A decorator for one endpoint of FastAPI or Starlette; see docs/http.md.
+
+A request has passed its dependencies and its validation before its key is looked up.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import anyio.from_thread
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
+
+from celery_idempotent.contrib.asgi import decoded, encoded, fingerprint_of
+from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
+from celery_idempotent.contrib.http.response import Headers, stored_by_default
+from celery_idempotent.contrib.http.response import Response as Captured
+from celery_idempotent.contrib.http.route import METHODS, BaseRoute, Call
+from celery_idempotent.functions.engine import Idempotency
+from celery_idempotent.store.run_sync import run_sync
+
+__all__ = ["anonymous", "by_cookie", "by_header", "idempotent_route", "stored_by_default"]
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+#: The parameter that is added to an endpoint.
+_PARAMETER = "idempotency_exchange"
+#: The options of a route that are about its responses.
+_OF_RESPONSES = (
+    *("response_model", "response_class", "status_code"),
+    *(f"response_model_{name}" for name in ("include", "exclude", "by_alias")),
+    *(f"response_model_exclude_{name}" for name in ("unset", "defaults", "none")),
+)
+#: The entry of a scope that has what an endpoint has returned.
+_RETURNED = "celery_idempotent.returned"
+
+
+def idempotent_route(
+    idem: Idempotency,
+    *,
+    identity: Callable[..., str | None],
+    key: Callable[..., str | None] | None = None,
+    fingerprint: Callable[..., Any] | None = None,
+    methods: Collection[str] = METHODS,
+    **options: Any,
+) -> Callable[[Endpoint], Endpoint]:
+    """Runs an endpoint once for a key, and replays its response to retries.
+
+    It belongs below the decorator that adds the route. The options that are functions get the
+    request, and those of the endpoint's arguments that they have as further parameters. An endpoint
+    that is called without a request, as in a test, runs as if it was not decorated.
+
+    Args:
+        idem: the engine that stores the responses, with a name that no other service has.
+        identity: returns the text that identifies the sender, or None if it is unknown.
+        key: returns the key as text, or None if the request needs none; by default that is the
+            header Idempotency-Key.
+        fingerprint: returns what must be equal in all requests with one key; by default that is
+            the whole request. An endpoint with a form needs one.
+        methods: the HTTP methods to which keys apply.
+        options: the other options of `celery_idempotent.contrib.asgi.IdempotencyMiddleware`.
+
+    Raises:
+        SettingsError: for the first option with a wrong value, in one line.
+    """
+
+    def decorate(endpoint: Endpoint) -> Endpoint:
+        route = _Route(
+            endpoint,
+            idem,
+            identity=identity,
+            key=key,
+            fingerprint=fingerprint,
+            methods=methods,
+            **options,
+        )
+        return route.decorated()  # type: ignore[return-value]
+
+    return decorate
+
+
+class _Injected(NamedTuple):
+    request: Request
+    #: Collects the headers, the cookies and the status that the endpoint and dependencies set.
+    response: Response
+
+
+def _inject(request: Request, response: Response) -> _Injected:
+    return _Injected(request, response)
+
+
+@dataclass(frozen=True)
+class _Call(Call):
+    collected: Response
+
+
+class _Route(BaseRoute):
+    def __init__(self, endpoint: Callable[..., Any], idem: Idempotency, **options: Any) -> None:
+        super().__init__(endpoint, idem, **options)
+        self._is_async = inspect.iscoroutinefunction(endpoint)
+        #: By id of a route, which is kept so that no other one gets its id.
+        self._renderers: dict[int, tuple[APIRoute, Callable[[Request], Any]]] = {}
+
+    def decorated(self) -> Callable[..., Any]:
+        """Returns the function that FastAPI calls, in the event loop or in a thread."""
+        endpoint = self._app
+
+        @wraps(endpoint)
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            if (injected := _injected(args, kwargs)) is None:
+                return await endpoint(*args, **kwargs)
+            return await self._handle(injected, args, kwargs)
+
+        @wraps(endpoint)
+        def run_in_thread(*args: Any, **kwargs: Any) -> Any:
+            if (injected := _injected(args, kwargs)) is None:
+                return endpoint(*args, **kwargs)
+            return run_sync(self._handle(injected, args, kwargs))
+
+        decorated: Any = run if self._is_async else run_in_thread
+        decorated.__signature__ = self._with_injected()
+        return decorated  # type: ignore[no-any-return]
+
+    def _with_injected(self) -> inspect.Signature:
+        """Returns the endpoint's signature, with a parameter that FastAPI injects."""
+        try:  # FastAPI may look names of annotations up in the globals of the decorated function
+            signature = inspect.signature(self._app, eval_str=True)
+        except NameError:  # a name that only type checkers import
+            signature = self._signature
+        added = inspect.Parameter(
+            _PARAMETER,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[_Injected, Depends(_inject)],
+        )
+        parameters = sorted([*signature.parameters.values(), added], key=lambda p: p.kind)
+        return signature.replace(parameters=parameters)
+
+    async def _handle(self, injected: _Injected, args: Any, kwargs: Any) -> Any:
+        request, collected = injected
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        run = partial(self._app, *args, **kwargs)
+        call = _Call(request, bound.arguments, request.scope, run, collected)
+        return await self._respond(call, request.method)
+
+    async def _await(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._is_async:
+            return await function(*args)
+        return anyio.from_thread.run(function, *args)
+
+    async def _body(self, call: Call) -> bytes:
+        try:
+            body: bytes = await self._await(call.request.body)
+        except RuntimeError:  # Starlette reads a form without keeping its bytes
+            raise TypeError(
+                f"{self._title}: {self._name} has a form, which was read; pass fingerprint="
+            ) from None
+        return body
+
+    def _fingerprint_of_request(self, environ: Any, body: bytes) -> Any:
+        return fingerprint_of(environ, body)
+
+    async def _run(self, call: Call) -> Any:
+        returned = call.run()
+        return await returned if self._is_async else returned
+
+    async def _captured(self, call: Call, value: Any) -> tuple[Any, Captured, bool]:
+        response = value
+        if not isinstance(value, Response):
+            response = await self._await(self._render, call, value)
+        body = getattr(response, "body", None)  # streams and files have none
+        captured = Captured(response.status_code, decoded(response.raw_headers), bytes(body or b""))
+        return response, captured, body is not None
+
+    async def _render(self, call: _Call, value: Any) -> Response:
+        """Returns the response that FastAPI makes of a value that is no response."""
+        route: APIRoute = call.request.scope["route"]
+        if id(route) not in self._renderers:
+            options = {name: getattr(route, name) for name in _OF_RESPONSES}
+            handler = APIRoute("/", _returned, **options).get_route_handler()
+            self._renderers[id(route)] = route, handler
+        _, handler = self._renderers[id(route)]
+        scope = {**call.request.scope, _RETURNED: (value, call.collected)}
+        response: Response = await handler(Request(scope))
+        return response
+
+    async def _captured_error(self, call: Call, error: Exception) -> tuple[Captured, bool]:
+        default = ExceptionMiddleware(self._app).http_exception
+        handlers = {HTTPException: default, **call.request.app.exception_handlers}
+        kinds: list[Any] = [error.status_code] if isinstance(error, HTTPException) else []
+        kinds += [kind for kind in type(error).__mro__ if kind is not Exception]
+        handler = next((handlers[kind] for kind in kinds if kind in handlers), None)
+        if handler is None:
+            raise error
+        response = await self._await(_response_of, handler, call.request, error)
+        _, captured, whole = await self._captured(call, response)
+        return captured, whole
+
+    def _add(self, response: Response, headers: Headers) -> None:
+        response.raw_headers.extend(encoded(headers))
+
+    def _converted(self, response: Captured) -> Response:
+        converted = Response(response.body, response.status)
+        converted.raw_headers = encoded(response.headers)
+        return converted
+
+
+def _injected(args: Any, kwargs: dict[str, Any]) -> _Injected | None:
+    """Returns what FastAPI has injected; Starlette passes the request as an argument."""
+    if _PARAMETER in kwargs:
+        injected: _Injected = kwargs.pop(_PARAMETER)
+        return injected
+    request = next((argument for argument in args if isinstance(argument, Request)), None)
+    return None if request is None else _Injected(request, Response())
+
+
+async def _response_of(handler: Any, request: Request, error: Exception) -> Response:
+    """Returns the response of a handler of errors."""
+    response: Any
+    if inspect.iscoroutinefunction(handler):
+        response = await handler(request, error)
+    else:
+        response = await run_in_threadpool(handler, request, error)
+    return response  # type: ignore[no-any-return]
+
+
+def _returned(request: Request, response: Response) -> Any:
+    """Is an endpoint that returns what the decorated one has returned."""
+    value, collected = request.scope[_RETURNED]
+    response.raw_headers.extend(collected.raw_headers)
+    response.status_code = collected.status_code
+    return value

@@ -1,0 +1,120 @@
+"""A decorator for one view of Flask; see docs/http.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial, wraps
+from typing import Any, TypeVar
+
+import flask
+
+from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
+from celery_idempotent.contrib.http.response import Headers, stored_by_default
+from celery_idempotent.contrib.http.response import Response as Captured
+from celery_idempotent.contrib.http.route import METHODS, BaseRoute, Call
+from celery_idempotent.contrib.wsgi import WsgiReader, fingerprint_of
+from celery_idempotent.functions.engine import Idempotency
+from celery_idempotent.store.run_sync import run_sync
+
+__all__ = ["anonymous", "by_cookie", "by_header", "idempotent_route", "stored_by_default"]
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+def idempotent_route(
+    idem: Idempotency,
+    *,
+    identity: Callable[..., str | None],
+    key: Callable[..., str | None] | None = None,
+    fingerprint: Callable[..., Any] | None = None,
+    methods: Collection[str] = METHODS,
+    **options: Any,
+) -> Callable[[View], View]:
+    """Runs a view once for a key, and replays its response to retries.
+
+    It belongs below the decorator that adds the route, and below those that check permissions. The
+    options that are functions get Flask's request, and those of the view's arguments that they have
+    as further parameters. A view that is called outside a request runs as if it was not decorated.
+
+    Args:
+        idem: the engine that stores the responses, with a name that no other service has.
+        identity: returns the text that identifies the sender, or None if it is unknown.
+        key: returns the key as text, or None if the request needs none; by default that is the
+            header Idempotency-Key.
+        fingerprint: returns what must be equal in all requests with one key; by default that is
+            the whole request.
+        methods: the HTTP methods to which keys apply.
+        options: the other options of `celery_idempotent.contrib.wsgi.IdempotencyMiddleware`.
+
+    Raises:
+        SettingsError: for the first option with a wrong value, in one line.
+    """
+
+    def decorate(view: View) -> View:
+        route = _Route(
+            view,
+            idem,
+            identity=identity,
+            key=key,
+            fingerprint=fingerprint,
+            methods=methods,
+            **options,
+        )
+
+        @wraps(view)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not flask.has_request_context():
+                return view(*args, **kwargs)
+            return route.respond_to(*args, **kwargs)
+
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
+class _Route(BaseRoute, WsgiReader):
+    def respond_to(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the response to the current request."""
+        request = flask.request
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        view = flask.current_app.ensure_sync(self._app)
+        call = Call(request, bound.arguments, request.environ, partial(view, *args, **kwargs))
+        return run_sync(self._respond(call, request.method))
+
+    async def _body(self, call: Call) -> bytes:
+        request: flask.Request = call.request
+        if "stream" not in vars(request):
+            return self._read_body(request.environ)
+        if "form" in vars(request) and (request.form or request.files):
+            raise TypeError(
+                f"{self._title}: the form of {self._name} was read before; pass fingerprint="
+            )
+        return request.get_data()  # of a hook that has read the body
+
+    def _fingerprint_of_request(self, environ: Any, body: bytes) -> Any:
+        return fingerprint_of(environ, body)
+
+    async def _run(self, call: Call) -> Any:
+        return call.run()
+
+    async def _captured(self, call: Call, value: Any) -> tuple[Any, Captured, bool]:
+        response = flask.make_response(value)
+        whole = not (response.is_streamed or response.direct_passthrough)
+        body = response.get_data() if whole else b""
+        _, _, reason = response.status.partition(" ")
+        captured = Captured(response.status_code, list(response.headers), body, reason)
+        return response, captured, whole
+
+    async def _captured_error(self, call: Call, error: Exception) -> tuple[Captured, bool]:
+        response = flask.make_response(flask.current_app.handle_user_exception(error))
+        response.make_sequence()  # of an abort() it is a WSGI app, which Werkzeug streams
+        _, captured, whole = await self._captured(call, response)
+        return captured, whole
+
+    def _add(self, response: flask.Response, headers: Headers) -> None:
+        response.headers.extend(headers)
+
+    def _converted(self, response: Captured) -> flask.Response:
+        status = f"{response.status} {response.reason}" if response.reason else response.status
+        return flask.Response(response.body, status, response.headers)

@@ -1,0 +1,171 @@
+"""One endpoint, whose decorator gets the framework's request and the endpoint's arguments.
+
+A subclass knows a framework: how to read the body of a request, and how to turn what an endpoint
+returns into a response. Its coroutines do not suspend if the endpoint blocks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery_idempotent.contrib.http.identity import fields_of
+from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.response import Headers, Response
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.functions.direct_call import current_execution
+from celery_idempotent.functions.engine import Idempotency
+
+#: An endpoint that is decorated is meant, whatever it is; a GET request has no effect to protect.
+METHODS = ("POST", "PUT", "PATCH", "DELETE")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request that has reached its endpoint."""
+
+    #: The framework's.
+    request: Any
+    #: Those of the endpoint, by name.
+    arguments: Mapping[str, Any]
+    #: The ASGI scope or the WSGI environ, under Django's name for it.
+    META: Any
+    #: Calls the endpoint.
+    run: Callable[[], Any]
+
+
+class BaseRoute(BaseMiddleware):
+    """Runs the endpoint once for a key, as :class:`BaseMiddleware` does an app.
+
+    Args:
+        endpoint: the function; `identity`, `required`, `authorize_replay`, `key` and `fingerprint`
+            get the request, and those of its arguments that they have as further parameters.
+        key: returns the key as text, or None if the request needs none; by default that is the
+            header Idempotency-Key.
+        fingerprint: returns what must be equal in all requests with one key; by default that is
+            the whole request.
+    """
+
+    _title = "idempotent_route"
+
+    def __init__(
+        self,
+        endpoint: Callable[..., Any],
+        idem: Idempotency,
+        *,
+        methods: Collection[str] = METHODS,
+        key: Callable[..., str | None] | None = None,
+        fingerprint: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
+            raise SettingsError(
+                f"{self._title}: {endpoint.__qualname__} yields its response, which cannot be held "
+                "back; return a streaming response"
+            )
+        self._signature = inspect.signature(endpoint)
+        for name in ("identity", "required", "authorize_replay"):
+            if callable(options.get(name)):
+                options[name] = self._of_call(name, options[name])
+        super().__init__(endpoint, idem, methods=methods, **options)
+        self._key = None if key is None else self._of_call("key", key)
+        self._fingerprint = (
+            None if fingerprint is None else self._of_call("fingerprint", fingerprint)
+        )
+        self._name = f"{endpoint.__module__}.{endpoint.__qualname__}"
+
+    def _of_call(self, option: str, function: Callable[..., Any]) -> Callable[[Call], Any]:
+        """Returns a function of a call that passes the request and the arguments it wants."""
+        self._check(callable(function), option, "a function of the request", function)
+        known = self._signature.parameters
+        _, *wanted = inspect.signature(function).parameters.values()
+        for parameter in wanted:
+            if parameter.name not in known and parameter.default is parameter.empty:
+                raise SettingsError(
+                    f"{self._title}: {option} has a parameter {parameter.name}, which the endpoint "
+                    f"does not have; it has {', '.join(known) or 'none'}"
+                )
+        names = [parameter.name for parameter in wanted if parameter.name in known]
+
+        def of_call(call: Call) -> Any:
+            return function(
+                call.request, **{n: call.arguments[n] for n in names if n in call.arguments}
+            )
+
+        return of_call
+
+    async def _respond(self, call: Call, method: str) -> Any:
+        """Returns the endpoint's response, or a stored one."""
+        if method.upper() not in self._methods or not self._settings.enabled:
+            return await self._run(call)
+        async with Exchange() as exchange:
+            try:
+                admitted = self._admit(call)
+                if admitted is None or self._is_running(admitted):
+                    return await self._run(call)
+                await self._begin(exchange, call, admitted, await self._fingerprint_of(call))
+                try:
+                    response, captured, whole = await self._captured(call, await self._run(call))
+                except Exception as error:
+                    captured, whole = await self._captured_error(call, error)
+                    await self._settle(exchange, call, captured, whole=whole)
+                    raise
+                added = await self._settle(exchange, call, captured, whole=whole)
+            except Answered as answered:
+                return self._converted(answered.response)
+            self._add(response, added)
+            return response
+
+    def _admit(self, request: Call) -> tuple[str, ...] | None:
+        admitted = super()._admit(request)
+        # Clients choose the keys of headers; two functions may well return the same number.
+        return admitted if admitted is None or self._key is None else (*admitted, self._name)
+
+    def _key_fields(self, request: Call) -> list[str]:
+        if self._key is None:
+            return super()._key_fields(request)
+        key = self._key(request)
+        if not isinstance(key, (str, type(None))):
+            raise TypeError(f"key must return text or None, not {type(key).__name__}")
+        return [] if key is None else ['"' + re.sub(r'(["\\])', r"\\\1", key) + '"']
+
+    def _is_running(self, admitted: tuple[str, ...]) -> bool:
+        """Returns whether the middleware around the app has begun an execution with this key."""
+        outer = current_execution.get()
+        return outer is not None and outer.key == str(self._idem.key_of(admitted))
+
+    async def _fingerprint_of(self, call: Call) -> Any:
+        declared = ",".join(fields_of(call, "content-length"))
+        self._check_length(declared, 0, ended=False)
+        if self._fingerprint is not None:
+            return [self._name, self._fingerprint(call)]
+        body = await self._body(call)
+        self._check_length(declared, len(body), ended=True)
+        return self._fingerprint_of_request(call.META, body)
+
+    def _fingerprint_of_request(self, environ: Any, body: bytes) -> Any:
+        raise NotImplementedError
+
+    async def _body(self, call: Call) -> bytes:
+        raise NotImplementedError
+
+    async def _run(self, call: Call) -> Any:
+        """Calls the endpoint."""
+        raise NotImplementedError
+
+    async def _captured(self, call: Any, value: Any) -> tuple[Any, Response, bool]:
+        """Returns the response to what the endpoint has returned, and whether its body is known."""
+        raise NotImplementedError
+
+    async def _captured_error(self, call: Call, error: Exception) -> tuple[Response, bool]:
+        """Returns the app's response to an error of the endpoint, or raises the error."""
+        raise NotImplementedError
+
+    def _add(self, response: Any, headers: Headers) -> None:
+        raise NotImplementedError
+
+    def _converted(self, response: Response) -> Any:
+        raise NotImplementedError
