@@ -34,7 +34,7 @@ bench: .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=l
 		$(if $(AGAINST),--against $(AGAINST)) $(if $(JSON),--json $(JSON)) $(if $(MINUTES),--minutes $(MINUTES))
 
 .PHONY: peers
-peers: .venv/peers  ## Compare with plain Celery, celery-once and celery-singleton
+peers: .venv/peers  ## Compare with plain Celery and five other libraries, three of them in environments of their own
 	@$(BIN)/python -m tests.labs.comparison
 
 .PHONY: outages
@@ -50,9 +50,29 @@ chaos: .venv/chaos  ## Inject faults by a seeded schedule, also for other librar
 proof: .venv/proof  ## Search the model, compare the scripts with it, run mutation tests: about ten minutes
 	@$(BIN)/python -m tests.labs.verification
 
+.PHONY: canvases
+canvases: .venv/test  ## Publish chains, chords, retries and duplicates while processes are killed, beside plain Celery (SEEDS= CANVASES= OURS=1)
+	@$(BIN)/python -m tests.labs.canvases $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CANVASES),--canvases $(CANVASES)) $(if $(OURS),--ours)
+
+.PHONY: history
+history: .venv/test  ## Record the calls of many processes under faults, and find an order that explains every reply (SEEDS= SECONDS=)
+	@$(BIN)/python -m tests.labs.history $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS))
+
+.PHONY: redelivery
+redelivery: .venv/test  ## Kill whole workers under load, and time when their messages begin elsewhere (TRIALS= AFTER= LEASE= RELIER=python); FAULTS=1: a table of faults; COST=1: of 1,000 messages; HOUR=1: the deliveries of a living worker
+	@$(BIN)/python -m tests.labs.redelivery$(if $(HOUR),.hour)$(if $(FAULTS),.faults)$(if $(COST),.cost) $(if $(TRIALS),--trials $(TRIALS)) $(if $(AFTER),--after $(AFTER)) $(if $(LEASE),--lease $(LEASE)) $(if $(RELIER),--relier $(RELIER))
+
 .PHONY: purge
 purge: .venv/test  ## Delete 5,000,000 expired outcomes from PostgreSQL and MariaDB beside a writer (ROWS=)
 	@$(BIN)/python -m tests.labs.purge $(if $(ROWS),--rows $(ROWS))
+
+.PHONY: find
+find: .venv/test  ## Fill Redis with 1,000,000 records, and time the pages of the dashboard (RECORDS=)
+	@$(BIN)/python -m tests.labs.find $(if $(RECORDS),--records $(RECORDS))
+
+.PHONY: incidents
+incidents: .venv/test  ## Stage eight incidents, and see when log, alerts, doctor and dashboard report them (ONLY=)
+	@$(BIN)/python -m tests.labs.incidents $(ONLY)
 
 .PHONY: screenshots
 screenshots: .venv/test  ## Write the images of the dashboard to docs/images, with Debian's Chromium
@@ -85,7 +105,7 @@ linkcheck: .venv/docs  ## Follow the documentation's links to other sites
 
 .PHONY: clean
 clean:  ## Remove everything that these commands create
-	rm -rf .venv .chaos .matrix dist build htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+	rm -rf .venv .chaos .matrix .peers dist build htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -32,10 +32,14 @@ class KeyRuleError(IdempotencyError):
 
 
 class ConflictError(IdempotencyError):
-    """The key is held by another execution (``idempotency_on_conflict="raise"``, or an eager call).
+    """Another call has the key (``idempotency_on_conflict="raise"``, or an eager call).
 
-    Try again when that execution has ended, or choose ``retry`` or ``wait``.
+    Try again when that execution has ended, or choose ``retry`` or ``wait``. After
+    ``idempotency_dedupe_publish="raise"``, ``AsyncResult(error.task_id)`` is the other call's.
     """
+
+    #: The other call's, in the process where the error was raised.
+    task_id: str | None = None
 
 
 class KeyReusedError(IdempotencyError):
@@ -60,8 +64,8 @@ class LeaseLostError(IdempotencyError):
 class PoisonedTaskError(IdempotencyError):
     """The executions of this key died without an outcome, ``max_attempts`` times in a row.
 
-    Correct what kills the worker process (memory, native code, time limits), ``forget`` the key,
-    and publish the call again.
+    Correct what kills the worker process (memory, native code, time limits), and run the call
+    again: ``celery -A shop idempotency rerun``.
     """
 
 

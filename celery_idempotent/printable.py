@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 #: Bytes that the text may have in UTF-8. A record has room for 247.
 MAX_BYTES = 200
 
@@ -28,6 +31,17 @@ def printable(text: str) -> str:
     if len(data) <= MAX_BYTES:
         return text
     return data[: MAX_BYTES - 3].decode(errors="ignore") + "…"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns the end of an error about `name`, with the most similar of the `known` names."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def plural(number: int, noun: str) -> str:
+    """Returns ``1 record`` or ``2,000 records``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _escaped(character: str) -> str:

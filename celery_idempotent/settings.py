@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from celery_idempotent.errors import SettingsError
+from celery_idempotent.printable import did_you_mean
 
 PREFIX = "idempotency_"
 #: Begins misspelt names, too, such as ``idempotent_key``.
@@ -37,6 +38,11 @@ def _seconds(least: float) -> _Validator:
         lambda value: _is_number(value) and least <= value <= 366 * 86400,
         f"a number of seconds, at least {least:g}, at most a year",
     )
+
+
+def _seconds_or_none(least: float) -> _Validator:
+    is_valid, expected = _seconds(least)
+    return lambda value: value is None or is_valid(value), f"{expected}, or None"
 
 
 def _whole(least: int, most: int, of: str = "") -> _Validator:
@@ -116,7 +122,7 @@ class Settings:
 
     #: Whether calls are protected; False runs every call as a plain task.
     enabled: bool = _option(True, *_FLAG)
-    #: Whether every call runs as a plain task, while what would have become of it is counted.
+    #: Whether every call runs as a plain task, and the decisions about it are only counted.
     shadow: bool = _option(False, *_FLAG)
     #: The key rule: a template such as ``"order:{order_id}"``, a tuple of argument names, a
     #: function of the arguments, or ``TASK_ID`` (only copies of one message are duplicates). By
@@ -126,13 +132,13 @@ class Settings:
     #: run has ended, so that its calls run one at a time. ``started``: like ``finished``, and one
     #: call waits while another one runs, which collapses bursts.
     until: str = _option("expired", *_one_of(*UNTIL))
-    #: How long an execution may run without a heartbeat before another one can take over; a
-    #: heartbeat extends it every third of it.
+    #: The time after the last heartbeat at which another execution can take over. A heartbeat
+    #: renews the lease three times in that time.
     lease: float = _option(60.0, *_seconds(0.5))
-    #: How long a result is kept. With ``until`` other than ``expired``: how long copies of a
-    #: message are known after its end.
+    #: The time for which a result is kept. With ``until`` other than ``expired``: the time for
+    #: which copies of a message are recognized after its end.
     result_ttl: float = _option(86400.0, *_seconds(1))
-    #: How long an error is kept: one that ended the key for all duplicates, any other one for
+    #: The time for which an error is kept: for all duplicates if it ended the key, otherwise for
     #: copies of its own message.
     error_ttl: float = _option(86400.0, *_seconds(1))
     #: Exceptions that end the key and are raised again for duplicates; every other one releases the
@@ -140,25 +146,30 @@ class Settings:
     replay_errors: tuple[type[Exception], ...] = _option(
         (), _are_errors, "a tuple of subclasses of Exception"
     )
-    #: What a duplicate does while another execution runs. ``retry``: it comes back after 1 s, then
-    #: after twice that, up to one lease. ``wait``: it stays in the worker for up to
+    #: Decides about a duplicate while another execution runs. ``retry``: it comes back after 1 s,
+    #: then after twice that, up to one lease. ``wait``: it stays in the worker for up to
     #: ``wait_timeout``, then retries. ``raise``: ConflictError. ``ignore``: it ends. ``reject``: it
     #: goes to the broker's dead-letter queue.
     on_conflict: str = _option("retry", *_one_of(*ON_CONFLICT))
-    #: How long ``on_conflict="wait"`` waits in the worker; at most half of the task's time limits.
+    #: The longest wait of ``on_conflict="wait"``; at most half of the task's time limits.
     wait_timeout: float = _option(10.0, *_seconds(0))
     #: Executions that may die in a row before the key becomes FAILED with PoisonedTaskError.
     max_attempts: int = _option(5, *_whole(1, 255))
-    #: What happens to a call while Redis is unavailable. ``retry``: its message comes back later.
+    #: Decides about calls while Redis is unavailable. ``retry``: the message comes back later.
     #: ``run``: it runs without protection. ``raise``: StoreUnavailableError.
     on_store_error: str = _option("retry", *_one_of(*ON_STORE_ERROR))
     #: Whether publishing reserves the key: ``delay`` of a key that is in progress or finished
-    #: publishes nothing, and returns the first call's result. A call with a task id of its caller
+    #: publishes nothing, and returns the first call's result; with ``raise`` it raises
+    #: ConflictError, which has the first call's ``task_id``. A call with a task id of its caller
     #: is always published, because others may wait for its result. By default if ``until`` is
     #: ``started``.
-    dedupe_publish: bool | None = _option(None, *_FLAG)
-    #: With ``dedupe_publish``: how long after its eta a published message may wait in its queue
-    #: before another publish goes through; never longer than it takes to expire.
+    dedupe_publish: bool | str | None = _option(
+        None,
+        lambda value: isinstance(value, bool) or value == "raise",
+        "True, False or 'raise'",
+    )
+    #: With ``dedupe_publish``: the time after its ETA for which a published message may wait in its
+    #: queue before another one is published; never longer than its expiry.
     reservation_ttl: float = _option(3600.0, *_seconds(1))
     #: Whether the result is stored, or only the fact that the key is completed.
     store_result: bool = _option(True, *_FLAG)
@@ -225,7 +236,7 @@ class Settings:
     def deduplicates(self) -> bool:
         """Returns whether publishing reserves the key."""
         by_mode = self.until == "started"
-        return by_mode if self.dedupe_publish is None else self.dedupe_publish
+        return by_mode if self.dedupe_publish is None else bool(self.dedupe_publish)
 
     @cached_property
     def wait_ms(self) -> int:
@@ -255,13 +266,20 @@ OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Setti
 
 #: Without the key rule, which is validated together with the task's signature.
 _VALIDATORS: Mapping[str, _Validator] = {
-    option.name: option.metadata["validator"] for option in fields(Settings) if option.metadata
+    **{option.name: option.metadata["validator"] for option in fields(Settings) if option.metadata},
+    "redeliver_after": _seconds_or_none(1),
 }
 #: Options whose values are never part of an error message.
 _SECRET = frozenset(option.name for option in fields(Settings) if not option.repr)
 
 #: Options of an app, not of a task.
-APP_OPTIONS: tuple[str, ...] = ("idempotency_metrics",)
+APP_OPTIONS: tuple[str, ...] = (
+    "idempotency_doctor_ignore",
+    "idempotency_metrics",
+    "idempotency_redeliver_after",
+)
+#: Seconds.
+DEFAULT_REDELIVER_AFTER = 60.0
 
 
 def build(values: Mapping[str, Any], where: str) -> Settings:
@@ -330,10 +348,7 @@ def unknown_option(name: str, where: str, known: Collection[str]) -> SettingsErr
     """Returns the error for an option that is not among the `known` ones."""
     if advice := _REMOVED.get(name.removeprefix(PREFIX)):
         return SettingsError(f"{where}: {name} was removed: {advice}")
-    close = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(
-        name.removeprefix(PREFIX), known, 1
-    )
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = did_you_mean(name, known) or did_you_mean(name.removeprefix(PREFIX), known)
     return SettingsError(f"{where}: there is no option {name}{hint}")
 
 

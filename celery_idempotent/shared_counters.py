@@ -8,6 +8,7 @@ process that replaces a dead one continues in the dead one's row.
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +17,8 @@ from billiard.process import current_process
 
 from celery_idempotent.events.report import counters
 from celery_idempotent.events.table import COUNTED
+from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.heartbeat import heartbeat
 
 #: Number of rows; processes beyond it are not counted.
 MAX_PROCESSES = 256
@@ -33,8 +36,9 @@ class SharedCounters:
         self._tasks = tuple(tasks)
         names = [(task, name) for task in self._tasks for name in COUNTED]
         self._columns = {name: column for column, name in enumerate(names)}
-        # Behind the rows are two more cells, the flags below.
-        cells = len(names) * MAX_PROCESSES + 2
+        # Behind the rows are a pid and a time of each process, and two cells for the flags below.
+        self._rows_end = len(names) * MAX_PROCESSES
+        cells = self._rows_end + 2 * MAX_PROCESSES + 2
         self._cells = memoryview(mmap.mmap(-1, cells * _CELL_BYTES)).cast("Q")
         self._row_start: int | None = 0
         self._lock = threading.Lock()
@@ -45,6 +49,14 @@ class SharedCounters:
         self._row_start = index * len(self._columns) if index < MAX_PROCESSES else None
         # A forked process may have inherited the lock while a thread held it.
         self._lock = threading.Lock()
+        if index < MAX_PROCESSES:
+            cell = self._rows_end + 2 * index
+            self._cells[cell], self._cells[cell + 1] = os.getpid(), 0
+
+            def expect(at: float) -> None:
+                self._cells[cell + 1] = 0 if at == float("inf") else round(at * 1000)
+
+            heartbeat.on_expected = expect
 
     def count(self, name: str, task: str) -> None:
         """Increments the counter `name` of `task`."""
@@ -53,12 +65,18 @@ class SharedCounters:
             with self._lock:
                 self._cells[self._row_start + column] += 1
 
+    def frozen_processes(self) -> frozenset[int]:
+        """Returns the living processes of the pool that have let their leases expire."""
+        now, ends = monotonic() * 1000, self._rows_end + 2 * MAX_PROCESSES
+        cells = self._cells[self._rows_end : ends].tolist()
+        late = (pid for pid, at in zip(cells[::2], cells[1::2], strict=True) if 0 < at < now)
+        return frozenset(pid for pid in late if is_alive(pid))
+
     def totals(self) -> dict[str, Counter[str]]:
         """Returns the sums over all processes, by task and name; zeros are left out."""
         totals: dict[str, Counter[str]] = {task: Counter() for task in self._tasks}
-        rows_end = len(self._columns) * MAX_PROCESSES
         for (task, name), column in self._columns.items():
-            if number := sum(self._cells[column : rows_end : len(self._columns)]):
+            if number := sum(self._cells[column : self._rows_end : len(self._columns)]):
                 totals[task][name] = number
         return {task: counter for task, counter in totals.items() if counter}
 
@@ -81,6 +99,17 @@ class SharedCounters:
     @shutting_down.setter
     def shutting_down(self, shutting_down: bool) -> None:
         self._cells[-2] = int(shutting_down)
+
+
+def is_alive(pid: int) -> bool:
+    """Returns whether there is a process of this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's process has the pid
+    return True
 
 
 #: The counters of this worker; None in other programs.

@@ -69,6 +69,10 @@ begin_replied = table.BEGIN_REPLIED.signal
 #: record could not be read.
 forgotten = table.FORGOTTEN.signal
 
+#: A person has run an ended call again, by the command line, the dashboard or Django's admin: its
+#: message is published; sent in that process. ``user`` (str).
+rerun = table.RERUN.signal
+
 #: A call in shadow begins, or is refused a key and runs all the same. ``decision`` (str, one of
 #: `SHADOW`); ``record`` (without a result, else None) with ``would_replay``, ``would_wait`` and
 #: ``would_conflict``; ``policy`` (else None) with ``would_conflict``; ``reason`` and ``error``, as

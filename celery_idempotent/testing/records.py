@@ -79,6 +79,7 @@ class IsolatedRecords:
         Raises:
             AssertionError: if the call is not running.
         """
+        __tracebackhide__ = True
         record = task.idempotency_record(*args, **kwargs)
         if record is None or record.state is not State.STARTED:
             state = "absent" if record is None else record.state.value
@@ -94,6 +95,7 @@ class IsolatedRecords:
         Raises:
             AssertionError: if the call has finished, or is running.
         """
+        __tracebackhide__ = True
         settings = task.idempotency_configuration.settings
         key = _record_key(task, _CRASHED_TASK, args, kwargs)
         reply = task.idempotency_configuration.execute(
@@ -117,23 +119,30 @@ class IsolatedRecords:
         self._executions[str(key)] += 1
         self.expire_lease(task, *args, **kwargs)
 
+    def executions(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> int:
+        """Returns how many executions of this call have begun in this test.
+
+        They are counted in this process (an eager app, or a worker in a thread); for those of other
+        processes the record's `attempt` is used, which counts crashes only.
+        """
+        record = task.idempotency_record(*args, **kwargs)
+        key = str(task.idempotency_key_of(*args, **kwargs))
+        return max(self._executions[key], 0 if record is None else record.attempt)
+
     def assert_ran_once(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
         """Asserts that this call has completed in this test, after exactly one execution.
 
-        Executions are counted in this process (an eager app, or a worker in a thread); for those of
-        other processes the record's `attempt` is used, which counts crashes only.
-
         Raises:
-            AssertionError: with the state of the call and the number of its executions.
+            AssertionError: with the state of the call and the number of its :meth:`executions`.
         """
+        __tracebackhide__ = True  # pytest shows the line of the test
         configuration = task.idempotency_configuration
         if configuration.in_shadow or not configuration.settings.enabled:
             option = "shadow is True" if configuration.in_shadow else "enabled is False"
             raise AssertionError(f"{task.name}: idempotency_{option}, so duplicates run as well")
         record = task.idempotency_record(*args, **kwargs)
         state = "absent" if record is None else record.state.value
-        attempt = 0 if record is None else record.attempt
-        executions = max(self._executions[str(task.idempotency_key_of(*args, **kwargs))], attempt)
+        executions = self.executions(task, *args, **kwargs)
         if state != "COMPLETED" or executions != 1:
             raise AssertionError(
                 f"{task.name} is {state} after {executions} executions, not COMPLETED after one"
