@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CalledProcessError
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -18,6 +19,7 @@ from tests.labs.benchmarks.isolation import run_in_process
 from tests.labs.benchmarks.measure import FIGURES, Measure
 from tests.labs.benchmarks.measures import MEASURES, find_measure
 from tests.labs.benchmarks.report import MET, MISSED, Report, parse_values
+from tests.labs.comparison.install import install_peers
 
 
 def main() -> int:
@@ -58,8 +60,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=20,
-        help="start no measure after this time, and end the last one; default: 20",
+        default=25,
+        help="start no measure after this time, and end the last one; default: 25",
     )
     parser.add_argument("--json", metavar="FILE", help="write the raw values to FILE")
     parser.add_argument("--against", metavar="FILE", help="compare with the values in FILE")
@@ -82,6 +84,10 @@ def _run(arguments: argparse.Namespace, stderr: Console) -> Report:
     before = {}
     if arguments.against:
         before = parse_values(Path(arguments.against).read_text(encoding="utf-8"))
+    try:
+        install_peers()
+    except CalledProcessError as error:
+        stderr.print(f"left out, since pip failed: {error}", markup=False)
     setting = machine.describe_machine()
     started_at = time.monotonic()
     results = _measure(measures, arguments.minutes, stderr)

@@ -12,7 +12,14 @@ from tests.labs.benchmarks.bench import private_server
 from tests.labs.benchmarks.figure import Figure, Goal, Spread
 from tests.labs.benchmarks.interleaving import Rounds
 from tests.labs.benchmarks.measure import MissingDependency
-from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN, TWO_SCRIPTS
+from tests.labs.comparison.contestants import (
+    CONTESTANTS,
+    OURS,
+    PEERS_IN_ENVIRONMENTS,
+    PLAIN,
+    TWO_SCRIPTS,
+    find_contestant,
+)
 from tests.labs.comparison.environment import DATABASES_EACH, Environment
 
 #: A second instance of plain Celery: its distance from the first one is chance.
@@ -22,7 +29,9 @@ UNFUSED = "celery-idempotent without fused completion"
 
 #: By the name in the table: the contestant, and the arguments of its environment.
 Entries = Mapping[str, tuple[str, Mapping[str, Any]]]
-CONTESTANTS_ONLY: Entries = {each.name: (each.name, {}) for each in CONTESTANTS}
+CONTESTANTS_ONLY: Entries = {
+    each.name: (each.name, {}) for each in CONTESTANTS if each not in PEERS_IN_ENVIRONMENTS
+}
 #: celery-idempotent keeps its records where it does by default: in the result backend, whose result
 #: it then writes.
 OURS_BY_DEFAULT: Entries = {OURS.name: (OURS.name, {"settings": {"idempotency_redis_url": None}})}
@@ -34,6 +43,10 @@ WITH_UNFUSED: Entries = {
         OURS.name,
         {"settings": {"idempotency_redis_url": None, "idempotency_fused_completion": False}},
     ),
+}
+WITH_ALL_PEERS: Entries = {
+    **WITH_UNFUSED,
+    **{each.name: (each.name, {}) for each in PEERS_IN_ENVIRONMENTS},
 }
 CELERY_AND_OURS: Entries = {
     name: entry
@@ -58,6 +71,8 @@ def start_environments(
 ) -> Iterator[dict[str, Environment]]:
     """Starts an environment with its worker for each entry, on its own databases of `server`.
 
+    Entries whose own environment could not be installed are left out.
+
     Args:
         broker: URL of the server of the brokers, if it is another one.
 
@@ -66,6 +81,9 @@ def start_environments(
     """
     with server.client() as client:
         client.flushall()
+    entries = {
+        name: entry for name, entry in entries.items() if find_contestant(entry[0]).is_installed
+    }
     try:
         environments = {
             name: Environment(

@@ -25,7 +25,7 @@ def write(report: Report, images: Mapping[str, list[str]]) -> list[Path]:
         text = path.read_text(encoding="utf-8")
         figures = report.figures(page, images, section)
         if section == FIGURES:
-            text = replace_section(text, FIGURES, figures)
+            text = replace_section(text, FIGURES, figures)  # figures.json has those without a mark
             text = replace_section(text, "setting", report.setting)
             text = replace_section(text, "costs", report.costs(page))
             text = replace_section(text, "goals", report.goals(page))

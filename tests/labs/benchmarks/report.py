@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 from rich.table import Table
@@ -73,13 +74,16 @@ class Report:
         return _table(COST_HEADINGS, lines, texts=1, last="--:")
 
     def goals(self, page: str) -> str:
-        """Returns the figures that have a goal as a Markdown table."""
+        """Returns how many goals of a page are met, and the missed ones as a Markdown table."""
+        results = [*self._results_of(page)]
+        count = sum(1 for _, result in results for each in result.figures if each.goal)
         lines = [
-            self._line(measure, figure, title=measure.title if number == 0 else "")
-            for measure, result in self._results_of(page)
-            for number, figure in enumerate(each for each in result.figures if each.goal)
+            self._line(measure, figure, title=measure.title if number == 0 else "")[:-1]
+            for measure, result in results
+            for number, figure in enumerate(each for each in result.figures if each.is_met is False)
         ]
-        return _markdown(["", *self._headings()], lines)
+        table = _table(["", *self._headings()[:-1]], lines, texts=2)
+        return f"{count - len(lines)} of {count} goals are met. The others:\n\n{table}"
 
     def figures(self, page: str, images: Mapping[str, list[str]], section: str = FIGURES) -> str:
         """Returns the docstring, figures and plots of each measure of a section as Markdown.
@@ -137,7 +141,11 @@ def parse_values(document: str) -> MeasuredValues:
 
 
 def _markdown(headings: list[str], lines: list[list[str]]) -> str:
-    return _table(headings, lines, sum(1 for heading in headings if not heading) - 1)
+    """Returns a table without the columns in which all cells are empty."""
+    filled = [any(cells) for cells in zip(*lines, strict=True)]
+    headings = list(compress(headings, filled))
+    lines = [list(compress(line, filled)) for line in lines]
+    return _table(headings, lines, texts=1, last="--:" if headings[-1] else "---")
 
 
 def _table(headings: list[str], lines: list[list[str]], texts: int, last: str = "---") -> str:

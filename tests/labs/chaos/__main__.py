@@ -24,6 +24,7 @@ from tests.labs.chaos.report import MET, MISSED, Report
 from tests.labs.chaos.runner import RunSpec
 from tests.labs.chaos.verdict import Verdict
 from tests.labs.comparison.contestants import CONTESTANTS, OURS
+from tests.labs.comparison.install import install_peers
 from tests.servers.rabbitmq import find_rabbitmq
 from tests.servers.sql_server import find_postgres
 
@@ -119,7 +120,10 @@ def _entries(arguments: argparse.Namespace, stderr: Console) -> list[RunSpec]:
     ]
     if arguments.ours or arguments.transaction:
         return specs
-    others = [each.name for each in CONTESTANTS if each is not OURS]
+    install_peers()
+    others = [
+        each.name for each in CONTESTANTS if each is not OURS and "chaos" not in each.not_applicable
+    ]
     specs += [
         RunSpec(seed, name, arguments.tasks) for seed in seeds[: arguments.peers] for name in others
     ]

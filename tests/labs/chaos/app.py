@@ -27,12 +27,10 @@ from celery.signals import (
     worker_init,
 )
 from kombu.message import Message
-from sqlalchemy import create_engine
 
 from celery_idempotent import signals
 from celery_idempotent.events.report import counters
 from tests.labs.chaos import downstream
-from tests.labs.chaos.database import effects
 from tests.labs.comparison.contestants import OURS, find_contestant
 from tests.labs.outages.ledger import Ledger
 from tests.worker.parent_death import die_with_parent
@@ -101,7 +99,7 @@ class AppConfig:
         return Ledger(path)
 
 
-def make_app(config: AppConfig) -> Celery:
+def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
     """Returns the app with its tasks."""
     ledger = config.ledger()
     contestant = find_contestant(config.contestant)
@@ -120,20 +118,31 @@ def make_app(config: AppConfig) -> Celery:
     if contestant is OURS:
         options["idempotency_replay_errors"] = (DeclinedError,)
     if config.database:
+        # Not every contestant's environment has SQLAlchemy.
+        from sqlalchemy import create_engine
+
+        from tests.labs.chaos.database import effects
+
         options["idempotency_transaction"] = create_engine(config.database)
 
-    def begin(task: Any, order: str) -> Callable[[], str]:
+    def task(name: str, **own: Any) -> Any:
+        own = {"name": name, **own, **options}
+        if in_worker:
+            return contestant.worker_task(app, config.store, config.lease, **own)
+        return app.task(**own)
+
+    def begin(self: Any, order: str) -> Callable[[], str]:
         """Records the start of an execution; returns the function that has its effect."""
         execution, receipt = uuid4().hex, uuid4().hex
-        token = task.idempotency.token if contestant is OURS else 0
+        token = self.idempotency.token if contestant is OURS else 0
         details = {"execution": execution, "order": order, "token": token}
         if config.downstream:
             downstream.send(config.downstream, order, execution, token)
-        ledger.write("started", **details, task_id=task.request.id, pid=os.getpid(), at=time.time())
+        ledger.write("started", **details, task_id=self.request.id, pid=os.getpid(), at=time.time())
         if config.database:
             # At once, so that faults meet an open transaction that has an effect.
             row = {"name": order, "execution": execution, "receipt": receipt}
-            task.idempotency.connection.execute(effects.insert().values(row))
+            self.idempotency.connection.execute(effects.insert().values(row))
 
         def effect() -> str:
             accepted = not config.downstream or downstream.send(
@@ -155,13 +164,13 @@ def make_app(config: AppConfig) -> Celery:
             raise DeclinedError(receipt)
         return receipt
 
-    app.task(name=TASKS["expired"], **options)(charge)
+    task(TASKS["expired"])(charge)
     if contestant is OURS:
-        app.task(name=TASKS["finished"], idempotency_until="finished", **options)(charge)
+        task(TASKS["finished"], idempotency_until="finished")(charge)
         collapsing = {"idempotency_until": "started", "idempotency_dedupe_publish": True}
-        app.task(name=TASKS["started"], **collapsing, **options)(charge)
+        task(TASKS["started"], **collapsing)(charge)
 
-    @app.task(name="chaos.held", **options)
+    @task("chaos.held")
     def held(self: Any, order: str, until: str, checks: bool) -> str:
         """Has one effect as soon as the file `until` exists.
 
@@ -247,5 +256,5 @@ def _before_acknowledgement(callback: Callable[[Message], None]) -> None:
 
 
 if CONFIG_VARIABLE in os.environ:
-    app = make_app(AppConfig(**json.loads(os.environ[CONFIG_VARIABLE])))
+    app = make_app(AppConfig(**json.loads(os.environ[CONFIG_VARIABLE])), in_worker=True)
     worker_init.connect(die_with_parent)

@@ -27,10 +27,12 @@ class Broker(Stoppable):
 
     Attributes:
         settings: of the app that uses it.
+        own_options: its ``broker_transport_options`` with celery-idempotent.
         counts_unacknowledged: whether `messages` includes unacknowledged messages.
     """
 
     settings: Mapping[str, Any]
+    own_options: Mapping[str, Any]
     counts_unacknowledged = True
 
     def __init__(self, server: RedisServer | RabbitMQ) -> None:
@@ -73,7 +75,13 @@ class Broker(Stoppable):
 
 
 class Redis(Broker):
-    """Redis; messages of a dead worker are redelivered after a few seconds."""
+    """Redis; messages of a dead worker are redelivered after a few seconds.
+
+    With celery-idempotent that does not depend on kombu's options, which keep their defaults: the
+    visibility timeout is an hour.
+    """
+
+    own_options: Mapping[str, Any] = {}
 
     def __init__(self, config: Mapping[str, str]) -> None:
         super().__init__(server := RedisServer.start(config={"databases": "1", **config}))
@@ -102,13 +110,14 @@ class Rabbit(Broker):
     """RabbitMQ with publisher confirms."""
 
     counts_unacknowledged = False
+    own_options: Mapping[str, Any] = {"confirm_publish": True}
 
     def __init__(self) -> None:
         super().__init__(server := RabbitMQ.start())
         self._address = server.url.rpartition("@")[2].rstrip("/")
         self.settings = {
             "broker_url": self._proxy.url,
-            "broker_transport_options": {"confirm_publish": True},
+            "broker_transport_options": self.own_options,
         }
 
     def messages(self) -> int:

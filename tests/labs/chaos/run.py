@@ -23,6 +23,7 @@ from celery import Celery
 from celery.states import READY_STATES
 from redis.exceptions import RedisError
 
+from celery_idempotent.task import canvas
 from celery_idempotent.task.result import RecordResult
 from celery_idempotent.testing.process import ServerError
 from celery_idempotent.testing.server import RedisServer
@@ -67,6 +68,7 @@ EXIT_SERVERS_FAILED = 3
 #: Timeouts of celery-idempotent that fit the schedule.
 SHORT_TIMEOUTS = {
     "idempotency_redis_timeout": 1.0,
+    "idempotency_redeliver_after": 4.0,
 }
 
 
@@ -120,6 +122,7 @@ def run(schedule: Schedule, contestant: str, folder: Path) -> None:
             settings |= {
                 **SHORT_TIMEOUTS,
                 **store.settings,
+                "broker_transport_options": broker.own_options,
                 "idempotency_wait_replicas": schedule.shape.wait_replicas,
             }
         if schedule.shape.transaction or in_store:
@@ -248,9 +251,14 @@ class _Run:
         called_at = time.time()
         # A call with a task id of its caller is never collapsed.
         task_id = None if getattr(task, "idempotency_dedupe_publish", None) else call.task_id
+        headers = None
+        if task_id and self._config.contestant == OURS.name:
+            # Published again, it is a copy of the first message, which may have been accepted.
+            headers = canvas.with_root(task.name, task_id, None)
         while not self._ended.is_set():
             try:
-                result = task.apply_async((call.order, call.seconds, call.ending), task_id=task_id)
+                arguments = (call.order, call.seconds, call.ending)
+                result = task.apply_async(arguments, task_id=task_id, headers=headers)
             except Exception as error:
                 if type(error).__name__ == "AlreadyQueued":
                     self._rejected += 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.labs.chaos.app import CONFIG_VARIABLE, NAME, AppConfig
 from tests.labs.chaos.schedule import Shape
+from tests.labs.comparison.contestants import find_contestant
 from tests.labs.outages.ledger import Ledger
 from tests.worker.harness import WorkerProcess
 
@@ -35,6 +36,7 @@ class Workers:
                 {CONFIG_VARIABLE: config.to_json()},
                 Path(config.folder) / f"worker-{number}.log",
                 app=NAME,
+                python=find_contestant(config.contestant).python,
             )
             for number in range(1, shape.workers + 1)
         ]
@@ -49,7 +51,6 @@ class Workers:
         """Checks what the workers have logged at their start: no task is without it."""
         for worker in self._workers:
             log = worker.logs()
-            assert "fused completion on" in log, log
             assert "fused completion off" not in log, log
 
     def supervise(self) -> None:
@@ -69,7 +70,12 @@ class Workers:
 
     def kill_worker(self, target: float, seconds: float) -> list[int]:
         """Kills a worker and its pool, as when a host fails."""
-        return _send_signal(self._choose_worker(target), signal.SIGKILL)
+        pids = self._choose_worker(target)
+        if pids:
+            # At once: each worker leads a process group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pids[0], signal.SIGKILL)
+        return pids
 
     def kill_parent(self, target: float, seconds: float) -> list[int]:
         """Kills the main process of a worker; its pool exits, too."""
@@ -103,10 +109,12 @@ class Workers:
         if not running:
             return []
         parent = running[int(target * len(running))].process.pid
-        return [parent, *_children(parent)]
+        return [parent, *children_of(parent)]
 
     def _choose_child(self, target: float) -> int | None:
-        children = [child for worker in self._running() for child in _children(worker.process.pid)]
+        children = [
+            child for worker in self._running() for child in children_of(worker.process.pid)
+        ]
         ended = {line["execution"] for line in self._ledger.read("effect")}
         busy = {
             line["pid"] for line in self._ledger.read("started") if line["execution"] not in ended
@@ -148,7 +156,7 @@ def _send_signal(pids: list[int], signum: signal.Signals) -> list[int]:
     return pids
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     try:
         return [
             int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

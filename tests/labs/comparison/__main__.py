@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.comparison import runner
 from tests.labs.comparison.contestants import CONTESTANTS
+from tests.labs.comparison.install import install_peers
 from tests.labs.comparison.report import MET, MISSED, Report
 from tests.labs.comparison.scenario import Cell, Scenario
 from tests.labs.comparison.scenarios import SCENARIOS
@@ -28,6 +29,7 @@ def main() -> int:
     ]
     # The table goes to standard output, everything else to standard error.
     stderr = Console(stderr=True)
+    install_peers()
     report = _measure(scenarios, stderr)
     for scenario, contestant, cell in report.failures():
         stderr.rule(f"{scenario.name}: {contestant}")

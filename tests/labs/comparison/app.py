@@ -27,6 +27,7 @@ from celery.signals import (
 
 from tests.labs.comparison.contestants import OURS, find_contestant
 from tests.labs.comparison.ledger import Ledger
+from tests.labs.comparison.pushing import PushingApp
 
 CONFIG_VARIABLE = "PEERS_PLAN"
 
@@ -53,10 +54,16 @@ class AppConfig:
         return json.dumps(asdict(self))
 
 
-def make_app(config: AppConfig) -> Celery:
+def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
     """Returns the app with its tasks."""
     contestant = find_contestant(config.contestant)
-    app = Celery("peers", broker=config.broker, backend=config.backend, set_as_current=False)
+    if in_worker:
+        app = contestant.make_worker_app("peers", config.backend, config.lock)
+    else:
+        app = contestant.make_app("peers")
+    if isinstance(app, PushingApp):
+        app.environment = {CONFIG_VARIABLE: config.to_json()}
+    app.conf.update(broker_url=config.broker, result_backend=config.backend)
     app.conf.update(contestant.settings(config.locks))
     app.conf.update(broker_connection_retry_on_startup=True, **config.settings)
     # Every contestant gets the crash safety that Celery itself has.
@@ -68,14 +75,19 @@ def make_app(config: AppConfig) -> Celery:
         **config.task_options,
     }
 
-    @app.task(bind=True, name="peers.work", **options)
+    def task(**own: Any) -> Any:
+        if in_worker:
+            return contestant.worker_task(app, config.locks, config.lock, **own, **options)
+        return app.task(**own, **options)
+
+    @task(bind=True, name="peers.work")
     def work(self: Any, order: str, seconds: float = 0.0) -> str:
         """Takes `seconds`; returns a receipt that differs for each execution."""
         with _ledger(config.ledger).execution(order, self.request.id):
             time.sleep(seconds)
             return uuid4().hex
 
-    @app.task(bind=True, name="peers.retry_once", **options)
+    @task(bind=True, name="peers.retry_once")
     def retry_once(self: Any, order: str) -> str:
         """Retries once, then returns a receipt."""
         with _ledger(config.ledger).execution(order, self.request.id):
@@ -83,13 +95,13 @@ def make_app(config: AppConfig) -> Celery:
                 raise self.retry(countdown=0)
             return uuid4().hex
 
-    @app.task(bind=True, name="peers.follow", **options)
+    @task(bind=True, name="peers.follow")
     def follow(self: Any, before: Any, order: str) -> Any:
         """Follows another task in a chain, or the header of a chord."""
         with _ledger(config.ledger).execution(order, self.request.id):
             return before
 
-    @app.task(name="peers.no_op", **options)
+    @task(name="peers.no_op")
     def no_op(order: str) -> None:
         """Does nothing."""
 
@@ -118,6 +130,9 @@ def _disconnect_signals() -> None:
 
 app = None
 if CONFIG_VARIABLE in os.environ:
-    app = make_app(config := AppConfig(**json.loads(os.environ[CONFIG_VARIABLE])))
-    if config.contestant != OURS.name:
+    config = AppConfig(**json.loads(os.environ[CONFIG_VARIABLE]))
+    app = make_app(config, in_worker=True)
+    # The environments of other libraries do not have it.
+    has_ours = find_contestant(config.contestant).python == sys.executable
+    if has_ours and config.contestant != OURS.name:
         _disconnect_signals()

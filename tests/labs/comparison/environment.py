@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from celery.result import AsyncResult
 from redis import Redis
 
 from tests.labs.comparison.app import CONFIG_VARIABLE, AppConfig, make_app
+from tests.labs.comparison.contestants import find_contestant
 from tests.labs.comparison.ledger import Ledger
 from tests.waiting import SOON, eventually
 
@@ -144,7 +144,8 @@ class Environment:
 
     def messages(self) -> int:
         """Returns the number of messages in the broker, unacknowledged ones included."""
-        return self._broker.llen("celery") + self._broker.hlen("unacked")
+        waiting = sum(self._broker.llen(queue) for queue in find_contestant(self.contestant).queues)
+        return waiting + self._broker.hlen("unacked")
 
     def settled(self) -> bool:
         """Whether neither the broker nor the worker has a message left.
@@ -187,8 +188,9 @@ class Environment:
         return "\n".join(self.log().splitlines()[-30:])
 
     def _start_worker(self) -> None:
+        python = find_contestant(self.contestant).python
         command = [
-            *(sys.executable, "-m", "celery", "-A", "tests.labs.comparison.app", "worker"),
+            *(python, "-m", "celery", "-A", "tests.labs.comparison.app", "worker"),
             *("--hostname", self._node, "--concurrency", str(self._concurrency)),
             *("--loglevel", "INFO", *QUIET),
         ]

@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from tests.labs.comparison.contestants import CONTESTANTS, OURS
-from tests.labs.comparison.scenario import Cell, Scenario
+from tests.labs.comparison.scenario import NOT_APPLICABLE, Cell, Scenario
 
 MET, MISSED = "✓", "✗"
 
@@ -69,7 +69,8 @@ class Report:
 
     def table(self) -> Table:
         """Returns the table for a terminal."""
-        table = Table(caption=self.setting, show_lines=True)
+        caption = "\n".join([self.setting, *self.reasons()])
+        table = Table(caption=caption, show_lines=True)
         for number, heading in enumerate(self._headings()):
             table.add_column(heading, ratio=3 if number == 0 else 2, overflow="fold")
         for line in self._lines():
@@ -80,7 +81,22 @@ class Report:
     def markdown(self) -> str:
         """Returns the table as Markdown."""
         lines = [self._headings(), ["---"] * len(self._headings()), *self._lines()]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        rows = ["| " + " | ".join(line) + " |" for line in lines]
+        return "\n".join([*rows, *(f"\n{reason}" for reason in self.reasons())])
+
+    def reasons(self) -> list[str]:
+        """Returns, for each contestant, why it does not take part in some scenarios."""
+        return [
+            f"{NOT_APPLICABLE} {contestant.name}: " + "; ".join(reasons)
+            for contestant in CONTESTANTS
+            if (
+                reasons := [
+                    contestant.not_applicable[scenario.name]
+                    for scenario in self.scenarios
+                    if scenario.name in contestant.not_applicable
+                ]
+            )
+        ]
 
     def json(self) -> str:
         """Returns the table with the details of each cell, for programs."""

@@ -14,7 +14,13 @@ from typing import Any
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.comparison.contestants import CONTESTANTS
 from tests.labs.comparison.environment import DATABASES_EACH, Environment
-from tests.labs.comparison.scenario import Cell, IndependentScenario, InterleavedScenario, Scenario
+from tests.labs.comparison.scenario import (
+    NOT_APPLICABLE,
+    Cell,
+    IndependentScenario,
+    InterleavedScenario,
+    Scenario,
+)
 from tests.labs.comparison.scenarios import find_scenario
 
 #: Each process mostly waits, but starts a worker.
@@ -38,6 +44,7 @@ def run(
                 progress(scenario, {})
                 for future in _submit(scenario, server.url, numbers, processes):
                     futures[future] = scenario
+                cells[scenario.name] |= _not_applicable(scenario)
             for future in as_completed(futures):
                 scenario = futures[future]
                 cells[scenario.name] |= future.result()
@@ -64,6 +71,14 @@ def _batches(scenarios: Sequence[Scenario]) -> Iterator[list[Scenario]]:
             yield [scenario]
 
 
+def _not_applicable(scenario: Scenario) -> dict[str, Cell]:
+    return {
+        each.name: Cell(NOT_APPLICABLE, {"reason": each.not_applicable[scenario.name]})
+        for each in CONTESTANTS
+        if scenario.name in each.not_applicable
+    }
+
+
 def _submit(
     scenario: Scenario, server: str, numbers: Iterator[int], processes: Executor
 ) -> Iterator[Future[dict[str, Cell]]]:
@@ -72,6 +87,8 @@ def _submit(
         yield processes.submit(_run_interleaved, scenario.name, server, restarts)
     else:
         for contestant in CONTESTANTS:
+            if scenario.name in contestant.not_applicable:
+                continue
             yield processes.submit(_measure, scenario.name, contestant.name, server, next(numbers))
 
 

@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 from tests.labs.comparison.contestants import OURS
 from tests.labs.comparison.environment import Environment
 
+#: The text of a cell whose contestant does not take part.
+NOT_APPLICABLE = "–"
+
 
 @dataclass(frozen=True)
 class Cell:

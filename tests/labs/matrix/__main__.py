@@ -20,6 +20,8 @@ from pathlib import Path
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 CELERYS = ("5.3", "5.4", "5.5", "5.6", "5.7")
+#: Celery, kombu and redis-py of projects that have pinned them beyond what kombu's extra accepts.
+PINNED = (("5.5", "5.5.4", "7.4.1"), ("5.6", "5.6.2", "8.0.1"))
 #: The packages whose versions are reported.
 REPORTED = ("celery", "kombu", "redis")
 
@@ -40,10 +42,20 @@ class Combination:
 
     python: str
     celery: str
+    #: Empty: the newest ones that Celery's and kombu's extras accept.
+    kombu: str = ""
+    redis: str = ""
 
     @property
     def folder(self) -> Path:
-        return FOLDER / f"python{self.python}-celery{self.celery}"
+        pins = f"-kombu{self.kombu}-redis{self.redis}" if self.kombu else ""
+        return FOLDER / f"python{self.python}-celery{self.celery}{pins}"
+
+    @property
+    def requirements(self) -> list[str]:
+        if self.kombu:
+            return [f"celery=={self.celery}.*", f"kombu=={self.kombu}", f"redis=={self.redis}"]
+        return [f"celery[redis]=={self.celery}.*", "kombu[redis]"]
 
     @property
     def interpreter(self) -> str:
@@ -61,7 +73,7 @@ class Combination:
             uv("venv", "--python", str(find_python(self.python)), str(self.folder))
         uv(
             *("pip", "install", "--python", self.interpreter),
-            *(f"celery[redis]=={self.celery}.*", "--editable", f"{ROOT}[test]"),
+            *(*self.requirements, "--editable", f"{ROOT}[test]"),
         )
         installed = uv("pip", "freeze", "--python", self.interpreter).splitlines()
         pairs = (line.split("==") for line in installed if "==" in line)
@@ -135,7 +147,7 @@ def all_combinations() -> list[Combination]:
             combinations += [Combination(python, celery) for celery in CELERYS]
         else:
             print(f"– Python {python} is not installed, download failed: skipped", flush=True)
-    return combinations
+    return combinations + [Combination(combinations[-1].python, *pins) for pins in PINNED]
 
 
 def corners() -> list[Combination]:

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import compress
 
 from rich.table import Table
 
@@ -29,6 +30,8 @@ HEADINGS = (
     "timeouts",
     "",
 )
+#: The page has the others.
+NOT_ON_THE_PAGE = ("messages / keys", "rejected within: median, longest", "timeouts")
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,11 @@ class Report:
         return table
 
     def markdown(self) -> str:
-        """Returns the table as Markdown."""
+        """Returns the table of docs/outages.md."""
         lines = [HEADINGS, ["---"] + ["--:"] * (len(HEADINGS) - 1)]
         lines += [_line(outage, verdict) for outage, verdict in self.verdicts.items()]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        chosen = [heading not in NOT_ON_THE_PAGE for heading in HEADINGS]
+        return "\n".join("| " + " | ".join(compress(line, chosen)) + " |" for line in lines)
 
 
 def is_met(outage: Outage, verdict: Verdict) -> bool:

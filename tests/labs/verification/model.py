@@ -380,7 +380,7 @@ class Protocol:
             return Result("absent", None, record if state else None)
         if state and not self.was_displayed(record, state, token):
             return Result("changed", record, record)
-        return Result("ok", None, None)
+        return Result("ok", record, None)
 
     def get(self, record: Record | None, clock: Clock) -> Result:
         if record is None or record.is_remnant:

@@ -268,7 +268,7 @@ class Server:
         ):  # fmt: skip
             raise Violation(f"{name} overwrites an outcome")
         replied = result.replied
-        if replied is None or not replied.finished or result.case == "held":
+        if replied is None or not replied.finished or result.case == "held" or name == "forget":
             return
         entry = state.entries[self.tasks.index(task)] if task else None
         is_error = entry is not None and replied == entry

@@ -7,7 +7,7 @@ from tests.labs.benchmarks.costs import exact_cost
 from tests.labs.benchmarks.environments import (
     CONTROL,
     UNFUSED,
-    WITH_UNFUSED,
+    WITH_ALL_PEERS,
     server_for,
     start_environments,
 )
@@ -17,7 +17,7 @@ from tests.labs.comparison.contestants import OURS, PLAIN
 from tests.labs.comparison.environment import Environment
 from tests.waiting import SOON
 
-WITHOUT_CONTROL = {name: entry for name, entry in WITH_UNFUSED.items() if name != CONTROL}
+WITHOUT_CONTROL = {name: entry for name, entry in WITH_ALL_PEERS.items() if name != CONTROL}
 
 
 class Commands(Measure):

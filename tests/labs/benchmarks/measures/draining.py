@@ -11,7 +11,7 @@ from redis import Redis
 
 from tests.labs.benchmarks.costs import Cost, cost_of
 from tests.labs.benchmarks.environments import (
-    WITH_UNFUSED,
+    WITH_ALL_PEERS,
     difference_figures,
     peer_figures,
     ratio_figures,
@@ -69,11 +69,11 @@ class QueueDrain(Measure):
 
     name = "drain"
     title = "no-op task, from a full queue"
-    timeout = 600.0
+    timeout = 900.0
 
     RESTARTS, ROUNDS, TASKS = 4, 6, 400
 
-    entries = WITH_UNFUSED
+    entries = WITH_ALL_PEERS
 
     def measure(self, progress: ProgressCallback) -> MeasureResult:
         usages: dict[str, list[Usage]] = {}

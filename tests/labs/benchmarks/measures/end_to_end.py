@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.labs.benchmarks.costs import cost_of
 from tests.labs.benchmarks.environments import (
-    WITH_UNFUSED,
+    WITH_ALL_PEERS,
     difference_figures,
     peer_figures,
     plain,
@@ -38,7 +38,7 @@ class EndToEnd(Measure):
 
     RESTARTS, ROUNDS, EACH = 5, 30, 6
 
-    entries = WITH_UNFUSED
+    entries = WITH_ALL_PEERS
 
     def measure(self, progress: ProgressCallback) -> MeasureResult:
         times: Rounds = {}

@@ -1,0 +1,1 @@
+"""How soon the dashboard finds a record among many."""

@@ -1,0 +1,69 @@
+"""The checker explains what happened, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import pytest
+
+from tests.labs.history.__main__ import record, verdicts
+from tests.labs.history.checker import check
+from tests.labs.history.operation import NEVER, Operation
+
+pytestmark = [pytest.mark.exhaustive, pytest.mark.clock]
+
+SECONDS = 8.0
+ALTERED = 60
+
+
+@pytest.fixture(scope="module")
+def history() -> list[Operation]:
+    calls, faults = record("single", 7, SECONDS)
+    assert faults.total() > 0
+    return calls
+
+
+def test_replies_are_explained(history: list[Operation]) -> None:
+    found = verdicts("single", history)
+
+    assert len(history) > 200
+    assert [verdict.counterexample for verdict in found if verdict.counterexample] == []
+    assert sum(verdict.undecided for verdict in found) <= 1
+
+
+def test_altered_replies_are_not(history: list[Operation]) -> None:
+    """Each of them alone: another case, or another record.
+
+    Of keys whose calls were all sent once and answered, so that the search can end.
+    """
+    by_key: dict[str, list[Operation]] = defaultdict(list)
+    for call in history:
+        by_key[call.key].append(call)
+    chance = random.Random(7)
+    candidates = [
+        call
+        for calls in by_key.values()
+        if all((each.copies, each.returned == NEVER) == (1, False) for each in calls)
+        for call in calls
+        if call.script == "begin"
+    ]
+    for call in chance.sample(candidates, ALTERED):
+        altered = alter(call, chance)
+        calls = [altered if each is call else each for each in by_key[call.key]]
+        (verdict,) = check(calls)
+        assert verdict.counterexample, f"{call} as {altered}"
+
+
+def alter(call: Operation, chance: random.Random) -> Operation:
+    if chance.random() < 0.5:
+        others = {"begun", "held", "finished", "sent", "reused"} - {call.case}
+        return call._replace(case=chance.choice(sorted(others)))
+    token = int.from_bytes(call.raw[2:9], "big") + 1
+    return call._replace(raw=call.raw[:2] + token.to_bytes(7, "big") + call.raw[9:])
+
+
+def test_a_store_that_loses_records_is_found() -> None:
+    calls, _ = record("flushed", 1, SECONDS)
+
+    assert any(verdict.counterexample for verdict in verdicts("flushed", calls))

@@ -1,0 +1,1 @@
+"""How soon the messages of a killed worker begin elsewhere, under load."""
