@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import boto3
 from moto.server import ThreadedMotoServer
+from moto.sqs.models import sqs_backends
 
 REGION = "us-east-1"
 
@@ -41,6 +43,12 @@ class Queues:
             int(response["Attributes"][f"ApproximateNumberOfMessages{suffix}"])
             for suffix in ("", "NotVisible", "Delayed")
         )
+
+    def hidden(self, queue: str) -> list[float]:
+        """Returns the seconds after which each delivered message is delivered again."""
+        ((_, account),) = sqs_backends.items()
+        delivered = account[REGION].queues[queue].pending_messages
+        return [message.visible_at / 1000 - time.time() for message in delivered]
 
     def __exit__(self, *_: object) -> None:
         self._server.stop()

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 from celery_idempotent.dashboard import asgi, sampler
 from celery_idempotent.dashboard.access import local_user
-from celery_idempotent.dashboard.history import STEP, STEPS, History
+from celery_idempotent.dashboard.history import RANGES, STEP, History
 from celery_idempotent.testing.server import RedisServer
 from tests.dashboard.chromium import find_chromium
 from tests.dashboard.conftest import serving
@@ -46,11 +46,12 @@ IN_DOCUMENTATION = (
 class HourOfTraffic(History):
     """Begins with an hour of webhooks and their duplicates."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        steps = RANGES["1h"][0] // STEP
         dice = random.Random(4)
         counts = dict.fromkeys(("run", "replay", "conflict", "takeover", "refused"), 0)
-        for step in range(STEPS):
+        for step in range(steps):
             rate = 40 + 25 * math.sin(step / 17) + dice.uniform(0, 18)
             busy = 70 < step < 82
             counts["run"] += int(rate)
@@ -58,7 +59,7 @@ class HourOfTraffic(History):
             counts["conflict"] += dice.randrange(3) + (dice.randrange(8) if busy else 0)
             counts["takeover"] += step in (31, 74, 75, 78)
             counts["refused"] += step in (12, 76)
-            now = time.monotonic() - (STEPS - step) * STEP
+            now = time.time() - (steps - step) * STEP
             self.add(now, {"before": {"shop.charge": dict(counts)}})
 
 
@@ -102,7 +103,7 @@ def photograph(browser: Browser, url: str, key: str, folder: Path) -> None:
         page = context.new_page()
         for name, path in pages.items():
             page.goto(path)
-            if name in ("overview", "takeover", "workers"):
+            if name in ("overview", "takeover", "workers", "records", "doctor"):
                 expect(page.locator("#connection")).to_have_text("live")
             if name == "overview":
                 expect(page.locator(".tiles")).to_contain_text("1 worker")

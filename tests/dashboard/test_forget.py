@@ -89,6 +89,21 @@ def test_many_records_are_forgotten_by_a_filter(
     ]
 
 
+def test_records_are_selected_one_by_one(shop: Shop, web: httpx.Client) -> None:
+    for number in range(3):
+        shop.charge.apply((number, 999))
+    keys = [str(shop.charge.idempotency_key_of(number, 999)) for number in range(3)]
+    page = web.get("/records").text
+    assert all(f'name="key" value="{key}"' in page for key in keys)
+
+    response = web.get("/forget", params={"key": keys[:2]})
+    assert "Forget 2 records?" in response.text
+    web.post("/forget", data=fields_of(response))
+
+    left = [shop.charge.idempotency_record(number, 999) is not None for number in range(3)]
+    assert left == [False, False, True]
+
+
 def test_a_filter_is_required(web: httpx.Client) -> None:
     assert web.get("/forget").status_code == 400
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from celery_idempotent.dashboard.history import HEIGHT, STEP, STEPS, History, chart
+from pathlib import Path
+
+import pytest
+
+from celery_idempotent.dashboard.history import HEIGHT, RANGES, STEP, History, chart
 
 
 def sample(history: History, now: float, **workers: int) -> None:
     history.add(now, {name: {"shop.charge": {"run": number}} for name, number in workers.items()})
+
+
+def bars(history: History, now: float, *names: str, of: str = "1h") -> list[int]:
+    numbers = history.range(of, now).numbers
+    return [sum(column) for column in zip(*(numbers[name] for name in names), strict=True)]
 
 
 def test_counts_what_happened_between_two_samples() -> None:
@@ -15,9 +24,9 @@ def test_counts_what_happened_between_two_samples() -> None:
     sample(history, 2, one=103, two=7)
     sample(history, STEP, one=104, two=9)
 
-    numbers = history.numbers(("run",), STEP)
+    numbers = bars(history, STEP, "run")
 
-    assert len(numbers) == STEPS
+    assert len(numbers) == RANGES["1h"][0] // STEP
     assert numbers[-2:] == [3, 3]
     assert sum(numbers) == 6, "not what happened before the first sample"
 
@@ -27,7 +36,7 @@ def test_a_restarted_worker_begins_at_zero() -> None:
     sample(history, 0, one=100)
     sample(history, 1, one=4)
 
-    assert history.numbers(("run",), 1)[-1] == 4
+    assert bars(history, 1, "run")[-1] == 4
 
 
 def test_a_worker_that_did_not_reply_once_is_counted_once() -> None:
@@ -36,7 +45,7 @@ def test_a_worker_that_did_not_reply_once_is_counted_once() -> None:
     sample(history, 1)
     sample(history, 2, one=15)
 
-    assert history.numbers(("run",), 2)[-1] == 5
+    assert bars(history, 2, "run")[-1] == 5
 
 
 def test_a_new_task_of_a_known_worker_is_counted_from_zero() -> None:
@@ -44,16 +53,46 @@ def test_a_new_task_of_a_known_worker_is_counted_from_zero() -> None:
     sample(history, 0, one=10)
     history.add(1, {"one": {"shop.charge": {"run": 10}, "shop.pack": {"run": 2, "replay": 1}}})
 
-    assert history.numbers(("run", "replay"), 1)[-1] == 3
+    assert bars(history, 1, "run", "replay")[-1] == 3
 
 
-def test_keeps_one_hour() -> None:
-    history = History()
-    for number in range(3 * STEPS):
-        sample(history, number * STEP, one=number)
+@pytest.mark.parametrize("of", RANGES)
+def test_a_range_has_what_happened_in_it(of: str) -> None:
+    history, (seconds, width) = History(), RANGES[of]
+    steps = seconds // STEP
+    # Whole bars, from a time that a bar begins with.
+    for number in range(0, 2 * steps, width):
+        sample(history, number * STEP, one=number // width)
 
-    assert history.numbers(("run",), (3 * STEPS - 1) * STEP) == [1] * STEPS
-    assert history.numbers(("run",), 9 * STEPS * STEP) == [0] * STEPS
+    found = history.range(of, (2 * steps - 1) * STEP)
+    assert found.numbers == {"run": [1] * (steps // width)}
+    assert found.tasks == {"shop.charge": {"run": steps // width}}
+    assert found.since == (0 if of != "7d" else found.since)
+    assert history.range(of, 9 * steps * STEP).numbers == {}
+
+
+def test_a_file_keeps_what_was_counted_before_a_restart(tmp_path: Path) -> None:
+    file = str(tmp_path / "history.sqlite")
+    before = History(file)
+    sample(before, 0, one=5)
+    sample(before, 1, one=8)
+    after = History(file)
+    sample(after, 20 * STEP, one=100)
+    sample(after, 20 * STEP + 1, one=101)
+
+    found = after.range("1h", 20 * STEP + 2)
+
+    assert found.tasks == {"shop.charge": {"run": 4}}, "not what happened without a dashboard"
+    assert (found.since, found.seen) == (0, 2 * STEP)
+
+
+def test_two_dashboards_with_one_file_count_once(tmp_path: Path) -> None:
+    file = str(tmp_path / "history.sqlite")
+    for history in (History(file), History(file)):
+        sample(history, 0, one=5)
+        sample(history, 1, one=8)
+
+    assert bars(history, 2, "run")[-1] == 3
 
 
 def test_a_chart_has_a_bar_for_each_number_above_zero() -> None:

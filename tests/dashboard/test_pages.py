@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,9 +15,10 @@ from sqlalchemy import create_engine
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
+from celery_idempotent.monitoring import inspect_commands
 from celery_idempotent.testing.server import RedisServer
 from tests.monitoring.conftest import Shop
-from tests.waiting import eventually
+from tests.waiting import SOON, eventually
 
 
 def text_of(response: httpx.Response) -> str:
@@ -98,7 +101,7 @@ def test_a_page_leads_to_the_next_one(shop: Shop, web: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("records?state=GONE", "'GONE' is not a valid State"),
+        ("records?state=GONE", "'GONE' is not one of RESERVED"),
         ("records?older_than=soon", "is not a duration"),
         ("records?cursor=x", "is not a cursor"),
     ],
@@ -191,7 +194,9 @@ class TestSearch:
         assert eventually(location, "the duplicate's reference is stored").endswith(expected)
 
     def test_of_something_unknown_says_so(self, web: httpx.Client) -> None:
-        assert web.get("/search?q=unknown").status_code == 404
+        found = web.get("/search?q=unknown", follow_redirects=True)
+        assert found.url.path == "/records"
+        assert "No matching records" in found.text
         assert web.get("/search?q=").status_code == 400
 
 
@@ -276,9 +281,33 @@ def test_doctor_shows_the_findings(shop: Shop, web: httpx.Client) -> None:
 
 
 def test_without_workers_the_pages_say_so(web: httpx.Client) -> None:
-    assert "No worker replies" in text_of(web.get("/workers"))
+    assert "No worker replied" in text_of(web.get("/workers"))
     assert web.get("/api/workers").json() == {}
     assert web.get("/api/stats").json()["workers_answered"] is False
+
+
+def test_the_first_page_does_not_wait_for_the_workers(
+    shop: Shop,
+    open_dashboard: Callable[..., httpx.Client],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shop.begin(shop.charge, 1, 999)
+    ask, may_ask = inspect_commands.ask, threading.Event()
+
+    def ask_late(*args: Any) -> Any:
+        may_ask.wait(SOON)
+        return ask(*args)
+
+    monkeypatch.setattr(inspect_commands, "ask", ask_late)
+    web = open_dashboard()
+    page = text_of(web.get("/"))
+    may_ask.set()
+
+    assert "1 running" in page
+    assert "… workers" in page
+    assert "Nothing is known yet" in page
+    assert "No worker replied" in text_of(web.get("/workers"))
+    assert "0 workers" in text_of(web.get("/"))
 
 
 def test_an_unreachable_redis_is_reported(
@@ -294,6 +323,40 @@ def test_an_unreachable_redis_is_reported(
         assert "secret" not in response.text
     assert "cannot be reached" in web.get("/records").text
     assert "cannot be reached" in eventually(lambda: alert(web), "the overview shows the error")
+
+
+def test_what_is_not_known_while_redis_is_away_is_a_dash(
+    shop: Shop, server: RedisServer, web: httpx.Client
+) -> None:
+    shop.begin(shop.charge, 1, 999)
+    eventually(lambda: "1 running" in text_of(web.get("/")), "the overview shows the execution")
+    server.kill()
+    try:
+        page = eventually(lambda: alert(web) and text_of(web.get("/")), "the overview has an alert")
+        assert "– running" in page
+        assert re.search(r"Last read \d+ s ago", page)
+        assert "Not known" in page
+        eventually(
+            lambda: "cannot be reached" in text_of(web.get("/workers")), "it names the broker"
+        )
+    finally:
+        server.restart()
+    eventually(lambda: "0 running" in text_of(web.get("/")), "and reads again")
+
+
+def test_the_overview_sorts_its_tasks_and_has_ranges(shop: Shop, web: httpx.Client) -> None:
+    shop.charge.apply((1, 999))
+    for number in range(2):
+        shop.pack.apply((number,))
+
+    def order(query: str) -> list[str]:
+        rows = re.findall(r'class="task"><a [^>]+>([^<]+)', web.get(f"/{query}").text)
+        return rows if len(rows) == 2 else []
+
+    assert eventually(lambda: order(""), "both are counted") == ["shop.charge", "shop.pack"]
+    assert order("?sort=Completed") == ["shop.pack", "shop.charge"]
+    assert "A bar is 1 h 24 min" in text_of(web.get("/?range=7d"))
+    assert web.get("/?range=2d").status_code == 400
 
 
 def alert(web: httpx.Client) -> str:

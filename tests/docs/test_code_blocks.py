@@ -19,7 +19,7 @@ from tests.docs.test_docs import PAGES, ROOT, each_page
 OTHER_NAMES = {
     *("idempotency_record", "idempotency_forget", "idempotency_key_of"),
     *("idempotency_server", "idempotency_redis_url", "idempotency_metadata"),
-    "idempotency_middleware",
+    *("idempotency_middleware", "idempotency_options"),
 }
 
 #: A name that a block does not define is Any: blocks are parts of a program.

@@ -23,6 +23,7 @@ PAGES = [
     ROOT / ".github/CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+README = ROOT / "README.md"
 #: Pages that name files of this repository in backticks.
 PAGES_WITH_PATHS = [ROOT / "docs/architecture.md", ROOT / ".github/CONTRIBUTING.md"]
 
@@ -145,3 +146,14 @@ def test_the_site_has_each_page_once() -> None:
         for page in (ROOT / "docs").rglob("*.md")
         if page.name != "index.md"
     )
+
+
+def test_no_page_and_no_set_of_pages_is_too_long() -> None:
+    """The lines of tables and code that consist of symbols are no words."""
+    words = {
+        page: sum(any(map(str.isalnum, word)) for word in page.read_text("utf-8").split())
+        for page in (README, *(ROOT / "docs").rglob("*.md"))
+    }
+
+    assert [page.name for page, count in words.items() if count > 2500] == []
+    assert sum(words.values()) <= 42_000

@@ -9,24 +9,23 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import celery
 import httpx
 import pytest
 from celery import Celery
 from celery.beat import Scheduler
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from freezegun import freeze_time
 from kombu.transport.redis import Channel
 
-from celery_idempotent import IdempotentTask, KeyReusedError, State, signals
+from celery_idempotent import Idempotency, IdempotentTask, KeyReusedError, State, signals
 from celery_idempotent.testing import IsolatedRecords
 from examples.burst.tasks import index
 from examples.one_at_a_time.tasks import synchronize
 from tests.docs.test_code_blocks import blocks
 from tests.docs.test_docs import ROOT, prose
-from tests.docs.transcripts import blocks as blocks_in
 
 pytestmark = pytest.mark.usefixtures("idempotency")
 
@@ -247,6 +246,26 @@ def test_a_retry_of_a_request_gets_the_first_response(run: Run, page: str) -> No
     assert len(gateway) == 1
 
 
+def test_a_retry_of_one_endpoint_gets_the_first_response() -> None:
+    (block,) = (b for b in blocks(ROOT / "docs/http.md") if "import idempotent_route" in b)
+    api = FastAPI()
+    names = {
+        "api": api,
+        "idem": Idempotency(ELSEWHERE, name="payments-api"),
+        "Annotated": Annotated,
+        "Depends": Depends,
+        "Payment": dict[str, int],
+        "User": SimpleNamespace,
+        "current_user": lambda: SimpleNamespace(id=7),
+    }
+    exec(block, names)
+    send = partial(post, api, "/orders/1/payments", headers={"Idempotency-Key": "8e03978e"})
+    first, retry = (send(json={"amount": 999}) for _ in range(2))
+
+    assert (first.status_code, retry.status_code) == (201, 201)
+    assert retry.headers["Idempotency-Replayed"] == "true"
+
+
 def test_two_requests_compute_one_quote(run: Run) -> None:
     computed = Calls()
 
@@ -275,12 +294,6 @@ def test_a_pager_is_connected(run: Run) -> None:
             signal.disconnect(names["page"])
 
     assert triggered == [(f"{index.name} 1: effects of index:2 may be doubled",)]
-
-
-def test_the_scrape_configuration_is_that_of_the_runbook() -> None:
-    (printed,) = blocks_in((ROOT / "docs/runbook.md").read_text("utf-8"), "yaml")
-    text = (ROOT / "docs/how-to/monitoring.md").read_text("utf-8")
-    assert re.sub(r"^   ", "", text, flags=re.M).count(printed) == 1
 
 
 def test_the_figures_are_about_those_measured() -> None:
@@ -333,3 +346,20 @@ def test_a_write_with_a_lower_token_changes_nothing(
     assert total.idempotency_record("monday").state is State.COMPLETED
     assert database.execute(statement, {**values, "token": values["token"] - 1}).rowcount == 0
     database.close()
+
+
+def test_adopting(run: Run, idempotency: IsolatedRecords) -> None:
+    names = run("how-to/adopting")
+    reports = Calls()
+
+    def report(day: str) -> None:
+        reports(day)
+
+    report = names["app"].task(report, shared=False)
+    for _ in range(2):
+        names["charge"].delay(42, amount=999)
+        report.delay("monday")
+
+    assert idempotency.executions(names["charge"], 42, amount=999) == 1
+    assert reports == [("monday",)] * 2
+    assert names["ShopTask"].delay_on_commit

@@ -52,6 +52,18 @@ def test_the_guide_names_enough_messages_and_only_errors_that_exist() -> None:
     assert set(re.findall(r"`(\w+Error)`", TROUBLESHOOTING)) <= set(error_classes())
 
 
+def test_the_runbook_has_an_entry_for_each_finding() -> None:
+    runbook = (ROOT / "docs/runbook.md").read_text("utf-8")
+    # `doctor --against` alone finds changed keys.
+    files = {*(PACKAGE / "doctor").glob("*.py")} - {PACKAGE / "doctor/key_changes.py"}
+    sources = "".join(file.read_text("utf-8") for file in files)
+    named = r"""Finding\(\s*"([\w-]+)", |Check\([^"]*?, "([\w-]+)", Severity|"([\w-]+)", Severity"""
+    findings = {next(filter(None, names)) for names in re.findall(named, sources)}
+
+    assert len(findings) > 25
+    assert sorted(findings - set(re.findall(r'id="finding-([\w-]+)"', runbook))) == []
+
+
 def test_findings_of_doctor_that_the_guide_names_exist() -> None:
     lists = re.findall(r"findings? ((?:`[\w-]+`(?:, )?)+)", TROUBLESHOOTING)
     findings = {name for names in lists for name in re.findall(r"`([\w-]+)`", names)}

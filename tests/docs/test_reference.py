@@ -9,10 +9,13 @@ import pytest
 
 import celery_idempotent
 from celery_idempotent import dashboard, errors
-from celery_idempotent.contrib import asgi, kombu, wsgi
-from celery_idempotent.contrib.django import middleware
+from celery_idempotent.contrib import asgi, fastapi, flask, kombu, wsgi
+from celery_idempotent.contrib.django import middleware, rest_framework
 from celery_idempotent.settings import _VALIDATORS, Settings
 from tests.docs.reference import FOLDER, PAGES, error_classes, page
+
+#: Modules whose public names the page of the API takes from them.
+API = (errors, asgi, wsgi, middleware, fastapi, flask, rest_framework, kombu)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -46,4 +49,4 @@ def test_every_public_name_is_in_the_api() -> None:
     public = {name for name in celery_idempotent.__all__ if not name.endswith("Error")}
     assert {f"celery_idempotent.{name}" for name in public} <= names
     assert {f"celery_idempotent.dashboard.{name}" for name in dashboard.__all__} <= names
-    assert {module.__name__ for module in (errors, asgi, wsgi, middleware, kombu)} <= modules
+    assert {module.__name__ for module in API} <= modules

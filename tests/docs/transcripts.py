@@ -8,7 +8,7 @@ import re
 _VARIABLE = (
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", r"[0-9a-f-]{36}"),
     (r"(?<=:)[\w-]{22}\b", r"[\w-]{22}"),
-    (r"(?:now|an? \w+ (?:ago|from now)|\d+ \w+ (?:ago|from now))\b", r"[\w ]+"),
+    (r"(?:in \d+ \w+(?: \d+ \w+)?|\d+ \w+(?: \d+ \w+)? ago)\b", r"[\w ]+"),
     (r"\d+ m?s\b", r"(?:[\d.]+|a) \w+"),
     (r"\bcelery@\w+", r"celery@[\w.-]+"),
     (r"\d+", r"\d+"),

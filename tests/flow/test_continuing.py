@@ -14,6 +14,7 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.task.message_headers import MessageHeaders
+from celery_idempotent.task.republish import seconds_until
 from tests.flow.deliveries import Deliveries, End
 
 Make = Callable[..., IdempotentTask]
@@ -39,7 +40,7 @@ class Copy:
         self.root = headers.root
         self._execute = self.task.idempotency_configuration.execute
 
-    def complete(self) -> None:
+    def complete(self, sending_ms: int = 60_000) -> None:
         assert self.root not in (b"", default_root(self.message.id)), "the publish has drawn a root"
         begin = commands.begin(
             self.key,
@@ -55,7 +56,7 @@ class Copy:
         )
         token = layout.begun(self._execute(begin).raw).token
         payload = Payload("json", b"1")
-        complete = commands.complete(self.key, token, payload, 60_000, sending_ms=60_000)
+        complete = commands.complete(self.key, token, payload, 60_000, sending_ms=sending_ms)
         assert self._execute(complete).case == "ok"
 
     def mark(self) -> None:
@@ -85,6 +86,18 @@ def test_is_requeued_and_sends_none(task: Make, broker_app: Celery) -> None:
     copy.mark()
     assert copy.deliver().state == "success"
     assert copy.reports() == 0
+
+
+def test_comes_back_when_the_lease_of_the_other_delivery_ends(
+    task: Make, broker_app: Celery
+) -> None:
+    copy = Copy(task, broker_app)
+    copy.complete(sending_ms=2_000)
+    for _ in range(5):
+        assert copy.deliver().state == "ignored"
+        copy.message = copy.deliveries.next()
+
+    assert seconds_until(copy.message.request_dict["eta"]) <= 2
 
 
 def test_sends_it_once_if_the_other_one_has_died(task: Make, broker_app: Celery) -> None:

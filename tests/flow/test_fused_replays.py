@@ -10,6 +10,7 @@ from celery import Task, signals
 from celery.states import FAILURE, STARTED, SUCCESS
 from celery.worker.request import Request
 
+from celery_idempotent.signals import begin_replied
 from celery_idempotent.signals import replayed as replayed_signal
 from celery_idempotent.store import scripts
 from celery_idempotent.store.breaker import THRESHOLD
@@ -230,7 +231,7 @@ def test_an_open_breaker_sends_nothing(server: RedisServer, offer: Offer) -> Non
         for _ in range(THRESHOLD):
             breaker.record_failure()
 
-    replayed_signal.connect(trip, sender=deliveries.task, weak=False)
+    begin_replied.connect(trip, sender=deliveries.task, weak=False)
     sent = sent_by_duplicate(server, deliveries, deliveries.publish("order"))
 
     assert breaker.open

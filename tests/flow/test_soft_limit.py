@@ -92,6 +92,7 @@ class Story:
 #: The lines at which a limit counts as reached in the body.
 AT_THE_BODY = (
     "flow/thread.py::run",
+    "task/straight.py::_run",
     "task/call.py::run",
     "task/overrides.py::run",
 )

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import IdempotentTask, KeyReusedError
+from celery_idempotent import ConflictError, IdempotentTask, KeyReusedError
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.testing import IsolatedRecords
-from tests.docs.test_docs import ROOT, block_with
+from tests.docs.test_docs import ROOT
 from tests.migration.conftest import NO_WORKER, make_app, make_task
 from tests.migration.migrated_tasks import (
     COLLAPSED,
@@ -122,20 +122,22 @@ class TestGraceful:
 
         assert duplicate.get(SOON) == first.get(SOON) != None  # noqa: E711
 
-    def test_an_exception_can_be_raised_by_a_base_class(
+    def test_an_exception_can_be_raised(
         self, shop: Shop, order: str, waiting_messages: Callable[[], int]
     ) -> None:
-        names: dict[str, Any] = {"__name__": "shop"}
-        exec(block_with(GUIDE, "class AlreadyQueued"), names)
         task = make_task(
-            shop.app, lambda order: None, name=f"shop.{order}", base=names["QueueOnce"]
+            shop.app,
+            lambda order: None,
+            name=f"shop.{order}",
+            idempotency_until="finished",
+            idempotency_dedupe_publish="raise",
         )
-        first = task.apply_async((order,), queue=NO_WORKER)
+        call = task.s(order).set(queue=NO_WORKER)
+        first = call.delay()
 
-        with pytest.raises(names["AlreadyQueued"], match=first.id):
-            task.apply_async((order,), queue=NO_WORKER)
-        with pytest.raises(names["AlreadyQueued"], match=first.id):
-            task.s(order).set(queue=NO_WORKER).delay()
+        with pytest.raises(ConflictError, match=first.id) as caught:
+            call.delay()
+        assert caught.value.task_id == first.id
         assert waiting_messages() == 1
 
 

@@ -57,6 +57,7 @@ def takeovers_after(values: Mapping[float, str]) -> dict[str, str]:
     return buckets("celery_idempotent_takeover_seconds", TAKEOVER_BUCKETS, values)
 
 
+RENEWED = "celery_idempotent_messages_renewed_timestamp_seconds"
 #: A series that stays at zero.
 ZERO = f"0x{END}"
 #: What a worker serves from its start.
@@ -67,6 +68,7 @@ IDLE = {
     **begins({}),
     **takeovers_after({}),
     "celery_idempotent_heartbeats_replaced_total": ZERO,
+    RENEWED: ZERO,
 }
 
 
@@ -109,6 +111,10 @@ QUIET: dict[str, Mapping[str, str]] = {
         decision("conflict"): f"0x{HOUR - 1} 3000 6000x{END}",
         decision("replay"): f"0x{HOUR} 500 1000x{END}",
     },
+    "a worker that renews its messages": {RENEWED: f"60+60x{END}"},
+    "a lease that expires for half a minute": {
+        "celery_idempotent_leases_expired": f"0x{HOUR} 1 0x{END}",
+    },
     "one process that dies": {
         decision("takeover"): once(),
         **takeovers_after({0.1: once()}),
@@ -145,6 +151,9 @@ LASTING: dict[str, tuple[Mapping[str, str], int, str]] = {
     "store unavailable, raise": (
         {refused("store_unavailable"): each_minute(2)}, 4, "IdempotencyStoreUnavailable",
     ),
+    "lease expired": (
+        {"celery_idempotent_leases_expired": f"0x{HOUR - 1} 1x{END}"}, 1, "IdempotencyLeaseExpired",
+    ),
     "takeovers": (
         {decision("run"): f"0+5x{END}", decision("takeover"): each_minute(0.5)},
         20, "IdempotencyTakeovers",
@@ -152,6 +161,9 @@ LASTING: dict[str, tuple[Mapping[str, str], int, str]] = {
     "conflict storm": (
         {decision("run"): f"0+2x{END}", decision("conflict"): each_minute(120)},
         35, "IdempotencyConflictStorm",
+    ),
+    "broker unavailable": (
+        {RENEWED: f"60+60x{HOUR - 2} {60 * HOUR}x{END}"}, 3, "IdempotencyBrokerUnavailable",
     ),
     "slow begins": (
         begins({0.0025: each_minute(50), 2.5: each_minute(60)}), 15, "IdempotencyBeginSlow",

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -51,7 +52,7 @@ class TestList:
         assert [record["state"] for record in list_json(shop, "--state", "failed")] == ["FAILED"]
         assert len(list_json(shop, "--task", "shop.charge", "--limit", "1")) == 1
         assert list_json(shop, "--older-than", "2h") == []
-        assert shop.celery("list", "--task", "shop.nothing") == "No matching records.\n"
+        assert shop.celery("list", "--task", "shop.nothing").startswith("No matching records")
         assert "write 90s, 10m, 2h or 1d" in shop.celery("list", "--older-than", "soon", code=2)
         assert "is too long" in shop.celery("list", "--older-than", "9999999999d", code=2)
 
@@ -121,6 +122,9 @@ class TestList:
             "state": "CORRUPT",
         }
         assert "CORRUPT" in shop.celery("list")
+        (found,) = list_json(shop, "--state", "corrupt")
+        assert found["state"] == "CORRUPT"
+        assert "CORRUPT" not in shop.celery("list", "--state", "COMPLETED")
 
     @pytest.mark.parametrize("command", ["scan", "getrange", "pttl", "time"])
     def test_a_refused_command_is_not_reported_as_a_corrupt_record(
@@ -230,7 +234,7 @@ class TestShow:
 
         assert "DeclinedError: order 42" in output
         assert " UTC, " in output
-        assert "from now" in output
+        assert re.search(r"kept until +.* UTC, in (1 d|23 h 59 min)", output)
         assert shop.json("show", "shop.charge", "[42, 13]")["error"] == {
             "type": "DeclinedError",
             "message": "order 42",

@@ -33,7 +33,7 @@ FIELDS: dict[str, list[str]] = {
     "show": [*RECORD, "result.amount", "result.order"],
     "show failed": [*RECORD, "error.message", "error.type"],
     "forget": ["case", "key"],
-    "stats": [*(f"tasks.*.{name}" for name in TASK), "workers_answered"],
+    "stats": [*(f"tasks.*.{name}" for name in TASK), "messages_held", "workers_answered"],
     "explain": [
         *(f"arguments.{name}" for name in ("at_default", "canonical", "in_key", "name")),
         *("fingerprint", "form", "key", "explicit", "prediction.case"),

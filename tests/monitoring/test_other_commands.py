@@ -158,7 +158,23 @@ class TestStats:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             shop.app.conf.broker_url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
 
-            assert "No worker replied" in shop.celery("stats", "--timeout", "0.1")
+            assert "does not reply" in shop.celery("stats", "--timeout", "0.1")
+
+    def test_names_a_broker_that_cannot_be_reached(self, shop: Shop) -> None:
+        with RedisServer.start() as stopped:
+            shop.app.conf.broker_url = stopped.url.replace("://", "://:secret@")
+
+        output = shop.celery("stats", "--timeout", "0.1")
+        finding = next(
+            finding
+            for finding in shop.json(*DOCTOR, code=1)["findings"]
+            if finding["name"] == "broker-unreachable"
+        )
+
+        assert f"{stopped.url.replace('://', '://:**@')}" in output
+        assert "cannot be reached" in output
+        assert "cannot be reached" in finding["what"]
+        assert "secret" not in output + finding["what"]
 
 
 class TestExplain:
@@ -216,6 +232,20 @@ class TestDoctor:
         assert "appendonly yes" in output
         assert "No worker replied" in output
 
+    def test_finds_a_full_server(self, shop: Shop) -> None:
+        before = shop.client.config_get("maxmemory")
+        shop.client.config_set("maxmemory", 1_000_000)
+        try:
+            findings = shop.json(*DOCTOR, code=1)["findings"]
+        finally:
+            shop.client.config_set("maxmemory", before["maxmemory"])
+
+        (refused,) = [finding for finding in findings if finding["name"] == "writes-refused"]
+        assert "maxmemory" in refused["what"]
+        assert "memory" in {finding["name"] for finding in findings}
+        names = {finding["name"] for finding in shop.json(*DOCTOR, code=1)["findings"]}
+        assert "writes-refused" not in names
+
     def test_notes_what_a_server_without_info_and_config_does_not_report(
         self, shop: Shop, server: RedisServer
     ) -> None:
@@ -263,7 +293,7 @@ class TestKeys:
         findings = shop.json(*DOCTOR, "--against", str(file), code=1)["findings"]
         changed = {f["name"]: f["subject"] for f in findings if f["name"] in CHANGES}
         assert changed == {"keys-changed": "shop.charge", "task-removed": "shop.tidy"}
-        assert "shop.charge: its keys differ" in shop.celery(
+        assert "keys-changed: its keys differ" in shop.celery(
             *DOCTOR, "--against", str(file), code=1
         )
 

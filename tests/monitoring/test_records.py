@@ -13,9 +13,8 @@ from celery_idempotent import Idempotency, IdempotentTask, Record, ResultNotStor
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
-from celery_idempotent.store.inspection.record_query import RecordFilter, record_page, records
+from celery_idempotent.store.inspection.record_query import records
 from celery_idempotent.store.inspection.record_reader import RecordReader
-from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from tests.monitoring.conftest import Shop
 from tests.servers.cluster import ClusterServers
@@ -207,60 +206,16 @@ def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
 
         assert {f"idem:{record.key}" for record in listed} == names
         with RecordReader.open(engine.executor.store) as reader:
-            keys = [found.key for _, page in reader.scan() for found in page]
+            keys = [found.key for page in reader.scan() for found in page]
             assert len(reader.get(keys)) == len(reader.bytes_used(keys)) == 200
             assert reader.count_names() == 200
             assert reader.server_info().replicas == 1
-
-        paged = paged_keys([engine.executor.store], limit=10)
-        assert set(paged) == {str(key) for key in keys}
 
         with engine.execution("large") as execution:
             execution.complete("x" * 2_000)
         (large,) = list(engine.records(task=engine.name))
         assert large.result == "x" * 2_000, "fetched after the scan has ended"
         engine.close()
-
-
-def paged_keys(stores: list[RecordStore], limit: int, **conditions: Any) -> list[str]:
-    """Returns the keys on all pages, from a cursor to the next one."""
-    page = record_page(stores, RecordFilter(**conditions), limit=limit)
-    keys = [str(view.key) for view in page.views]
-    while page.cursor:
-        page = record_page(stores, RecordFilter(**conditions), page.cursor, limit=limit)
-        assert len(page.views) <= 3 * limit, "SCAN returns a few more than requested"
-        keys += [str(view.key) for view in page.views]
-    return keys
-
-
-def test_pages_together_have_the_records_of_all_stores(shop: Shop) -> None:
-    shop.charge.apply((1, 999))
-    copy(shop, 100)
-    shop.begin(shop.pack, 1)
-    stores = app_tasks.stores(app_tasks.tasks(shop.app))
-
-    keys = paged_keys(stores, limit=10)
-
-    assert sorted(set(keys)) == sorted(record.key for record in list_records(shop))
-    assert len(paged_keys(stores, limit=10, state=State.STARTED)) == 1
-    assert len(paged_keys(stores, limit=10, task="shop.pack")) == 1
-
-
-def test_a_page_ends_when_its_time_is_over(shop: Shop) -> None:
-    shop.charge.apply((1, 999))
-    copy(shop, 100)
-    stores = app_tasks.stores(app_tasks.tasks(shop.app))
-
-    page = record_page(stores, RecordFilter(state=State.FAILED), limit=10, seconds=0)
-
-    assert page.views == []
-    assert page.cursor
-
-
-@pytest.mark.parametrize("cursor", ["x", "0", "0.0", "0.0.-1", "0.0.1;", f"0.0.{2**64}"])
-def test_an_invalid_cursor_is_refused(shop: Shop, cursor: str) -> None:
-    with pytest.raises(ValueError, match="is not a cursor"):
-        record_page(app_tasks.stores(app_tasks.tasks(shop.app)), RecordFilter(), cursor)
 
 
 def test_an_engine_lists_its_own_records_and_those_of_its_app(shop: Shop) -> None:

@@ -161,6 +161,21 @@ class TestKeyThatRunsAgain:
     def test_an_unknown_one_leads_nowhere(self, shop: Shop) -> None:
         assert "no record has the task id" in shop.celery("show", "third-id", code=1)
 
+    @pytest.mark.parametrize(
+        "name", ["shop.chrage", f"shop.chrage:{'x' * 22}", "idem:shop.chrage:x"]
+    )
+    def test_a_mistyped_task_gets_the_nearest_name(self, shop: Shop, name: str) -> None:
+        output = shop.celery("show", name, code=1)
+
+        assert "did you mean shop.charge?" in output
+        assert ("is not a task of this app" in output) == (":" not in name)
+        assert "did you mean shop.charge?" in shop.celery("explain", "shop.chrage", code=1)
+        assert "did you mean shop.charge?" in shop.celery("list", "--task", "shop.chrage")
+
+    def test_a_mistyped_key_is_not_called_a_task_id(self, shop: Shop) -> None:
+        assert shop.celery("show", f"shop.charge:{'x' * 22}", code=1).endswith("is absent\n")
+        assert "shop.charge:xyz is not a key" in shop.celery("show", "shop.charge:xyz", code=1)
+
     def test_each_has_the_outcome_of_its_own_execution(self, shop: Shop) -> None:
         key = shop.pack.idempotency_key_of(42, 3000)
 

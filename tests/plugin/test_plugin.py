@@ -146,6 +146,23 @@ class TestAssertRanOnce:
         ):
             records.assert_ran_once(charge, "1")
 
+    def test_it_hides_its_frames(self, idempotency: IsolatedRecords, charge: Any) -> None:
+        with pytest.raises(AssertionError) as caught:
+            idempotency.assert_ran_once(charge, "1")
+
+        shown = [entry for entry in caught.traceback if not entry.ishidden(caught)]
+        assert [str(entry.path) for entry in shown] == [__file__]
+
+    def test_executions_are_counted(
+        self, idempotency: IsolatedRecords, make_task: MakeTask
+    ) -> None:
+        charge = make_task(idempotency_until="finished")
+        assert idempotency.executions(charge, "1") == 0
+        for order in ("1", "1", "2"):
+            charge.delay(order)
+
+        assert idempotency.executions(charge, "1") == 2
+
     @pytest.mark.parametrize(("option", "value"), [("enabled", False), ("shadow", True)])
     def test_it_names_the_option_that_lets_duplicates_run(
         self, idempotency: IsolatedRecords, make_task: MakeTask, option: str, value: bool

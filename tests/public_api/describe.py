@@ -15,8 +15,9 @@ from celery.utils.dispatch import Signal
 import celery_idempotent
 from celery_idempotent import dashboard, errors, pytest_plugin, settings, signals
 from celery_idempotent.cli import idempotency
-from celery_idempotent.contrib import asgi, kombu, wsgi
+from celery_idempotent.contrib import asgi, fastapi, flask, kombu, wsgi
 from celery_idempotent.contrib.django import middleware as django
+from celery_idempotent.contrib.django import rest_framework
 from celery_idempotent.flow.execution import AsyncExecution, Execution
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import AsyncContextExecution, ContextExecution
@@ -28,10 +29,11 @@ IMPORTED = (
     asgi.IdempotencyMiddleware,
     django.IdempotencyMiddleware,
     wsgi.IdempotencyMiddleware,
+    rest_framework.IdempotencyMixin,
     kombu.IdempotentConsumer,
 )
 #: Modules with public functions for the options of these classes.
-HELPERS = (asgi, django, wsgi, dashboard)
+HELPERS = (asgi, django, wsgi, fastapi, flask, rest_framework, dashboard)
 #: Public classes that users do not instantiate.
 RETURNED = (
     Execution,
@@ -56,7 +58,7 @@ def _lines() -> Iterator[str]:
     for cls in IMPORTED:
         yield from _describe(f"{cls.__module__}.{cls.__name__}", cls)
     for module in HELPERS:
-        for name in sorted(set(module.__all__) - {"IdempotencyMiddleware"}):
+        for name in sorted(set(module.__all__) - {"IdempotencyMiddleware", "IdempotencyMixin"}):
             yield f"{module.__name__}.{name}{_signature(getattr(module, name))}"
     for cls in RETURNED:
         yield cls.__name__

@@ -88,6 +88,11 @@ class Prometheus(Stoppable):
             for alert in alerts
         }
 
+    def alerts(self) -> list[dict[str, Any]]:
+        """Returns the alerts that are pending or fire: `labels`, `annotations`, `state`."""
+        alerts: list[dict[str, Any]] = self._get("alerts")["alerts"]
+        return alerts
+
     def wait_for_evaluation(self) -> None:
         """Waits until the rules have been evaluated on values that were scraped from now on."""
         now = time.time()

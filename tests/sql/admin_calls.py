@@ -18,6 +18,7 @@ from tests.sql.processes import dump_cases
 
 app = set_up(sys.argv[1], sys.argv[2])
 
+from celery.app.trace import build_tracer  # noqa: E402 - Django has to be set up
 from django.contrib.admin.models import LogEntry  # noqa: E402 - Django has to be set up
 from django.contrib.auth.models import Permission, User  # noqa: E402
 from django.core.management import call_command  # noqa: E402
@@ -87,9 +88,9 @@ def fields_of(response: Any) -> dict[str, Any]:
     return fields
 
 
-def forget(fields: dict[str, Any], client: Client = OPERATOR) -> str:
+def forget(fields: dict[str, Any], client: Client = OPERATOR, action: str = "forget") -> str:
     """Answers a confirmation; returns the messages."""
-    response = client.post(f"{LIST}forget/", fields, follow=True)
+    response = client.post(f"{LIST}{action}/", fields, follow=True)
     found = re.findall(
         r'<li class="(?:success|warning|error|info)">(.*?)</li>', response.content.decode()
     )
@@ -183,6 +184,44 @@ def forgetting() -> dict[str, Any]:
         "log_entries": LogEntry.objects.filter(
             object_repr=str(both.key), user=OPERATOR.user
         ).count(),
+    }
+
+
+def running_again() -> dict[str, Any]:
+    app.conf.update(task_always_eager=False, result_extended=True)
+    sent: list[str] = []
+    signals.rerun.connect(lambda **details: sent.append(details["user"]), weak=False)
+    failed, completed = Case(), Case()
+    for case, amount in ((failed, 13), (completed, 1)):
+        charge.idempotency_forget(case.order)
+        tracer = build_tracer(charge.name, charge, app.loader, "here", app=app)
+        request = {"id": case.order, "args": (case.order, amount), "kwargs": {}, "hostname": "here"}
+        request |= {"delivery_info": {"exchange": "", "routing_key": "celery"}, "task": charge.name}
+        tracer(case.order, (case.order, amount), {}, request)
+    with app.connection_for_read() as broker:
+        texts = []
+        for case in (failed, completed, completed):
+            asked = fields_of(OPERATOR.get(case.path("rerun")))
+            fields = {name: asked[name] for name in ("csrfmiddlewaretoken", "shown")}
+            if len(texts) == 2:
+                fields["repeat"] = "yes"
+            texts.append(forget(fields, action="rerun").replace(str(case.key), "KEY"))
+        published = broker.default_channel.client.llen("celery")
+        broker.default_channel.client.delete("celery")
+    app.conf.task_always_eager = True
+    return {
+        "messages": texts,
+        "published": published,
+        "exist": [failed.exists, completed.exists],
+        "signals": sent == [OPERATOR.user.get_username()] * 2,
+        "log_entries": LogEntry.objects.filter(
+            object_repr=str(failed.key), change_message="Run again"
+        ).count(),
+        "viewer": VIEWER.get(failed.path("rerun")).status_code,
+        "arguments": [
+            f"&quot;{failed.order}&quot;" in client.get(failed.path("rerun")).content.decode()
+            for client in (OPERATOR, client_of(VIEW, FORGET))
+        ],
     }
 
 
@@ -329,6 +368,7 @@ with override_settings(DEBUG=False):
         changed,
         record_expires_meanwhile,
         running,
+        running_again,
         selected,
         messages_of_a_turn,
         redis_away,

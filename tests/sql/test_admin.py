@@ -39,7 +39,7 @@ def test_hostile_texts_are_escaped(calls: dict[str, Any]) -> None:
 def test_nobody_adds_changes_or_deletes(calls: dict[str, Any]) -> None:
     read_only = calls["read_only"]
     assert [read_only[name] for name in ("add", "change", "delete")] == [403, 403, 403]
-    assert read_only["actions"] == ["forget_selected"]
+    assert read_only["actions"] == ["forget_selected", "rerun_selected"]
     assert read_only["exists"] == KEPT
 
 
@@ -60,6 +60,21 @@ def test_forget_deletes_the_record_and_the_row(calls: dict[str, Any]) -> None:
     assert forgetting["signals"]
     assert forgetting["audit"] == [True, True]
     assert forgetting["log_entries"] == 1
+
+
+def test_run_again_publishes_the_message(calls: dict[str, Any]) -> None:
+    again = calls["running_again"]
+    assert again["messages"] == [
+        "1 call published again.",
+        "The outcome of KEY was kept: confirm that its effect is to be repeated.",
+        "1 call published again.",
+    ]
+    assert again["published"] == 2
+    assert again["exist"] == [KEPT, KEPT]
+    assert again["signals"]
+    assert again["log_entries"] == 1
+    assert again["viewer"] == 403
+    assert again["arguments"] == [True, False]
 
 
 def test_what_has_changed_is_kept(calls: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ class TestFrozenServer:
 
         heart.start_renewal(holder.lease)
 
-        eventually(lambda: "1 leases could not be extended" in caplog.text)
+        eventually(lambda: "1 lease not extended" in caplog.text)
         assert not holder.losses
         server.restart()
         eventually(lambda: holder.losses == 1)  # the server restarted empty

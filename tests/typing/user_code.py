@@ -9,6 +9,8 @@ from typing import Any
 from typing_extensions import assert_type
 
 from celery_idempotent import Idempotency, IdempotencyError, IdempotentTask, Record, State
+from celery_idempotent.contrib import fastapi, flask
+from celery_idempotent.contrib.asgi import by_header
 from celery_idempotent.flow.execution import Execution
 from celery_idempotent.functions.context import AsyncContextExecution, ContextExecution
 
@@ -33,6 +35,26 @@ async def functions() -> None:
     assert_type(await ship(1), bytes)
     charge("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     charge(1, 2.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+@fastapi.idempotent_route(idem, identity=by_header("authorization"))
+async def pay(order_id: int, *, amount: float = 1.0) -> str:
+    """An endpoint whose signature stays."""
+    return f"{order_id}:{amount}"
+
+
+@flask.idempotent_route(idem, identity=by_header("authorization"))
+def pay_view(order_id: int) -> dict[str, int]:
+    """A view whose signature stays."""
+    return {"paid": order_id}
+
+
+async def endpoints() -> None:
+    """Decorated endpoints keep the types of their parameters and results."""
+    assert_type(await pay(1, amount=2.0), str)
+    assert_type(pay_view(1), dict[str, int])
+    await pay("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pay_view()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 def blocks() -> None:

@@ -25,23 +25,27 @@ _METHODS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
 #: Lines about a process, a store or many calls at once: the beginnings of their messages.
 NOT_ABOUT_A_CALL = (
     "%d keys cannot be released",
-    "%d leases could not be extended",
+    "%s not extended",
     "%s",  # the settings, when a worker starts
     "A call has no label",  # once for each template
     "A request of the dashboard has failed",
     "A request with an Idempotency-Key is refused",  # beside the line of its refusal
+    "Cannot renew the visibility timeout",  # of many messages
     "Cannot serve the idempotency metrics",
+    "Messages are redelivered",  # when a worker starts
     "Redis refuses fused completion",  # once in a process
     "Refused a request of another site",  # to the dashboard
     "Serving idempotency metrics",
     "Task ids of duplicates are not recorded",  # many at once
     "The configuration weakens idempotency",
+    "The connection could not be closed",  # to the broker
     "The dashboard cannot be updated",
     "The event %s could not be sent",
     "The flow of a cancelled call failed",
     "The idempotency heartbeat",
     "The record store %s",
     "The store of idempotent tasks",
+    "The visibility timeout of messages",
     "The workers could not be asked",
     "Unexpected error in the idempotency heartbeat",
     "Waiting calls poll",

@@ -58,6 +58,24 @@ flaky = task_of(run_out, "flaky")
 flaky_tick = task_of(run_out, "flaky_tick", idempotency_key=TASK_ID)
 flaky_in_turn = task_of(run_out, "flaky_in_turn", idempotency_until="finished")
 final = task_of(run_out, "final", idempotency_replay_errors=(OutOfStockError,))
+final_unstored = task_of(
+    run_out, "final_unstored", idempotency_store_result=False,
+    idempotency_replay_errors=(OutOfStockError,),
+)  # fmt: skip
+final_in_turn = task_of(
+    run_out, "final_in_turn", idempotency_until="finished",
+    idempotency_replay_errors=(OutOfStockError,),
+)  # fmt: skip
+
+
+def fail_twice(self: Any, order: str) -> None:
+    """Fails for good in the first execution, and with another error in all others."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        raise OutOfStockError(order, 3) if len(ledger.runs(order)) == 1 else LookupError(order)
+
+
+final_once = task_of(fail_twice, "final_once", idempotency_replay_errors=(OutOfStockError,))
 #: Seconds after which a message is redelivered with `FAST_REDELIVERY`.
 AFTER_VISIBILITY_TIMEOUT = 5.0
 

@@ -43,6 +43,12 @@ FAST_REDELIVERY = {
     "unacked_restore_throttle": 1,
 }
 
+#: Settings with which the broker redelivers the messages of a living worker, too.
+COPIED_MESSAGES = {
+    "broker_transport_options": FAST_REDELIVERY,
+    "idempotency_redeliver_after": None,
+}
+
 #: Settings for workers that are killed with `FAST_REDELIVERY`. A worker prefetches no copy while
 #: it runs a task: kombu loses a message if its receiver is killed between BRPOP and the note that
 #: the message is unacknowledged.
@@ -60,12 +66,13 @@ class WorkerProcess:
         log: Path,
         app: str = "tests.worker.shop",
         directory: Path = REPOSITORY,
+        python: str = sys.executable,
     ) -> None:
         self.name = self.id = name
         # Not `-m celery`, which Celery cannot start again after SIGHUP.
-        celery = str(Path(sys.executable).with_name("celery"))
+        celery = str(Path(python).with_name("celery"))
         self._command = [
-            *(sys.executable, celery, "-q", "-A", app),
+            *(python, celery, "-q", "-A", app),
             *("worker", "--hostname", f"{name}@here", "--loglevel", "INFO", *QUIET, *options),
         ]
         self._environment = {**os.environ, **environment}
@@ -245,9 +252,9 @@ class Shop:
         """Returns the number of messages in the broker, unacknowledged ones included."""
         return self.redis.llen(queue) + self.redis.hlen("unacked")
 
-    def wait_until_empty(self) -> None:
+    def wait_until_empty(self, seconds: float = SOON) -> None:
         """Waits until the broker has no message left."""
-        eventually(lambda: self.messages() == 0, "the broker has no message left")
+        eventually(lambda: self.messages() == 0, "the broker has no message left", seconds)
 
     def print_logs(self) -> None:
         """Prints the new output of all workers; pytest shows it if the test fails."""

@@ -289,25 +289,25 @@ ROWS = (
     ),
     Row(
         "no key can be derived", key_rule,
-        ((WARNING, "is refused (key_rule): …"),),
+        (),
         ("refused",), ("task-refused", "task-failed"), ("refused", "refused_key_rule"), "FAILURE",
         "KeyRuleError",
     ),
     Row(
         "the key was used with other arguments", reuse,
-        ((WARNING, "is refused (reused): …"),),
+        (),
         ("refused",), ("task-refused", "task-failed"), ("refused", "refused_reused"), "FAILURE",
         "KeyReusedError",
     ),
     Row(
         "the task has killed its worker too often", poison,
-        ((WARNING, "is refused (poisoned): …"),),
+        (),
         ("refused",), ("task-refused", "task-failed"), ("refused", "refused_poisoned"), "FAILURE",
         "PoisonedTaskError",
     ),
     Row(
         "the record is damaged", damage,
-        ((WARNING, "is refused (corrupt): …"),),
+        (),
         ("refused",), ("task-refused", "task-failed"), ("refused", "refused_corrupt"), "FAILURE",
         "CorruptRecordError",
     ),
@@ -324,7 +324,7 @@ ROWS = (
     ),
     Row(
         "its duplicate, if the result is not stored", replay_lost_value,
-        ((WARNING, "is refused (not_stored): …"),),
+        (),
         ("refused",), ("task-refused", "task-failed"), ("refused", "refused_not_stored"), "FAILURE",
         "ResultNotStoredError",
     ),
@@ -346,12 +346,12 @@ ROWS = (
     ),
     Row(
         "Redis is unavailable before a call: `retry`", call_without_store(pack),
-        ((INFO, "is requeued for … s: …"),),
+        (),
         ("store_unavailable",), (), ("store_unavailable",), "PENDING", LINE, first=(OUTAGE,),
     ),
     Row(
         "Redis is unavailable before a call: `raise`", call_without_store(strict),
-        ((WARNING, "is refused (store_unavailable): …"),),
+        (),
         ("store_unavailable", "refused"), ("task-refused", "task-failed"),
         ("refused", "refused_store_unavailable"), "FAILURE", "StoreUnavailableError",
         first=(OUTAGE,),

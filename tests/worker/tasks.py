@@ -30,7 +30,7 @@ def task_of(body: Any, name: str, **options: Any) -> Any:
 pack = task_of(handle, "pack")
 charge = task_of(handle, "charge", idempotency_key="order:{order}")
 tick = task_of(handle, "tick", idempotency_key=TASK_ID)
-open_door = task_of(handle, "open_door", idempotency_enabled=False)
+open_door = task_of(handle, "open_door", idempotency_enabled=False, acks_late=True)
 waiting = task_of(handle, "waiting", idempotency_on_conflict="wait")
 short_wait = task_of(
     handle, "short_wait", idempotency_on_conflict="wait", idempotency_wait_timeout=0.3

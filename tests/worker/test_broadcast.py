@@ -41,7 +41,7 @@ def everyone(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> 
 
 
 def received(shop: Shop, task_id: str) -> int:
-    """Returns how often workers have received the message."""
+    """Returns how often workers have logged that they received the message."""
     return sum(worker.logs().count(f"[{task_id}] received") for worker in shop.workers)
 
 
@@ -59,7 +59,7 @@ def test_each_worker_requeues_its_copy_once(everyone: Shop, order: str) -> None:
     assert pack.AsyncResult(order).get(timeout=SOON)["receipt"]
     everyone.ledger.wait_for_signal(order, "replayed", WORKERS)
     assert len(everyone.ledger.signals(order, "conflicted")) == 4 * WORKERS
-    assert received(everyone, order) == 5 * WORKERS
+    assert received(everyone, order) == WORKERS  # a message that comes back is not logged again
     assert len(everyone.ledger.runs(order)) == 1
 
 

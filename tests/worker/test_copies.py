@@ -32,7 +32,7 @@ from tests.worker.failing_tasks import (
     poll_late,
     report_failure,
 )
-from tests.worker.harness import FAST_REDELIVERY, Shop
+from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.wishes import in_turn
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
@@ -65,7 +65,7 @@ class TestExecutionThatFails:
     @classmethod
     def quiet(cls, open_shop: Callable[..., Shop]) -> Iterator[tuple[Shop, dict[str, AsyncResult]]]:
         """The shop when the broker has no message left, and the results."""
-        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
+        with open_shop(**COPIED_MESSAGES) as shop:
             shop.start_worker(concurrency=10)
             results = {}
             for ending, (task, _) in ENDINGS.items():
@@ -128,7 +128,7 @@ class TestExecutionThatFails:
 
 class TestTwoTaskIdsWithOneKey:
     def test_run_once_each(self, open_shop: Callable[..., Shop], order: str) -> None:
-        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
+        with open_shop(**COPIED_MESSAGES) as shop:
             shop.start_worker(concurrency=4)
             results = [fail_late.delay(order) for _ in range(2)]
             for result in results:
@@ -185,7 +185,7 @@ class TestExecutionThatRetries:
     def test_copy_does_not_run_before_the_retry(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
-        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
+        with open_shop(**COPIED_MESSAGES) as shop:
             shop.start_worker(concurrency=4)
             result = poll_late.delay(order, countdown=AFTER_VISIBILITY_TIMEOUT, times=2)
 
@@ -197,9 +197,7 @@ class TestExecutionThatRetries:
     def test_copy_runs_if_the_retry_is_lost(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
-        with open_shop(
-            broker_transport_options=FAST_REDELIVERY, idempotency_lease=AFTER_VISIBILITY_TIMEOUT
-        ) as shop:
+        with open_shop(**COPIED_MESSAGES, idempotency_lease=AFTER_VISIBILITY_TIMEOUT) as shop:
             shop.start_worker(concurrency=4)
             result = poll_late.apply_async((order,), {"countdown": 0, "times": 1, "lost": True})
             started_at = time.time()

@@ -25,7 +25,7 @@ from tests.worker.failing_tasks import (
     try_later_in_a_burst,
     try_later_in_turn,
 )
-from tests.worker.harness import FAST_REDELIVERY, KILLED_WORKERS, Shop
+from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import pack
 from tests.worker.wishes import collapsed, in_turn
@@ -39,7 +39,7 @@ EXPIRES = 2.0
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
     # Two workers, so that one discards the copy of a message that the other one runs.
-    with open_shop(broker_transport_options=FAST_REDELIVERY, idempotency_lease=2.0) as shop:
+    with open_shop(**COPIED_MESSAGES, idempotency_lease=2.0) as shop:
         for _ in range(2):
             shop.start_worker(concurrency=2)
         yield shop
@@ -192,7 +192,7 @@ class TestCopyOfARunningMessage:
     def test_runs_if_the_first_execution_dies(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
-        with open_shop(**KILLED_WORKERS, idempotency_lease=2.0) as shop:
+        with open_shop(**{**KILLED_WORKERS, **COPIED_MESSAGES}, idempotency_lease=2.0) as shop:
             for _ in range(2):
                 shop.start_worker(concurrency=1)
             shop.ledger.hold(order)

@@ -18,7 +18,7 @@ from celery.result import AsyncResult
 from celery_idempotent import KeyReusedError
 from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
-from tests.worker.harness import FAST_REDELIVERY, Shop
+from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.ledger import Run
 from tests.worker.wishes import (
     burst_of,
@@ -126,7 +126,7 @@ def collect(shop: Shop, course: Course) -> None:
 def courses(request: Any, open_shop: Callable[..., Shop]) -> Iterator[dict[str, Course]]:
     """What happened for each wish, under one fault."""
     fault = FAULTS[request.param]
-    with open_shop(idempotency_lease=4.0, broker_transport_options=FAST_REDELIVERY) as shop:
+    with open_shop(idempotency_lease=4.0, **COPIED_MESSAGES) as shop:
         shop.start_worker(concurrency=12)
         courses = {name: Course(wish, name) for name, wish in WISHES.items()}
         for course in courses.values():

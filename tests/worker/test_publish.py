@@ -12,7 +12,7 @@ from celery import chain
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import KeyReusedError, ResultNotStoredError, State
+from celery_idempotent import ConflictError, KeyReusedError, ResultNotStoredError, State
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import hand_over, report, ship
 from tests.worker.failing_tasks import OutOfStockError, final, flaky, try_later
@@ -82,6 +82,36 @@ class TestInFlight:
 
         assert result.get(timeout=SOON)["receipt"]
         assert ledger.signals(result.id, "conflicted") == []
+
+
+class TestRaising:
+    @pytest.fixture(autouse=True)
+    def _raise(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(pack.__class__, "_configuration", None)
+        monkeypatch.setattr(pack.__class__, "idempotency_dedupe_publish", "raise")
+
+    @pytest.mark.parametrize("state", ["running", "finished"])
+    def test_a_duplicate_is_not_published_and_raises(
+        self, ledger: Ledger, order: str, state: str
+    ) -> None:
+        ledger.hold(order)
+        first = pack.delay(order)
+        ledger.wait_for_run(order)
+        if state == "finished":
+            ledger.release(order)
+            first.get(timeout=SOON)
+        with pytest.raises(ConflictError, match=f"not published: task {first.id} has") as caught:
+            pack.delay(order)
+        ledger.release(order)
+
+        assert caught.value.task_id == first.id
+        assert first.get(timeout=SOON)["receipt"]
+        assert len(ledger.runs(order)) == 1
+
+    def test_a_duplicate_in_a_canvas_is_published(self, ledger: Ledger, order: str) -> None:
+        pack.delay(order).get(timeout=SOON)
+
+        assert chain(pack.s(order), report.s(order)).delay().get(timeout=SOON)
 
 
 class TestCompleted:

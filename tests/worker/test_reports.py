@@ -1,4 +1,4 @@
-"""What an operator gets of each thing that happens to a call: the table of docs/operations.md.
+"""What an operator gets of each thing that happens to a call: the table of docs/reporting.md.
 
 Each row happens to a real worker, whose log is JSON, whose Sentry events are captured, and whose
 events and metrics are read. ``pytest -rP`` prints what each row produced.
@@ -31,7 +31,7 @@ from tests.worker.shop import REPORTS_VARIABLE
 
 pytestmark = [pytest.mark.worker, pytest.mark.slow]
 
-GUIDE = Path(__file__).parents[2] / "docs" / "operations.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "reporting.md"
 CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
 
 
@@ -207,6 +207,9 @@ def test_row(row: Row, shop: Shop, store: RedisServer, observer: Observer, order
         assert line["levelname"] == row.celerys_line[0]
         assert row.celerys_line[1] in line["message"]
         assert ("exc_info" in line) == bool(row.sentry), "with a traceback"
+        if "refused" in row.signals and row.sentry != "KeyRuleError":
+            assert line.keys() >= FIELDS
+            assert line["idempotency_key"]
         if row.sentry == "KeyRuleError":
             assert "LookupError: no such order" in line["exc_info"], "and with that of its cause"
     elif "task-succeeded" not in row.events:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from celery_idempotent import State
-from celery_idempotent.monitoring.inspect_commands import counts
+from celery_idempotent.monitoring.inspect_commands import ask
 from celery_idempotent.monitoring.statistics import double_executions
 from tests.waiting import SOON, eventually
 from tests.worker.failing_tasks import EXITS, OutOfStockError, final, flaky, leaving, try_later
@@ -332,7 +332,9 @@ def test_worker_counts_by_task(shop: Shop, ledger: Ledger, order: str) -> None:
     for result in [waiting.delay(order) for _ in range(3)]:
         result.get(timeout=SOON)
 
-    counter = counts(shop.app, timeout=5.0)["shop.waiting"]
+    totals = ask(shop.app, timeout=5.0).totals()
+    assert totals is not None
+    counter = totals["shop.waiting"]
     assert counter.pop("would_run") == 1
     assert counter.keys() <= {"would_replay", "would_conflict"}
     assert double_executions(counter) == sum(counter.values()) == 2

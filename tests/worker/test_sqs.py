@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.redelivery import sqs
 from tests.sqs import Queues
 from tests.waiting import SOON, eventually
 from tests.worker.failing_tasks import try_later
@@ -35,6 +39,8 @@ def settings_for(queues: Queues, **options: Any) -> dict[str, Any]:
         "broker_transport_options": {**settings["broker_transport_options"], **options},
         "task_default_queue": f"queue-{uuid4().hex[:8]}",
         "idempotency_lease": LEASE,
+        # By the visibility timeout alone; the last class tests the renewal.
+        "idempotency_redeliver_after": None,
     }
 
 
@@ -112,3 +118,79 @@ def test_task_of_a_killed_worker_runs_again(
         assert pack.delay(order).get(timeout=SOON) == receipt
         assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
         wait_until_empty(queues, shop)
+
+
+class TestRedelivery:
+    """``idempotency_redeliver_after``"""
+
+    @pytest.mark.slow
+    def test_a_living_worker_renews(
+        self, open_shop: Callable[..., Shop], queues: Queues, order: str
+    ) -> None:
+        settings = settings_for(queues, visibility_timeout=VISIBILITY_TIMEOUT)
+        with open_shop(**{**settings, "idempotency_redeliver_after": 60.0}) as shop:
+            shop.start_worker(concurrency=2)
+            shop.ledger.hold(order)
+            result = pack.delay(order)
+            started_at = shop.ledger.wait_for_run(order).started_at
+            over = started_at + 2.5 * VISIBILITY_TIMEOUT
+            eventually(lambda: time.time() > over, "twice the visibility timeout is over")
+            shop.ledger.release(order)
+
+            assert result.get(timeout=SOON)["receipt"]
+            wait_until_empty(queues, shop)
+            shop.ledger.wait_for_signal(result.id, "completed")
+            names = [received.name for received in shop.ledger.signals(result.id)]
+            assert names == ["begun", "completed"]
+
+    @pytest.mark.slow
+    def test_messages_of_a_killed_worker_come_back(
+        self, open_shop: Callable[..., Shop], queues: Queues, order: str
+    ) -> None:
+        settings = settings_for(queues, visibility_timeout=3600)
+        with open_shop(**{**settings, "idempotency_redeliver_after": LEASE}) as shop:
+            worker = shop.start_worker(concurrency=1)
+            shop.ledger.hold(order)
+            results = {order: pack.delay(order)}
+            shop.ledger.wait_for_run(order)
+            results |= {each: pack.delay(each) for each in (f"{order} 1", f"{order} 2")}
+            queue = shop.app.conf.task_default_queue
+
+            def renewed() -> int:
+                return sum(0 < seconds <= LEASE for seconds in queues.hidden(queue))
+
+            eventually(lambda: renewed() == 3, "the worker has renewed all of them")
+            worker.kill()
+            killed_at = time.time()
+            shop.ledger.release(order)
+            shop.start_worker(concurrency=1)
+
+            for each, result in results.items():
+                assert result.get(timeout=SOON)["receipt"]
+                # SQS counts whole seconds, and the worker has to start.
+                assert shop.ledger.runs(each)[-1].started_at - killed_at < LEASE + 10
+            wait_until_empty(queues, shop)
+
+    def test_no_message_is_hidden_for_longer_than_sqs_allows(
+        self, shop: Shop, queues: Queues, order: str
+    ) -> None:
+        with (
+            shop.app.connection_for_read() as connection,
+            connection.SimpleQueue(order) as queue,
+        ):
+            queue.put("held")
+            message = queue.get(timeout=SOON)
+            broker = sqs.SqsBroker(connection)
+
+            def hidden(age: float) -> float:
+                held: Any = SimpleNamespace(message=message, received_at=monotonic() - age)
+                broker.renew([held], 600.0)
+                (seconds,) = queues.hidden(order)
+                return seconds
+
+            assert hidden(0.0) == pytest.approx(600, abs=10)
+            assert hidden(sqs.LONGEST - 100) == pytest.approx(100, abs=10)
+            assert hidden(sqs.LONGEST + 1) == pytest.approx(100, abs=10)
+            broker.close()
+            message.ack()
+        assert queues.messages(order) == 0

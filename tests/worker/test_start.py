@@ -40,7 +40,7 @@ class TestUnreachableStore:
             with open_shop(idempotency_redis_url=store.url) as shop:
                 result = pack.delay(order)
                 worker = shop.start_worker(concurrency=1)
-                worker.wait_for_log("is requeued for", result.id)
+                worker.wait_for_log("cannot begin", result.id)
                 assert shop.ledger.runs(order) == []
                 store.restart()
 

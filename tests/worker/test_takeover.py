@@ -15,7 +15,7 @@ from celery_idempotent import PoisonedTaskError, State
 from tests.waiting import SOON, eventually
 from tests.worker.failing_tasks import poison
 from tests.worker.frozen import LEASE, FrozenTakeover, freeze_past_the_lease
-from tests.worker.harness import FAST_REDELIVERY, KILLED_WORKERS, Shop
+from tests.worker.harness import COPIED_MESSAGES, FAST_REDELIVERY, KILLED_WORKERS, Shop
 from tests.worker.ledger import Ledger, Run
 from tests.worker.tasks import check_then_handle, pack
 
@@ -184,7 +184,8 @@ class TestOwnerFrozen:
         assert takeover.frozen.end == "returned"
         names = [signal.name for signal in takeover.signals_of_frozen]
         assert "completed" not in names
-        assert names[-1] == "replayed"
+        # The thread of the heartbeat may report the lost lease later.
+        assert "replayed" in names
 
     def test_sends_lease_lost_once(self, takeover: FrozenTakeover) -> None:
         (received,) = (s for s in takeover.signals_of_frozen if s.name == "lease_lost")
@@ -220,7 +221,7 @@ class TestRedeliveredWhileItRuns:
     def test_runs_once_and_keeps_its_result(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
-        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
+        with open_shop(**COPIED_MESSAGES) as shop:
             shop.start_worker(concurrency=2)
             shop.ledger.hold(order)
             result = pack.delay(order)
@@ -239,7 +240,8 @@ class TestRedeliveredWhileItRuns:
     @pytest.mark.slow
     def test_copies_do_not_multiply(self, open_shop: Callable[..., Shop], order: str) -> None:
         with open_shop(
-            broker_transport_options={**FAST_REDELIVERY, "visibility_timeout": 1}
+            broker_transport_options={**FAST_REDELIVERY, "visibility_timeout": 1},
+            idempotency_redeliver_after=None,
         ) as shop:
             shop.start_worker(concurrency=2)
             shop.ledger.hold(order)
@@ -257,7 +259,7 @@ class TestRedeliveredWhileItRuns:
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
         with open_shop(
-            **KILLED_WORKERS,
+            **{**KILLED_WORKERS, **COPIED_MESSAGES},
             idempotency_lease=LEASE,
             # Applies to duplicates; a copy of the running message is not a duplicate.
             idempotency_on_conflict="ignore",

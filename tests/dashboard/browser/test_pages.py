@@ -177,7 +177,7 @@ class TestWithoutScripts:
         result = site.publish("shop.charge", order, 999)
         site.wait_for("shop.charge", order, 999)
 
-        page.get_by_label("Find a record").fill(result.id)
+        page.get_by_label("Find records").fill(result.id)
         page.get_by_role("button", name="Find").click()
         page.get_by_role("link", name="Forget this record").click()
         page.get_by_role("button", name="Forget 1 record").click()

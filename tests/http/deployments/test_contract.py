@@ -1,4 +1,4 @@
-"""The contract of the middleware: the same behind every kind of server and framework."""
+"""The contract of HTTP endpoints: the same behind every kind of server and framework."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.http.drivers.web_server import (
     MAX_BYTES,
     UVICORN,
     DjangoServer,
+    DrfServer,
     WebServer,
     post,
     serving,
@@ -27,6 +28,9 @@ from tests.waiting import eventually
 SITES = {
     "fastapi-uvicorn": ("tests.http.sites.fastapi_site:app", UVICORN, WebServer),
     "flask-gthread": ("tests.http.sites.flask_site:app", GTHREAD, WebServer),
+    "fastapi-routes-uvicorn": ("tests.http.sites.fastapi_routes:app", UVICORN, WebServer),
+    "flask-routes-gthread": ("tests.http.sites.flask_routes:app", GTHREAD, WebServer),
+    "drf-gthread": ("tests.http.sites.drf_site:application", GTHREAD, DrfServer),
     "django-gthread": ("tests.http.sites.django_site.wsgi", GTHREAD, DjangoServer),
     "django-uvicorn": ("tests.http.sites.django_site.asgi:application", UVICORN, DjangoServer),
 }
@@ -35,7 +39,7 @@ SITES = {
 @pytest.fixture(scope="module", params=SITES)
 def web(request: pytest.FixtureRequest) -> Iterator[WebServer]:
     app, server, kind = SITES[request.param]
-    fixture = "django_environment" if kind is DjangoServer else "site_environment"
+    fixture = "django_environment" if kind in (DjangoServer, DrfServer) else "site_environment"
     with serving(app, server, kind=kind, **request.getfixturevalue(fixture)) as web:
         yield web
 

@@ -20,6 +20,9 @@ pytestmark = pytest.mark.exhaustive
 SITES = {
     "uvicorn": ("tests.http.sites.fastapi_site:app", UVICORN),
     "gthread": ("tests.http.sites.flask_site:app", GTHREAD),
+    "fastapi-routes": ("tests.http.sites.fastapi_routes:app", UVICORN),
+    "flask-routes": ("tests.http.sites.flask_routes:app", GTHREAD),
+    "drf": ("tests.http.sites.drf_site:application", GTHREAD),
 }
 AUTHORIZATION = {"Authorization": "Bearer alice"}
 
@@ -31,13 +34,13 @@ def request_count(client: redis.Redis, order: str) -> int:
 
 @pytest.mark.parametrize("site", SITES)
 def test_after_a_crash_another_process_runs_the_request_when_the_lease_ends(
-    site: str, site_environment: dict[str, str], client: redis.Redis, key: str
+    site: str, django_environment: dict[str, str], client: redis.Redis, key: str
 ) -> None:
     body = {"order": key}
     app, server = SITES[site]
     with (
-        serving(app, server, **site_environment) as first,
-        serving(app, server, **site_environment) as second,
+        serving(app, server, **django_environment) as first,
+        serving(app, server, **django_environment) as second,
         ThreadPoolExecutor(1) as threads,
         httpx.Client(base_url=first.url, headers=AUTHORIZATION, timeout=60) as one,
         httpx.Client(base_url=second.url, headers=AUTHORIZATION, timeout=60) as other,
@@ -73,10 +76,10 @@ def store() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module", params=SITES)
 def web(
-    request: pytest.FixtureRequest, store: RedisServer, server: RedisServer
+    request: pytest.FixtureRequest, store: RedisServer, django_environment: dict[str, str]
 ) -> Iterator[WebServer]:
     app, kind = SITES[request.param]
-    with serving(app, kind, STORE_URL=store.url, LEDGER_URL=server.url) as web:
+    with serving(app, kind, **{**django_environment, "STORE_URL": store.url}) as web:
         yield web
     if not store.running:
         store.restart()

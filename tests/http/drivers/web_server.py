@@ -106,6 +106,14 @@ class WebServer:
         self._ports.stop()
 
 
+class DrfServer(WebServer):
+    """A server of a Django project whose users send tokens."""
+
+    @property
+    def reads_no_chunked_body(self) -> bool:
+        return True
+
+
 class DjangoServer(WebServer):
     """A server of the Django project, whose users log in with a form."""
 

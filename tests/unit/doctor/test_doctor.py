@@ -6,13 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from celery import Celery
 from cryptography.fernet import Fernet
 from kombu import Exchange, Queue
 from sqlalchemy import create_engine
 
 from celery_idempotent import TASK_ID
-from celery_idempotent.doctor import Finding, broker, server, tasks, versions
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.doctor import (
+    Finding,
+    broker,
+    check_at_start,
+    examine,
+    server,
+    tasks,
+    versions,
+)
+from celery_idempotent.errors import IdempotencyError, SettingsError
 from celery_idempotent.store.inspection.server_info import ServerInfo
 from tests.unit.doctor.apps import add, shop
 
@@ -22,11 +31,17 @@ SOUND = ServerInfo(
     version=(7, 2, 4),
     maxmemory_policy="noeviction",
     maxmemory=0,
+    used_memory=1_000_000,
+    evicted=0,
+    write_error="",
     append_only=True,
     snapshots="3600 1",
     replicas=None,
     clock_ahead=0.2,
 )
+
+#: No worker renews the visibility timeout.
+BY_THE_BROKER: dict[str, Any] = {"idempotency_redeliver_after": None}
 
 
 def names(findings: Any) -> set[str]:
@@ -51,6 +66,9 @@ class TestServer:
             ({"maxmemory_policy": "allkeys-lru"}, "eviction", "warning", "noeviction"),
             ({"maxmemory_policy": "volatile-ttl"}, "eviction", "warning", "noeviction"),
             ({"maxmemory_policy": None}, "eviction", "note", "INFO"),
+            ({"write_error": "OOM command not allowed"}, "writes-refused", "error", "maxmemory"),
+            ({"maxmemory": 1_050_000}, "memory", "warning", "idempotency_result_ttl"),
+            ({"evicted": 1}, "evicted", "warning", "noeviction"),
             ({"append_only": False, "snapshots": ""}, "persistence", "warning", "appendonly"),
             ({"append_only": False}, "persistence", "note", "appendonly"),
             ({"append_only": False, "snapshots": None}, "persistence", "note", "CONFIG"),
@@ -86,7 +104,7 @@ class TestServer:
 
 class TestBroker:
     def test_a_visibility_timeout_below_the_longest_lease_is_found(self) -> None:
-        app = shop(broker_transport_options={"visibility_timeout": 30})
+        app = shop(broker_transport_options={"visibility_timeout": 30}, **BY_THE_BROKER)
         add(app, idempotency_lease=29)
         assert list(broker.check_visibility_timeout(app)) == []
 
@@ -96,9 +114,10 @@ class TestBroker:
         assert "visibility_timeout" in finding.setting
 
     def test_a_rare_sweep_is_found(self) -> None:
-        slow = shop(broker_transport_options={"visibility_timeout": 70})
+        slow = shop(broker_transport_options={"visibility_timeout": 70}, **BY_THE_BROKER)
         quick = shop(
-            broker_transport_options={"visibility_timeout": 70, "unacked_restore_throttle": 1}
+            broker_transport_options={"visibility_timeout": 70, "unacked_restore_throttle": 1},
+            **BY_THE_BROKER,
         )
         add(slow)
         add(quick)
@@ -107,14 +126,14 @@ class TestBroker:
         assert names(broker.check(quick)) == {"recovery"}
 
     def test_the_recovery_time_is_reported(self) -> None:
-        app = shop()
+        app = shop(**BY_THE_BROKER)
         add(app)
 
         assert "within 3700 s" in only(broker.check(app)).what
 
     def test_the_expiry_of_the_sweeps_mutex_is_reported(self) -> None:
-        default = shop()
-        tuned = shop(broker_transport_options={"unacked_mutex_expire": 20})
+        default = shop(**BY_THE_BROKER)
+        tuned = shop(broker_transport_options={"unacked_mutex_expire": 20}, **BY_THE_BROKER)
         add(default)
         add(tuned)
 
@@ -135,13 +154,37 @@ class TestBroker:
     def test_a_retention_shorter_than_the_redelivery_is_found(
         self, options: dict[str, Any], what: str | None
     ) -> None:
-        app = shop()
+        app = shop(**BY_THE_BROKER)
         add(app, **{f"idempotency_{name}": value for name, value in options.items()})
 
         found = [finding for finding in broker.check(app) if finding.name == "result-ttl"]
 
         assert [what in finding.what for finding in found if what] == [True] * bool(what)
         assert bool(found) == bool(what)
+
+    @pytest.mark.parametrize(
+        ("after", "lease", "timeout", "within"),
+        [(60, 60, 3600, 62), (5, 60, 3600, 60), (5, 2, 3600, 7), (60, 2, 30, 32)],
+    )
+    def test_a_worker_that_renews_its_messages_recovers_sooner(
+        self, after: float, lease: float, timeout: float, within: float
+    ) -> None:
+        app = shop(
+            broker_transport_options={"visibility_timeout": timeout},
+            idempotency_redeliver_after=after,
+        )
+        add(app, idempotency_lease=lease, idempotency_result_ttl=70)
+
+        finding = only(broker.check(app))
+
+        assert finding.name == "recovery"
+        assert f"within {within} s" in finding.what
+
+    def test_a_lost_host_that_rabbitmq_does_not_notice_is_found(self) -> None:
+        app = shop("amqp://guest:secret@localhost//", broker_heartbeat=0)
+        add(app, time_limit=3600)
+
+        assert names(broker.check(app)) == {"publishers", "heartbeat", "consumer-timeout"}
 
     def test_without_a_visibility_timeout_no_retention_is_too_short(self) -> None:
         app = shop("amqp://guest:secret@localhost//")
@@ -166,8 +209,9 @@ class TestBroker:
 
     def test_predefined_queues_of_sqs_need_the_option(self) -> None:
         url, options = "sqs://key:secret@", {"predefined_queues": {"celery": {"url": "https://…"}}}
-        configured = shop(url, broker_transport_options={**options, "visibility_timeout": 90})
-        unconfigured = shop(url, broker_transport_options=options)
+        tuned = {**options, "visibility_timeout": 90}
+        configured = shop(url, broker_transport_options=tuned, **BY_THE_BROKER)
+        unconfigured = shop(url, broker_transport_options=options, **BY_THE_BROKER)
         add(configured)
         add(unconfigured)
 
@@ -286,18 +330,64 @@ class TestTasks:
         assert names(tasks.check(app)) == {"eager"}
 
 
+class TestReport:
+    @pytest.fixture
+    def app(self) -> Celery:
+        app = shop()
+        for name in ("shop.charge", "shop.index", "shop.ship"):
+            add(app, name=name, ignore_result=True)
+        add(app, name="shop.tidy", acks_late=False)
+        return app
+
+    def reported(self, app: Celery) -> dict[str, str]:
+        about_tasks = {"ignore-result", "acks-late"}
+        return {f.name: f.subject for f in examine(app) if f.name in about_tasks}
+
+    def test_a_finding_of_several_tasks_is_one_behind_what_is_more_severe(
+        self, app: Celery
+    ) -> None:
+        found = self.reported(app)
+
+        assert list(found) == ["acks-late", "ignore-result"]
+        assert found["ignore-result"] == "shop.charge, shop.index, shop.ship"
+
+    def test_an_ignored_finding_is_left_out(self, app: Celery) -> None:
+        app.conf.idempotency_doctor_ignore = ["ignore-result:shop.index", "acks-late"]
+        assert self.reported(app) == {"ignore-result": "shop.charge, shop.ship"}
+
+        app.conf.idempotency_doctor_ignore = ["ignore-result"]
+        assert self.reported(app) == {"acks-late": "shop.tidy"}
+
+    def test_a_worker_does_not_warn_of_an_ignored_one(self, app: Celery) -> None:
+        app.conf.broker_transport_options = {"visibility_timeout": 30}
+        app.conf.idempotency_redeliver_after = None
+        assert "visibility-timeout" in names(check_at_start(app))
+
+        app.conf.idempotency_doctor_ignore = ["visibility-timeout:broker"]
+        assert "visibility-timeout" not in names(check_at_start(app))
+
+    @pytest.mark.parametrize("value", ["acks-late", [1]])
+    def test_a_setting_that_is_no_list_of_names_is_refused(self, app: Celery, value: Any) -> None:
+        app.conf.idempotency_doctor_ignore = value
+
+        with pytest.raises(SettingsError, match="idempotency_doctor_ignore must be a list"):
+            examine(app)
+
+
 def test_what_the_workers_have_counted_is_checked() -> None:
     found = tasks.check_counts(
         {
             "shop.charge": {"run": 7, "refused": 3, "refused_key_rule": 2, "refused_reused": 1},
             "shop.ship": {"would_refuse_key_rule": 1},
-            "shop.tidy": {"run": 1},
+            "shop.tidy": {"run": 1, "refused_poisoned": 1},
         }
     )
 
     assert [(f.name, f.subject, str(f.severity)) for f in found] == [
         ("rule-raised", "shop.charge", "error"),
+        ("key-reused", "shop.charge", "warning"),
         ("rule-raised", "shop.ship", "warning"),
+        ("poisoned", "shop.tidy", "error"),
     ]
 
 
@@ -308,7 +398,37 @@ def test_old_versions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "celery 5.2.7 is too old" in only(versions.check()).what
 
 
+@pytest.mark.parametrize(
+    ("kombu", "redis", "refused"),
+    [
+        ("5.6.2", "4.6.0", False),
+        ("5.6.2", "8.0.1", False),
+        ("5.7.0", "5.2.1", True),
+        ("5.7.0", "6.4.0", False),
+        ("5.10.0", "5.2.1", True),
+    ],
+)
+def test_a_redis_that_kombu_refuses_is_found(
+    monkeypatch: pytest.MonkeyPatch, kombu: str, redis: str, refused: bool
+) -> None:
+    monkeypatch.setattr(versions, "installed", lambda: {"kombu": kombu, "redis": redis})
+
+    found = [(finding.setting, finding.why) for finding in versions.check()]
+
+    assert found == [("pip install 'redis>=6.4'", f"kombu {kombu} cannot use it")] * refused
+
+
 def test_an_unreachable_server_is_one_line() -> None:
     finding = server.unreachable("here", IdempotencyError("connection refused"))
 
     assert "idempotency_redis_url" in only([finding]).line
+
+
+def test_an_execution_under_an_expired_lease_is_found() -> None:
+    lease = {"task": "shop.ship", "pid": 7, "worker": "celery@here/7"}
+    leases = [lease | {"heartbeat": heartbeat} for heartbeat in ("healthy", "late")]
+    assert list(tasks.check_leases(leases)) == []
+
+    finding = only(tasks.check_leases([*leases, lease | {"heartbeat": "expired"}]))
+    assert (finding.name, finding.subject) == ("lease-expired", "shop.ship")
+    assert "1 execution under an expired lease: celery@here/7" in finding.what

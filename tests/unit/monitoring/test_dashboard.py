@@ -35,21 +35,6 @@ def test_every_metric_and_label_is_served_by_a_worker() -> None:
     assert queried == served.keys()
 
 
-def test_the_guide_lists_every_metric_with_its_labels() -> None:
-    rows = re.findall(
-        r"^\| `(celery_idempotent_\w+)` \| (.*?) ?\|",
-        (DOCS / "operations.md").read_text("utf-8"),
-        re.MULTILINE,
-    )
-    documented = {
-        re.sub(_SUFFIXES, "", name): set(re.findall(r"`(\w+)`", labels)) for name, labels in rows
-    }
-    served = {
-        metric.describe()[0].name: set(metric._labelnames) for metric in vars(Metrics()).values()
-    }
-    assert documented == served
-
-
 def test_panels_do_not_overlap() -> None:
     occupied = set()
     for panel in DASHBOARD["panels"]:

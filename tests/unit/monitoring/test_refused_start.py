@@ -36,6 +36,15 @@ def charge(order_id, amount): ...
             ),
         ),
         (
+            "idempotency_redeliver_after=0.5",
+            "",
+            "redis://:secret@localhost:1/0",
+            (
+                "the Celery configuration: idempotency_redeliver_after must be a number of "
+                "seconds, at least 1, at most a year, or None, not 0.5"
+            ),
+        ),
+        (
             "",
             ", idempotency_key='order:{id}'",
             "redis://:secret@localhost:1/0",
@@ -54,7 +63,7 @@ def charge(order_id, amount): ...
             ),
         ),
     ],
-    ids=["setting", "attribute", "no-redis"],
+    ids=["setting", "value", "attribute", "no-redis"],
 )
 def test_an_invalid_setting_is_reported_in_one_line(
     tmp_path: Path, settings: str, attributes: str, broker: str, sentence: str

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from celery_idempotent.events import repeats
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.outage import OutageLogger
 
@@ -15,8 +16,13 @@ def outage() -> OutageLogger:
     return OutageLogger(StoreConfig(url="redis://:secret@shop/0"))
 
 
-def test_the_first_call_is_distinguished(outage: OutageLogger) -> None:
-    assert [outage.another_call() for _ in range(3)] == [True, False, False]
+def test_there_is_one_line_a_minute(outage: OutageLogger, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(repeats, "monotonic", lambda: now)
+    assert [outage.another_call() for _ in range(3)] == [0, None, None]
+    now += repeats.INTERVAL
+
+    assert [outage.another_call() for _ in range(2)] == [2, None]
 
 
 def test_its_end_is_one_line_without_secrets(
@@ -46,4 +52,4 @@ def test_the_next_outage_is_logged_again(outage: OutageLogger) -> None:
     outage.another_call()
     outage.end()
 
-    assert outage.another_call()
+    assert outage.another_call() == 0

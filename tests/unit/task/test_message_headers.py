@@ -51,6 +51,14 @@ def test_a_message_without_the_headers_has_no_key(headers: Any) -> None:
     assert read(headers) == MessageHeaders()
 
 
+def test_a_message_that_is_run_again_names_the_outcome_that_it_replaces() -> None:
+    headers = message_headers.with_derived_key(None, KEY, ID, ROOT, 3, forgets=2**56 - 1)
+
+    assert read(headers).forgets == 2**56 - 1
+    assert read(bind("shop.charge", ID, headers)).forgets == 2**56 - 1
+    assert read(headers, task_id=ANOTHER) == MessageHeaders()
+
+
 def test_a_message_published_again_carries_its_key_as_json() -> None:
     headers = with_derived_key({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16)
 

@@ -22,7 +22,7 @@ from celery_idempotent.store.run_sync import run_sync
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, Worker
 from tests.worker.monitor import Monitor
-from tests.worker.tasks import charge, misruled, pack, short_lease
+from tests.worker.tasks import charge, misruled, pack, short_lease, waiting
 from tests.worker.watching.reading import counts_of, inspect, kill, lease_of
 
 pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("watching")]
@@ -31,13 +31,35 @@ pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("watching")]
 def tidy() -> None: ...
 
 
+def by_order(order_id: int = 0) -> None: ...
+
+
 class TestLogAtStart:
-    def test_one_line_has_the_common_settings(self, worker: Worker) -> None:
+    def test_one_line_has_the_stores(self, worker: Worker) -> None:
         (line,) = (line for line in worker.logs().splitlines() if "idempotent tasks" in line)
 
         assert "records at redis://127.0.0.1:" in line
-        assert "lease 30," in line
-        assert "on_conflict retry" in line
+
+    def test_tasks_with_one_rule_and_mode_have_one_line(self) -> None:
+        app = Celery("shop", broker="redis://", backend="redis://", set_as_current=False)
+        app.finalized = True  # without the shared tasks of other tests
+        for name, options in {
+            "charge": {"idempotency_key": "order:{order_id}", "acks_late": True},
+            "index": {"idempotency_until": "started"},
+            "search": {"idempotency_until": "started", "idempotency_lease": 60},
+            "ship": {"idempotency_lease": 5},
+            "tidy": {"idempotency_enabled": False},
+            "watch": {"idempotency_shadow": True},
+        }.items():
+            app.task(by_order, base=IdempotentTask, name=name, lazy=False, shared=False, **options)
+
+        assert list(describe_settings(app_tasks.tasks(app)))[1:] == [
+            "charge: key by the template 'order:{order_id}'",
+            "index, search: key by all arguments, until started",
+            "ship: key by all arguments, lease 5",
+            "tidy: unprotected (idempotency_enabled is False)",
+            "watch: in shadow (every call runs), key by all arguments",
+        ]
 
     def test_secrets_are_not_logged(self) -> None:
         app = Celery("shop", set_as_current=False)
@@ -56,7 +78,7 @@ class TestLogAtStart:
     def test_a_task_with_other_settings_has_a_line(self, worker: Worker) -> None:
         lines = worker.logs()
 
-        assert re.search(r"shop\.short_lease: lease 2$", lines, re.MULTILINE)
+        assert re.search(r"shop\.short_lease: key by .*, lease 2(,|$)", lines, re.MULTILINE)
         assert "shop.open_door: unprotected" in lines
 
     def test_each_finding_is_one_line(self, worker: Worker) -> None:
@@ -134,6 +156,20 @@ class TestInspect:
         assert lease["heartbeat"] == "expired"
         assert lease["trusted_seconds"] == 0
 
+    def test_a_duplicate_that_waits_has_no_lease(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        ids = {waiting.delay(order).id for _ in range(2)}
+        run = shop.ledger.wait_for_run(order)
+        (duplicate,) = ids - {run.task_id}
+        eventually(
+            lambda: duplicate in {call["id"] for call in inspect(shop, "active")},
+            "a process has the duplicate",
+        )
+
+        leases = inspect(shop, "idempotency_leases")
+
+        assert [lease["task_id"] for lease in leases if lease["task_id"] in ids] == [run.task_id]
+
     def test_returns_no_leases_where_none_is_held(self, shop: Shop) -> None:
         eventually(lambda: inspect(shop, "idempotency_leases") == [], "no lease is held")
 
@@ -207,11 +243,11 @@ class TestInspect:
         )
         findings = json.loads(result.output)["findings"]
 
-        sampler = Sampler(shop.app)
-        sampler.snapshot()
+        sampler = Sampler(shop.app, "")
+        shown = [finding.to_json() for finding in sampler.findings()]
         sampler.close()
 
         assert by_worker in findings
-        assert by_worker in [finding.to_json() for finding in sampler.findings()]
+        assert by_worker in shown
         assert (by_worker["subject"], by_worker["severity"]) == ("shop.misruled", "error")
         assert re.match(r"no key could be derived for [1-9]\d* of its calls ", by_worker["what"])

@@ -1,0 +1,156 @@
+"""A project's own base classes: tests replace their methods, and `enabled=False` leaves them be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from celery import Celery, Task
+
+from celery_idempotent import IdempotentTask
+
+HANDLERS = ("before_start", "on_success", "on_failure", "after_return")
+
+Make = Callable[..., Any]
+
+
+class Handling:
+    """Notes the calls of handlers and of ``__call__``."""
+
+    notes: list[str]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.notes.append("__call__")
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+    def before_start(self, *_: Any) -> None:
+        self.notes.append("before_start")
+
+    def on_success(self, *_: Any) -> None:
+        self.notes.append("on_success")
+
+    def on_failure(self, *_: Any) -> None:
+        self.notes.append("on_failure")
+
+    def after_return(self, *_: Any) -> None:
+        self.notes.append("after_return")
+
+
+class ShopTask(Handling, IdempotentTask):
+    """The base class of a project."""
+
+    abstract = True
+
+
+class PlainShopTask(Handling, Task):
+    """The same before the library was adopted."""
+
+    abstract = True
+
+
+@pytest.fixture
+def make(app: Celery) -> Make:
+    app.conf.task_eager_propagates = False
+
+    def make(base: Any = ShopTask, **options: Any) -> Any:
+        def charge(order: str) -> str:
+            if order == "fails":
+                raise ValueError(order)
+            return order
+
+        name = f"shop.{base.__name__}"
+        return app.task(charge, base=base, name=name, shared=False, lazy=False, notes=[], **options)
+
+    return make
+
+
+class TestReplacedMethods:
+    @pytest.mark.parametrize("name", HANDLERS)
+    def test_a_handler_of_the_base_class(self, make: Make, name: str) -> None:
+        task = make()
+        with patch.object(ShopTask, name) as handler:
+            task.delay("fails" if name == "on_failure" else "order")
+
+        assert handler.call_count == 1
+        assert name not in task.notes
+        task.delay("fails")
+        assert ("on_failure" if name == "on_success" else name) in task.notes
+
+    def test_a_handler_of_the_base_class_is_not_called_for_a_duplicate(self, make: Make) -> None:
+        task = make()
+        with patch.object(Handling, "on_success") as handler:
+            task.delay("order")
+            task.delay("order")
+
+        assert handler.call_count == 1
+
+    def test_a_handler_of_the_task(self, make: Make) -> None:
+        task = make()
+        with patch.object(type(task), "on_success") as handler:
+            task.delay("order")
+
+        assert handler.call_count == 1
+
+    def test_the_call_of_the_base_class(self, make: Make) -> None:
+        task = make()
+        with patch.object(ShopTask, "__call__", lambda self, order: f"replaced {order}"):
+            assert task.delay("order").get() == "replaced order"
+
+        assert task.delay("order").get() == "replaced order"
+        assert task.delay("another").get() == "another"
+        assert task.notes.count("__call__") == 1
+
+
+class TestWithoutIdempotency:
+    @pytest.fixture
+    def disabled(self, app: Celery, make: Make) -> Any:
+        app.conf.idempotency_enabled = False
+        return make()
+
+    @pytest.mark.parametrize("order", ["order", "fails"])
+    def test_calls_are_those_of_a_plain_task(self, disabled: Any, make: Make, order: str) -> None:
+        plain = make(PlainShopTask)
+        for task in (plain, disabled):
+            task.delay(order)
+            task.delay(order)
+
+        assert disabled.notes == plain.notes
+
+    def test_methods_and_attributes_are_those_of_the_class(
+        self, app: Celery, disabled: Any, make: Make
+    ) -> None:
+        plain = make(PlainShopTask)
+        for name in (*HANDLERS, "__call__"):
+            method = getattr(disabled, name)
+            assert isinstance(method, MethodType)
+            assert method.__func__ is vars(Handling)[name]
+        for name in ("acks_late", "reject_on_worker_lost", "Request"):
+            assert getattr(disabled, name) == getattr(plain, name)
+        app.conf.task_acks_late = True
+        assert disabled.acks_late is True
+
+    def test_a_task_that_is_enabled_later_has_them_for_executions_alone(
+        self, app: Celery, disabled: Any
+    ) -> None:
+        disabled.delay("order")
+        app.conf.idempotency_enabled = True
+        type(disabled)._configuration = None
+        disabled.notes.clear()
+        disabled.delay("order")
+        disabled.delay("order")
+
+        assert disabled.notes == ["before_start", "__call__", "on_success", "after_return"]
+        assert disabled.acks_late is True
+
+    def test_a_task_that_is_disabled_later_calls_each_once(self, app: Celery, make: Make) -> None:
+        task = make()
+        task.delay("order")
+        app.conf.idempotency_enabled = False
+        type(task)._configuration = None
+        task.notes.clear()
+        task.delay("order")
+
+        assert task.notes == ["before_start", "__call__", "on_success", "after_return"]

@@ -1,0 +1,99 @@
+"""Which argument differs between two calls with one key."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.unit.key.rules import rule_of
+
+ID = "12345678-1234-5678-1234-567812345678"
+
+
+def charge(order_id: Any, amount: Any = 0, note: Any = None, **more: Any) -> None: ...
+
+
+def pay(order_id: Any, amount: Any = 0) -> None: ...
+
+
+def difference(
+    first: tuple[Any, ...],
+    second: tuple[Any, ...],
+    key: Any = ("order_id",),
+    function: Any = charge,
+) -> str:
+    """Returns how the second call differs from the first one."""
+    rule = rule_of(function, key)
+    explicit = "req-7f3a" if key is None else None
+    keys = [rule.derive(args, {}, explicit=explicit) for args in (first, second)]
+    assert str(keys[0]) == str(keys[1])
+    assert keys[0].fingerprint != keys[1].fingerprint
+    return rule.difference(second, {}, keys[1], keys[0].fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "types"),
+    [
+        (30, 30.0, ("int", "float")),
+        (30.0, 30, ("float", "int")),
+        (30, "30", ("int", "str")),
+        ("30", 30, ("str", "int")),
+        ("30.5", 30.5, ("str", "float")),
+        (1, True, ("int", "bool")),
+        (Decimal("30.5"), "30.5", ("Decimal", "str")),
+        (ID, UUID(ID), ("str", "UUID")),
+        (UUID(ID), ID, ("UUID", "str")),
+    ],
+)
+def test_an_argument_of_another_type_is_named_with_its_types(
+    was: Any, now: Any, types: tuple[str, str]
+) -> None:
+    text = "argument 'amount' was of type {}, and is of type {}".format(*types)
+
+    assert difference((1, was, "note"), (1, now, "note")) == text
+
+
+def test_a_type_that_a_template_does_not_distinguish() -> None:
+    expected = "argument 'order_id' was of type int, and is of type str"
+
+    assert difference((42,), ("42",), "order:{order_id}") == expected
+
+
+def test_an_argument_that_the_other_call_does_not_have() -> None:
+    assert difference((1, 30), (1, 30, "note")) == "argument 'note' was not passed"
+
+
+def test_the_only_argument_that_the_key_leaves_open() -> None:
+    assert difference((1, 30), (1, 40), function=pay) == "argument 'amount' differs"
+    assert difference((1, 30), (1, 40), "{order_id}", pay) == "argument 'amount' differs"
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        (("order_id",), "'amount', 'note', 'more'"),
+        ("{order_id[id]}", "'order_id', 'amount', 'note', 'more'"),
+        (lambda order_id, *_, **__: "one", "'order_id', 'amount', 'note', 'more'"),
+        (None, "'order_id', 'amount', 'note', 'more'"),
+    ],
+    ids=["names", "a part in the template", "callable", "explicit key"],
+)
+def test_several_that_the_key_leaves_open(key: Any, names: str) -> None:
+    order = {"id": 1} if key == "{order_id[id]}" else 1
+
+    text = difference((order, 30), (order, 40), key)
+
+    assert text == f"one or more of the arguments {names} differ"
+
+
+def test_a_format_leaves_its_argument_open() -> None:
+    text = difference((30.1,), (30.2,), "{order_id:.0f}", pay)
+
+    assert text == "one or more of the arguments 'order_id', 'amount' differ"
+
+
+def test_no_value_is_shown() -> None:
+    assert "secret" not in difference((1, "secret"), (1, "secret 2", "secret 3"))

@@ -1,0 +1,499 @@
+"""``idempotency_redeliver_after``: the messages of a dead worker come back soon, at a visibility
+timeout of an hour, and those of a living one do not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_idempotent.redelivery.redis import RedisBroker
+from celery_idempotent.testing.server import RedisServer
+from tests.faults.proxy import Proxy
+from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.sentinel import SentinelServers
+from tests.waiting import SOON, eventually
+from tests.worker.harness import FAST_REDELIVERY, Shop, Worker
+from tests.worker.tasks import open_door, pack
+
+pytestmark = pytest.mark.worker
+
+#: Seconds.
+REDELIVER_AFTER = 2.0
+#: Beyond the above: between two searches, for a worker to receive the message, and to begin.
+SLACK = 5.0
+
+#: kombu's default visibility timeout is an hour.
+SETTINGS: dict[str, Any] = {
+    "idempotency_redeliver_after": REDELIVER_AFTER,
+    "idempotency_lease": REDELIVER_AFTER,
+}
+
+
+def scores(shop: Shop) -> dict[str, float]:
+    """Returns the seconds, by task, in which its message comes back without a renewal."""
+    now, scores = time.time(), {}
+    for tag, score in shop.redis.zrange("unacked_index", 0, -1, withscores=True):
+        message = shop.redis.hget("unacked", tag)
+        if message is not None:
+            for task in ("shop.pack", "shop.open_door"):
+                if f'"task": "{task}"'.encode() in message:
+                    scores[task] = score + 3600 - now
+    return scores
+
+
+def publish(shop: Shop, order: str) -> list[tuple[str, Any]]:
+    """Publishes four calls, of which the only worker, with one process, runs one.
+
+    Returns:
+        Each order and its result: that of the running one, two prefetched ones, and one that waits
+        for its ETA.
+    """
+    orders = [f"{order} {number}" for number in range(4)]
+    for each in orders:
+        shop.ledger.hold(each)
+    results = [pack.delay(orders[0])]
+    shop.ledger.wait_for_run(orders[0])
+    results += [pack.delay(each) for each in orders[1:3]]
+    results.append(pack.apply_async((orders[3],), countdown=4))
+    eventually(lambda: shop.redis.zcard("unacked_index") == 4, "the worker has all messages")
+    return list(zip(orders, results, strict=True))
+
+
+class TestWorkerKilled:
+    @pytest.fixture(
+        scope="class", params=["prefork", pytest.param("threads", marks=pytest.mark.exhaustive)]
+    )
+    @classmethod
+    def course(
+        cls, request: Any, open_shop: Callable[..., Shop]
+    ) -> Iterator[tuple[Shop, float, list[tuple[str, Any]]]]:
+        """The shop, the time of the kill, and the calls that the worker had."""
+        with open_shop(**SETTINGS) as shop:
+            pool = ("--pool", request.param)
+            worker = shop.start_worker(*pool, concurrency=1)
+            calls = publish(shop, f"killed {request.param}")
+            shop.start_worker(*pool, concurrency=1)
+            worker.kill()
+            killed_at = time.time()
+            for order, _ in calls:
+                shop.ledger.release(order)
+            yield shop, killed_at, calls
+
+    @pytest.mark.core
+    def test_all_that_it_had_runs_elsewhere(self, course: Any) -> None:
+        shop, killed_at, calls = course
+
+        for order, result in calls:
+            assert result.get(timeout=SOON)["receipt"]
+            run = shop.ledger.runs(order)[-1]
+            assert run.started_at - killed_at < REDELIVER_AFTER + SLACK, order
+            assert run.task_id == result.id
+
+    @pytest.mark.core
+    def test_each_runs_once_more(self, course: Any) -> None:
+        shop, _, calls = course
+        for _, result in calls:
+            result.get(timeout=SOON)
+
+        ends = [[run.end for run in shop.ledger.runs(order)] for order, _ in calls]
+
+        assert ends == [[None, "returned"], ["returned"], ["returned"], ["returned"]]
+        shop.wait_until_empty()
+
+    @pytest.mark.exhaustive
+    def test_restarted_alone_it_takes_its_own_messages(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        with open_shop(**SETTINGS) as shop:
+            worker = shop.start_worker(concurrency=1)
+            calls = publish(shop, order)
+            worker.kill()
+            for each, _ in calls:
+                shop.ledger.release(each)
+            worker.container.start()
+            restarted_at = time.time()
+
+            for each, result in calls:
+                assert result.get(timeout=SOON)["receipt"]
+                started_at = shop.ledger.runs(each)[-1].started_at
+                assert started_at - restarted_at < REDELIVER_AFTER + 2 * SLACK
+
+
+class TestLivingWorker:
+    """The visibility timeout is 3 s here, and kombu itself searches every second."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared_shop(cls, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
+            for _ in range(2):
+                shop.start_worker(concurrency=1)
+            yield shop
+
+    def test_messages_are_delivered_once(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        later = pack.apply_async((f"{order} later",), countdown=8)
+        started_at = shop.ledger.wait_for_run(order).started_at
+        eventually(lambda: time.time() > started_at + 7, "twice the visibility timeout is over")
+        shop.ledger.release(order)
+
+        for each in (result, later):
+            shop.ledger.wait_for_signal(each.id, "completed")
+            names = [received.name for received in shop.ledger.signals(each.id)]
+            assert names == ["begun", "completed"]
+        assert len(shop.ledger.runs(f"{order} later")) == 1
+
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize("pool", ["solo", "gevent", "eventlet"])
+    def test_in_other_pools(self, open_shop: Callable[..., Shop], pool: str, order: str) -> None:
+        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
+            for _ in range(2):
+                shop.start_worker("--pool", pool, concurrency=1)
+            self.test_messages_are_delivered_once(shop, order)
+
+    @pytest.mark.exhaustive
+    def test_warm_shutdown_renews_until_the_task_ends(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
+            worker = shop.start_worker(concurrency=1)
+            shop.ledger.hold(order)
+            result = pack.delay(order)
+            started_at = shop.ledger.wait_for_run(order).started_at
+            worker.container.request_shutdown()
+            shop.start_worker(concurrency=1)
+            eventually(lambda: time.time() > started_at + 7, "twice the visibility timeout is over")
+            shop.ledger.release(order)
+
+            assert result.get(timeout=SOON)["receipt"]
+            worker.wait_for_exit()
+            shop.wait_until_empty()
+            assert shop.ledger.signals(result.id, "conflicted", "replayed") == []
+
+
+class TestWhatIsRenewed:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared_shop(cls, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+        with open_shop(**SETTINGS) as shop:
+            shop.start_worker(concurrency=2)
+            yield shop
+
+    def test_idempotent_messages_only(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        results = [task.delay(order) for task in (pack, open_door)]
+        shop.ledger.wait_for_run(order, 2)
+
+        def is_renewed_twice() -> bool:
+            seen.append(scores(shop))
+            return len({round(score["shop.pack"] + time.time(), 1) for score in seen}) > 2
+
+        seen: list[dict[str, float]] = []
+        eventually(is_renewed_twice)
+
+        assert all(0 < score["shop.pack"] <= REDELIVER_AFTER for score in seen)
+        assert all(score["shop.open_door"] > 3500 for score in seen)
+        shop.ledger.release(order)
+        for result in results:
+            result.get(timeout=SOON)
+
+    def test_from_the_moment_of_the_delivery(self, shop: Shop, order: str) -> None:
+        """A worker that is killed before the first renewal must not cost an hour."""
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        first = eventually(lambda: scores(shop).get("shop.pack"), "the message is delivered")
+
+        assert first <= REDELIVER_AFTER
+        shop.ledger.release(order)
+        result.get(timeout=SOON)
+
+    def test_calls_without_protection_are_left_to_the_broker(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        result = pack.apply_async((order,), idempotency_key=False)
+        shop.ledger.wait_for_run(order)
+
+        assert scores(shop)["shop.pack"] > 3500
+        shop.ledger.release(order)
+        result.get(timeout=SOON)
+
+    def test_an_acknowledged_message_does_not_come_back(self, shop: Shop) -> None:
+        tag = "acknowledged meanwhile"
+        held: Any = SimpleNamespace(message=SimpleNamespace(delivery_tag=tag))
+
+        with shop.app.connection_for_read() as connection:
+            broker = RedisBroker(connection)
+            broker.renew([held], 1.0)
+            broker.close()
+
+        assert shop.redis.zscore("unacked_index", tag) is None
+
+
+@contextmanager
+def with_prefix() -> Iterator[dict[str, Any]]:
+    with RedisServer.start() as server:
+        yield {
+            "broker_url": f"{server.url.rpartition('/')[0]}/0",
+            "broker_transport_options": {"global_keyprefix": "shop:"},
+        }
+
+
+@contextmanager
+def with_tls() -> Iterator[dict[str, Any]]:
+    with ConfigurableRedisServer.start(tls=True) as server:
+        yield {"broker_url": f"{server.url}&ssl_cert_reqs=required"}
+
+
+@contextmanager
+def with_sentinel() -> Iterator[dict[str, Any]]:
+    with SentinelServers.start() as servers:
+        yield {
+            "broker_url": servers.url,
+            "broker_transport_options": {"master_name": servers.master_name},
+        }
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "broker", [with_prefix, pytest.param(with_tls, marks=pytest.mark.tls), with_sentinel]
+)
+def test_on_other_deployments(open_shop: Callable[..., Shop], broker: Any, order: str) -> None:
+    """Messages of all priorities come back, at a visibility timeout of an hour."""
+    with broker() as settings:
+        options = {
+            **settings.pop("broker_transport_options", {}),
+            "queue_order_strategy": "priority",
+        }
+        with open_shop(**SETTINGS, **settings, broker_transport_options=options) as shop:
+            worker = shop.start_worker(concurrency=1)
+            shop.ledger.hold(order)
+            results = [pack.apply_async((order,), priority=6)]
+            shop.ledger.wait_for_run(order)
+            results += [pack.apply_async((f"{order} {n}",), priority=n) for n in (0, 9)]
+            for result in results:
+                worker.wait_for_log(f"[{result.id}] received")
+            worker.kill()
+            killed_at = time.time()
+            shop.ledger.release(order)
+            shop.start_worker(concurrency=1)
+
+            for result in results:
+                assert result.get(timeout=SOON)["receipt"]
+            started_at = shop.ledger.runs(order)[-1].started_at
+            assert started_at - killed_at < REDELIVER_AFTER + 2 * SLACK
+
+
+class TestFrozenChild:
+    """Its message is given up, so that another worker takes over when the lease has expired."""
+
+    def test_another_worker_takes_over(self, open_shop: Callable[..., Shop], order: str) -> None:
+        with open_shop(**SETTINGS) as shop:
+            worker = shop.start_worker(concurrency=1)
+            shop.ledger.hold(order)
+            result = pack.delay(order)
+            frozen = shop.ledger.wait_for_run(order)
+            shop.start_worker(concurrency=1)
+            os.kill(frozen.pid, signal.SIGSTOP)
+            frozen_at = time.time()
+            try:
+                winner = shop.ledger.wait_for_run(order, 2)
+                name = f"{worker.name()}@here"
+                replies = shop.app.control.inspect([name], limit=1, timeout=SOON)
+                (lease,) = replies._request("idempotency_leases")[name]
+                assert (lease["heartbeat"], lease["pid"]) == ("lost", frozen.pid)
+                shop.ledger.release(order)
+                receipt = result.get(timeout=SOON)
+                # The frozen worker may receive the copy, too, until it has prefetched enough.
+                assert winner.started_at - frozen_at < 10 * REDELIVER_AFTER
+                assert (winner.attempt, winner.recovered) == (2, True)
+            finally:
+                os.kill(frozen.pid, signal.SIGCONT)
+            shop.wait_until_empty()
+            assert pack.delay(order).get(timeout=SOON) == receipt
+            assert "does not renew its lease" in worker.logs()
+
+
+@pytest.mark.exhaustive
+class TestFrozenMainProcess:
+    """Its pool goes on: what runs there is finished there, the rest runs elsewhere."""
+
+    def test_every_call_runs_once(self, open_shop: Callable[..., Shop], order: str) -> None:
+        with open_shop(**SETTINGS) as shop:
+            worker = shop.start_worker(concurrency=1)
+            calls = publish(shop, order)
+            shop.start_worker(concurrency=1)
+            pid = worker.container.process.pid
+            os.kill(pid, signal.SIGSTOP)
+            frozen_at = time.time()
+            for each, _ in calls[1:]:
+                shop.ledger.release(each)
+            try:
+                for each, result in calls[1:]:
+                    assert result.get(timeout=SOON)["receipt"]
+                    started_at = shop.ledger.runs(each)[0].started_at
+                    assert started_at - frozen_at < REDELIVER_AFTER + SLACK
+                shop.ledger.release(order + " 0")
+                assert calls[0][1].get(timeout=SOON)["receipt"]
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            shop.wait_until_empty()
+            for each, _ in calls:
+                assert [run.end for run in shop.ledger.runs(each)] == ["returned"]
+
+
+@pytest.mark.exhaustive
+class TestBrokerRestarts:
+    def test_renewal_continues(self, open_shop: Callable[..., Shop], order: str) -> None:
+        with RedisServer.start(config={"appendonly": "yes"}) as broker:
+            settings = {
+                **SETTINGS,
+                "broker_url": f"{broker.url.rpartition('/')[0]}/0",
+                "broker_connection_max_retries": None,
+            }
+            with open_shop(**settings) as shop, broker.client() as client:
+                shop.redis, own = client, shop.redis
+                worker = shop.start_worker(concurrency=1)
+                broker.kill()
+                worker.wait_for_log("Cannot renew the visibility timeout")
+                broker.restart()
+                order_again = f"{order} again"
+                shop.ledger.hold(order_again)
+                result = pack.delay(order_again)
+                shop.ledger.wait_for_run(order_again)
+
+                def is_renewed() -> bool:
+                    return 0 < scores(shop).get("shop.pack", 0) <= REDELIVER_AFTER
+
+                eventually(is_renewed, "it is renewed")
+                shop.ledger.release(order_again)
+                assert result.get(timeout=SOON)["receipt"]
+                assert worker.logs().count("Cannot renew the visibility timeout") == 1
+                shop.redis = own
+
+
+CUT = "cut"
+
+
+@pytest.mark.exhaustive
+class TestMessagesThatTheWorkerLoses:
+    """They are not renewed any more, so that they run soon, elsewhere or on the worker itself."""
+
+    @pytest.mark.parametrize(
+        ("lose", "settings", "ends"),
+        [
+            pytest.param("SIGQUIT", {}, ["SystemExit", "returned"], id="cold shutdown"),
+            pytest.param(
+                "SIGQUIT",
+                {"worker_soft_shutdown_timeout": 1.0},
+                ["SystemExit", "returned"],
+                id="soft shutdown",
+            ),
+            pytest.param("SIGTERM", {}, ["returned"], id="warm shutdown"),
+            pytest.param("SIGHUP", {}, ["returned"], id="SIGHUP"),
+            pytest.param(CUT, {}, ["returned"], id="broker lost"),
+            pytest.param(
+                CUT,
+                {"worker_cancel_long_running_tasks_on_connection_loss": True},
+                ["SystemExit", "returned"],
+                id="broker lost, tasks cancelled",
+            ),
+        ],
+    )
+    def test_all_run_soon(
+        self,
+        open_shop: Callable[..., Shop],
+        order: str,
+        lose: str,
+        settings: dict[str, Any],
+        ends: list[str],
+    ) -> None:
+        with (
+            RedisServer.start() as broker,
+            Proxy(broker.url) as proxy,
+            broker.client() as client,
+            open_shop(**SETTINGS, **settings, broker_url=proxy.url) as shop,
+        ):
+            shop.redis, own = client, shop.redis
+            worker = shop.start_worker(concurrency=1)
+            calls = publish(shop, order)
+            shop.start_worker(concurrency=2)
+            if lose == CUT:
+                proxy.refuse()
+                worker.wait_for_log("Connection to broker lost")
+                proxy.heal()
+            else:
+                worker.kill(lose)
+            if len(ends) > 1:
+                eventually(lambda: shop.ledger.runs(calls[0][0])[0].end, "it is interrupted")
+            if lose == CUT:
+                # The worker's one process may receive the others again.
+                shop.ledger.release(calls[0][0])
+            for each, _ in calls[1:]:
+                shop.ledger.release(each)
+            lost_at = time.time()
+            for each, result in calls[1:]:
+                assert result.get(timeout=SOON)["receipt"]
+                started_at = shop.ledger.runs(each)[-1].started_at
+                assert started_at - lost_at < REDELIVER_AFTER + SLACK
+            shop.ledger.release(calls[0][0])
+            assert calls[0][1].get(timeout=SOON)["receipt"]
+            shop.wait_until_empty()
+            assert shop.redis.zcard("unacked_index") == 0
+            assert [run.end for run in shop.ledger.runs(calls[0][0])] == ends
+            for each, _ in calls[1:]:
+                assert [run.end for run in shop.ledger.runs(each)] == ["returned"]
+            shop.redis = own
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", [("--max-tasks-per-child", "1"), ("--autoscale", "3,1")])
+def test_a_pool_whose_processes_change(
+    open_shop: Callable[..., Shop], order: str, options: tuple[str, ...]
+) -> None:
+    with open_shop(**SETTINGS) as shop:
+        worker = shop.start_worker(*options, concurrency=1, AUTOSCALE_KEEPALIVE="0.5")
+        for number in range(3):
+            assert pack.delay(f"{order} {number}").get(timeout=SOON)["receipt"]
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        started_at = shop.ledger.wait_for_run(order).started_at
+        shop.start_worker(concurrency=1)
+        over = started_at + 3 * REDELIVER_AFTER
+        eventually(lambda: time.time() > over, "three times the time is over")
+        assert shop.redis.zcard("unacked_index") == 1
+        shop.ledger.release(order)
+
+        assert result.get(timeout=SOON)["receipt"]
+        shop.wait_until_empty()
+        assert shop.ledger.signals(result.id, "conflicted", "replayed") == []
+        assert "does not renew its lease" not in worker.logs()
+
+
+@pytest.mark.exhaustive
+def test_inspect_shows_what_is_held(open_shop: Callable[..., Shop], order: str) -> None:
+    with open_shop(**SETTINGS) as shop:
+        worker: Worker = shop.start_worker(concurrency=1)
+        calls = publish(shop, order)
+
+        def held() -> Any:
+            (reply,) = shop.app.control.broadcast("idempotency_redelivery", reply=True)
+            (snapshot,) = reply.values()
+            return snapshot if snapshot["messages_held"] == 4 else None
+
+        snapshot = eventually(held, "all four messages are held")
+
+        assert snapshot["redeliver_after"] == REDELIVER_AFTER
+        assert snapshot["renewed_seconds_ago"] < REDELIVER_AFTER
+        assert "redelivered 2 s after" in worker.logs()
+        for each, _ in calls:
+            shop.ledger.release(each)
+        for _, result in calls:
+            result.get(timeout=SOON)

@@ -1,0 +1,522 @@
+"""``celery idempotency rerun``: calls that have ended for good run again, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import chord, group
+from celery.result import AsyncResult
+from celery.signals import before_task_publish
+from click.testing import CliRunner
+from cryptography.fernet import Fernet
+
+from celery_idempotent import PoisonedTaskError, State, signals
+from celery_idempotent.cli import idempotency
+from celery_idempotent.cli.target import resolve_records
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.monitoring import rerunning
+from tests.servers.cluster import ClusterServers
+from tests.servers.rabbitmq import RabbitMQ
+from tests.waiting import SOON, eventually
+from tests.worker.failing_tasks import (
+    OutOfStockError,
+    final,
+    final_in_turn,
+    final_once,
+    final_unstored,
+    flaky,
+    report_failure,
+)
+from tests.worker.harness import Shop
+from tests.worker.tasks import frail, pack, rejecting
+
+pytestmark = pytest.mark.worker
+
+
+def celery(shop: Shop, *arguments: str, code: int = 0, answer: str | None = None) -> str:
+    """Runs ``celery -A shop idempotency …`` in this process; asserts its exit code."""
+    obj = SimpleNamespace(app=shop.app)
+    result = CliRunner().invoke(idempotency, arguments, obj=obj, input=answer)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def kept(shop: Shop) -> list[bytes]:
+    """Returns the messages that are kept of all tasks."""
+    return [shop.redis.get(name) for name in shop.redis.scan_iter("idem:{*}:message:*")]
+
+
+def fail(shop: Shop, order: str, task: Any = final, **options: Any) -> AsyncResult:
+    """Calls a task that fails for good the first time, and returns when its message is kept."""
+    before = len(kept(shop))
+    result = task.apply_async((order, 1), **options)
+    with pytest.raises(OutOfStockError):
+        result.get(timeout=SOON)
+    eventually(lambda: len(kept(shop)) > before, "the message is kept")
+    return result
+
+
+def kept_of(shop: Shop, task: Any, order: str) -> list[Any]:
+    """Returns the names of the messages that are kept of this call."""
+    return shop.redis.keys(f"idem:{{idem:{task.idempotency_key_of(order)}}}:message:*")
+
+
+def succeed(result: AsyncResult) -> Any:
+    """Returns the value that replaces the failure of a task id."""
+    return eventually(lambda: result.app.AsyncResult(result.id).successful(), "it succeeds") and (
+        result.app.AsyncResult(result.id).result
+    )
+
+
+class TestOfEachKind:
+    def test_a_stored_error(self, shop: Shop, order: str) -> None:
+        result = fail(shop, order)
+
+        output = celery(shop, "rerun", str(final.idempotency_key_of(order, 1)), "--yes")
+
+        assert "published: it runs again" in output
+        assert succeed(result) == "found one"
+        assert [run.task_id for run in shop.ledger.runs(order)] == [result.id] * 2
+        assert final.idempotency_record(order, 1).state is State.COMPLETED
+        assert final.delay(order, 1).get(timeout=SOON) == "found one"
+        assert len(shop.ledger.runs(order)) == 2
+
+    def test_a_poisoned_task(self, shop: Shop, order: str) -> None:
+        task_id = poison(shop, order)
+
+        celery(shop, "rerun", task_id, "--yes")
+
+        assert succeed(shop.app.AsyncResult(task_id))["amount"] == 1
+        assert len(shop.ledger.runs(order)) == 2
+
+    def test_a_rejected_duplicate(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        first = rejecting.delay(order)
+        shop.ledger.wait_for_run(order)
+        duplicate = rejecting.delay(order)
+        eventually(lambda: kept_of(shop, rejecting, order), "it is kept")
+        shop.ledger.release(order)
+        receipt = first.get(timeout=SOON)
+
+        celery(shop, "rerun", duplicate.id, "--yes")
+
+        assert succeed(duplicate) == receipt  # the key has its outcome by now
+        assert len(shop.ledger.runs(order)) == 1
+        eventually(lambda: not kept_of(shop, rejecting, order), "it is deleted")
+        assert rejecting.idempotency_record(order).state is State.COMPLETED
+
+    def test_a_key_that_may_run_again(self, shop: Shop, order: str) -> None:
+        result = fail(shop, order, final_in_turn)
+
+        celery(shop, "rerun", str(final_in_turn.idempotency_key_of(order, 1)), "--yes")
+
+        assert succeed(result) == "found one"
+        assert len(shop.ledger.runs(order)) == 2
+
+    def test_a_completed_one_after_two_questions(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        with open_shop(result_extended=True) as shop:
+            shop.start_worker()
+            receipt = pack.delay(order, amount=7).get(timeout=SOON)
+            key = str(pack.idempotency_key_of(order, amount=7))
+
+            assert "Repeat its effect?" in celery(shop, "rerun", key, code=1, answer="y\nn\n")
+            celery(shop, "rerun", key, "--yes", code=1, answer="")
+            assert len(shop.ledger.runs(order)) == 1
+            celery(shop, "rerun", key, answer="y\ny\n")
+
+            shop.ledger.wait_for_run(order, 2)
+            eventually(lambda: len(finished(shop, order)) == 2, "it has run again")
+            again = pack.delay(order, amount=7).get(timeout=SOON)
+            assert again["amount"] == 7
+            assert again != receipt
+            assert len(shop.ledger.runs(order)) == 2
+
+    def test_without_a_message(self, shop: Shop, order: str) -> None:
+        pack.delay(order).get(timeout=SOON)
+        key = str(pack.idempotency_key_of(order))
+
+        output = celery(shop, "rerun", key, "--yes", "--completed", code=1)
+
+        assert "publish the call with its arguments" in output
+
+    def test_a_message_that_has_expired_in_redis(self, shop: Shop, order: str) -> None:
+        fail(shop, order)
+        key = final.idempotency_key_of(order, 1)
+        for name in shop.redis.scan_iter(f"idem:{{idem:{key}}}:message:*"):
+            assert 0 < shop.redis.ttl(name) <= 86400
+            shop.redis.delete(name)
+
+        assert "its message is not kept" in celery(shop, "rerun", str(key), "--yes", code=1)
+        assert final.idempotency_forget(order, 1)
+
+    def test_what_runs_is_left_alone(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        shop.ledger.wait_for_run(order)
+
+        assert "it has not ended" in celery(shop, "rerun", result.id, "--yes", code=1)
+
+
+def decoded(message: bytes) -> bytes:
+    """Returns the signature in a message that is kept as it is."""
+    import base64
+
+    return base64.b64decode(json.loads(message.partition(b"\n")[2])[2])
+
+
+def finished(shop: Shop, order: str) -> list[Any]:
+    return [run for run in shop.ledger.runs(order) if run.end]
+
+
+def poison(shop: Shop, order: str) -> str:
+    """Returns the task id of a call that has killed its process."""
+    shop.ledger.hold(order)
+    result = frail.delay(order)
+    os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
+    with pytest.raises(PoisonedTaskError):
+        result.get(timeout=SOON)
+    shop.ledger.release(order)
+    eventually(lambda: order.encode() in b"".join(map(decoded, kept(shop))), "it is kept")
+    return result.id
+
+
+def reject(shop: Shop, order: str) -> str:
+    """Returns the task id of a duplicate that was rejected; the outcome it met is forgotten."""
+    shop.ledger.hold(order)
+    first = rejecting.delay(order)
+    shop.ledger.wait_for_run(order)
+    duplicate = rejecting.delay(order)
+    eventually(lambda: kept_of(shop, rejecting, order), "it is kept")
+    shop.ledger.release(order)
+    first.get(timeout=SOON)
+    assert rejecting.idempotency_forget(order)
+    return duplicate.id
+
+
+def complete(shop: Shop, order: str) -> str:
+    """Returns the task id of a call that has completed."""
+    result = pack.delay(order)
+    result.get(timeout=SOON)
+    return result.id
+
+
+class TestTwoPeople:
+    @pytest.mark.parametrize(
+        "end",
+        [lambda shop, order: fail(shop, order).id, poison, reject, complete],
+        ids=["a stored error", "poisoned", "a rejected duplicate", "completed"],
+    )
+    def test_click_at_once(
+        self, open_shop: Callable[..., Shop], order: str, end: Callable[[Shop, str], str]
+    ) -> None:
+        with open_shop(result_extended=True) as shop:
+            shop.start_worker(concurrency=4)
+            task_id = end(shop, order)
+            barrier, cases = threading.Barrier(4), []
+
+            def click(user: str) -> None:
+                tasks = app_tasks.tasks(shop.app)
+                ((key, view, duplicate),) = resolve_records(
+                    tasks, (task_id,), None, may_be_absent=True
+                )
+                call = rerunning.find_ended(tasks, key, view, duplicate=duplicate)
+                barrier.wait()
+                cases.append(rerunning.rerun(call, user=user))
+
+            threads = [threading.Thread(target=click, args=(name,)) for name in "abcd"]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+            assert "published" in cases
+            eventually(lambda: len(finished(shop, order)) == 2 - (end is poison), "it has run")
+            shop.wait_until_empty()
+            assert len(shop.ledger.runs(order)) == 2
+
+    @pytest.mark.parametrize("task", [final, final_once], ids=["for good", "otherwise"])
+    def test_one_message_waits_until_the_other_has_failed(
+        self, shop: Shop, order: str, task: Any
+    ) -> None:
+        """Both are published for the first error: the second one does not run for another."""
+        before = len(kept(shop))
+        result = task.delay(order)
+        with pytest.raises(OutOfStockError):
+            result.get(timeout=SOON)
+        eventually(lambda: len(kept(shop)) > before)
+        key = str(task.idempotency_key_of(order))
+        shop.app.control.cancel_consumer("celery", reply=True, timeout=1)
+        try:
+            for _ in range(2):
+                celery(shop, "rerun", key, "--yes")
+        finally:
+            shop.app.control.add_consumer("celery", reply=True, timeout=1)
+
+        eventually(lambda: len(finished(shop, order)) == 2, "it has run again")
+        shop.wait_until_empty()
+        assert len(shop.ledger.runs(order)) == 2
+        if task is final:
+            celery(shop, "rerun", key, "--yes")
+            eventually(lambda: len(finished(shop, order)) == 3, "it runs for the second error")
+
+    def test_a_worker_dies_after_it_has_forgotten(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        with open_shop() as shop:
+            worker = shop.start_worker()
+            result = fail(shop, order)
+            key = final.idempotency_key_of(order, 1)
+            worker.teardown()
+            celery(shop, "rerun", str(key), "--yes")
+            assert final.idempotency_forget(order, 1)  # and its message is redelivered
+            shop.start_worker()
+
+            assert succeed(result) == "found one"
+            assert len(shop.ledger.runs(order)) == 2
+
+    def test_a_message_that_is_lost_on_its_way_is_published_again(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        with open_shop() as shop:
+            worker = shop.start_worker()
+            result = fail(shop, order)
+            key = str(final.idempotency_key_of(order, 1))
+            worker.teardown()
+            celery(shop, "rerun", key, "--yes")
+            assert final.idempotency_record(order, 1).state is State.FAILED
+            assert shop.redis.delete("celery")
+            celery(shop, "rerun", key, "--yes")
+            shop.start_worker()
+
+            assert succeed(result) == "found one"
+            shop.wait_until_empty()
+            assert kept(shop) == []
+
+
+def test_all_that_has_failed_of_a_task(shop: Shop) -> None:
+    orders, other = [uuid4().hex for _ in range(3)], uuid4().hex
+    results = [fail(shop, order) for order in orders]
+    fail(shop, other, final_in_turn)
+
+    cases = json.loads(celery(shop, "rerun", "--all", "--task", "shop.final", "--yes", "--json"))
+
+    of_orders = {str(final.idempotency_key_of(order, 1)) for order in orders}
+    assert of_orders <= {each["key"] for each in cases}
+    assert {each["case"] for each in cases if each["key"] in of_orders} == {"published"}
+    assert [succeed(result) for result in results] == ["found one"] * 3
+    assert len(shop.ledger.runs(other)) == 1
+
+
+def test_the_request_is_logged_and_sent_as_a_signal(
+    shop: Shop, order: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "celery_idempotent")
+    received: list[dict[str, Any]] = []
+
+    def receive(**details: Any) -> None:
+        received.append(details)
+
+    signals.rerun.connect(receive)
+    result = fail(shop, order)
+    celery(shop, "rerun", result.id, "--yes")
+
+    (details,) = received
+    assert (details["sender"], details["task_id"]) == (final, result.id)
+    assert details["user"]
+    (line,) = [line for line in caplog.messages if "again" in line]
+    assert "(FAILED, of task" in line
+    succeed(result)
+
+
+class TestTheMessage:
+    def test_its_expiry_and_retries_are_dropped(self, shop: Shop, order: str) -> None:
+        result = fail(shop, order, expires=3600, countdown=0.1)
+
+        celery(shop, "rerun", result.id, "--yes")
+
+        assert succeed(result) == "found one"
+
+    def test_its_callback_runs_after_the_success(self, shop: Shop, order: str) -> None:
+        result = fail(
+            shop, order, link=pack.si(f"after {order}"), link_error=report_failure.si(order)
+        )
+        eventually(lambda: len(shop.ledger.notes(order)) == 1, "the errback has run")
+
+        celery(shop, "rerun", result.id, "--yes")
+
+        shop.ledger.wait_for_run(f"after {order}")
+        succeed(result)
+        assert len(shop.ledger.notes(order)) == 1
+
+    def test_a_chord_counts_its_member_once(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(f"other {order}")
+        body = pack.si(f"body {order}")
+        body.link_error(report_failure.si(order))
+        whole = chord(group(final.s(order, 1), pack.s(f"other {order}")), body).apply_async()
+        member = whole.parent.results[0]
+        shop.ledger.wait_for_run(order)
+        eventually(lambda: member.failed(), "the member has failed")
+        bodies: list[Any] = []
+
+        def keep_body(body: Any, **_: Any) -> None:
+            bodies.append(body)
+
+        before_task_publish.connect(keep_body)
+        celery(shop, "rerun", member.id, "--yes")
+        before_task_publish.disconnect(keep_body)
+        # Before 5.7, Celery counts each return of a member; later ones, the first.
+        assert [body[2]["chord"] for body in bodies] == [None]
+        assert succeed(member) == "found one"
+        shop.ledger.release(f"other {order}")
+
+        eventually(lambda: shop.ledger.notes(order), "the chord has failed, and not run its body")
+        assert shop.ledger.runs(f"body {order}") == []
+
+    def test_an_error_that_does_not_end_the_key_keeps_none(self, shop: Shop, order: str) -> None:
+        before = set(shop.redis.scan_iter("idem:{*}:message:*"))
+        with pytest.raises(OutOfStockError):
+            flaky.delay(order).get(timeout=SOON)
+        shop.wait_until_empty()
+
+        assert set(shop.redis.scan_iter("idem:{*flaky*}:message:*")) <= before
+
+    def test_a_task_that_stores_no_results_keeps_none(self, shop: Shop, order: str) -> None:
+        with pytest.raises(OutOfStockError):
+            final_unstored.delay(order).get(timeout=SOON)
+        shop.wait_until_empty()
+
+        assert list(shop.redis.scan_iter("idem:{*final_unstored*}:message:*")) == []
+
+    def test_forget_deletes_it(self, shop: Shop, order: str) -> None:
+        fail(shop, order)
+        key = final.idempotency_key_of(order, 1)
+
+        assert final.idempotency_forget(order, 1)
+
+        assert list(shop.redis.scan_iter(f"idem:{{idem:{key}}}:message:*")) == []
+
+
+class TestEncryption:
+    KEY = Fernet.generate_key().decode()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared_shop(cls, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+        with open_shop(idempotency_encryption_keys=[cls.KEY]) as shop:
+            shop.start_worker()
+            yield shop
+
+    def test_the_message_is_encrypted(self, shop: Shop, order: str) -> None:
+        result = fail(shop, order)
+        (message,) = kept(shop)
+        assert message.startswith(b"!json\n")
+        assert order.encode() not in message
+
+        celery(shop, "rerun", result.id, "--yes")
+
+        assert succeed(result) == "found one"
+
+
+class TestLargeMessages:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared_shop(cls, open_shop: Callable[..., Shop], tmp_path_factory: Any) -> Iterator[Shop]:
+        cls.folder = tmp_path_factory.mktemp("messages")
+        url = f"file://{cls.folder}"
+        with open_shop(idempotency_max_result_size=600, idempotency_offload_backend=url) as shop:
+            shop.start_worker()
+            yield shop
+
+    folder: Path
+
+    def test_they_are_offloaded(self, shop: Shop, order: str) -> None:
+        result = fail(shop, order)
+        (message,) = kept(shop)
+        assert message.startswith(b"@json\n")
+        assert (self.folder / message.partition(b"\n")[2].decode()).exists()
+
+        celery(shop, "rerun", result.id, "--yes")
+
+        assert succeed(result) == "found one"
+        assert not (self.folder / message.partition(b"\n")[2].decode()).exists()
+
+
+def test_a_message_that_is_too_large_is_not_kept(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
+    with open_shop(idempotency_max_result_size=600) as shop:
+        worker = shop.start_worker()
+        result = final.delay(order, 1)
+        with pytest.raises(OutOfStockError):
+            result.get(timeout=SOON)
+        worker.wait_for_log(
+            "its message is not kept: it is larger than idempotency_max_result_size"
+        )
+
+        assert "its message is not kept" in celery(shop, "rerun", result.id, "--yes", code=1)
+
+
+@pytest.mark.exhaustive
+def test_on_a_cluster(open_shop: Callable[..., Shop], order: str) -> None:
+    with ClusterServers.start() as cluster, open_shop(idempotency_redis_url=cluster.url) as shop:
+        shop.start_worker()
+        result = final.delay(order, 1)
+        with pytest.raises(OutOfStockError):
+            result.get(timeout=SOON)
+        key, store = final.idempotency_key_of(order, 1), _store()
+        name = store.config.name(key.kept_message(result.id))
+        assert store.client.keyslot(name) == store.client.keyslot(store.config.name(key))
+        eventually(lambda: store.client.get(name), "the message is kept")
+
+        celery(shop, "rerun", result.id, "--yes")
+
+        assert succeed(result) == "found one"
+
+
+def _store() -> Any:
+    return final.idempotency_configuration.executor.store
+
+
+@pytest.mark.rabbitmq
+def test_queue_routing_priority_and_serializer_are_kept(
+    rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str
+) -> None:
+    name = f"queue-{uuid4().hex[:8]}"
+    queue = {"exchange": name, "exchange_type": "topic", "binding_key": "orders.#"}
+    queue["queue_arguments"] = {"x-max-priority": 9}
+    settings = {
+        "broker_url": rabbitmq.url,
+        "task_queues": {name: queue, f"{name}-default": {"exchange": f"{name}-default"}},
+        "task_default_queue": f"{name}-default",
+        "accept_content": ["json", "yaml"],
+    }
+    with open_shop(**settings) as shop:
+        worker = shop.start_worker("--queues", name)
+        result = fail(
+            shop, order, exchange=name, routing_key="orders.new", priority=7, serializer="yaml",
+            headers={"tenant": "acme"},
+        )  # fmt: skip
+        worker.teardown()
+        celery(shop, "rerun", result.id, "--yes")
+
+        with shop.app.connection_for_read() as connection:
+            message = eventually(lambda: connection.default_channel.basic_get(name, no_ack=True))
+        delivered = message.delivery_info
+        assert (delivered["exchange"], delivered["routing_key"]) == (name, "orders.new")
+        assert message.properties["priority"] == 7
+        assert message.properties["content_type"] == "application/x-yaml"
+        assert message.properties["application_headers"]["tenant"] == "acme"
+        assert message.properties["application_headers"]["id"] == result.id
