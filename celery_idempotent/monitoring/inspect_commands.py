@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from threading import Thread
@@ -58,14 +58,14 @@ class _ActiveCall(NamedTuple):
 @inspect_command()
 def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
     """List the leases that the worker's processes hold, with their age and heartbeat health."""
-    calls: dict[RecordStore, dict[Key, _ActiveCall]] = defaultdict(dict)
+    calls: dict[RecordStore, list[_ActiveCall]] = defaultdict(list)
     for request in tuple(worker_state.active_requests):
         # Without a key, or where none can be derived, there is no lease.
         with contextlib.suppress(Exception):
             for call in _active_calls(request):
-                calls[call.task.idempotency_configuration.executor.store][call.key] = call
+                calls[call.task.idempotency_configuration.executor.store].append(call)
     try:
-        return [lease for store, by_key in calls.items() for lease in _leases(store, by_key)]
+        return [lease for store, active in calls.items() for lease in _leases(store, active)]
     except IdempotencyError as error:
         return {"error": str(error)}
 
@@ -197,12 +197,14 @@ def _active_calls(request: Any) -> Iterator[_ActiveCall]:
             yield _ActiveCall(request, task, key, task_id)
 
 
-def _leases(store: RecordStore, calls: Mapping[Key, _ActiveCall]) -> Iterator[dict[str, Any]]:
+def _leases(store: RecordStore, calls: list[_ActiveCall]) -> Iterator[dict[str, Any]]:
     with RecordReader.open(store, READ_TIMEOUT) as reader:
-        for key, view in reader.get(calls).items():
+        views = reader.get({call.key for call in calls})
+    for call in calls:
+        if view := views.get(call.key):
             if view.record is None:
-                raise corrupt(str(key))
-            if lease := _lease(calls[key], view.record, view.now):
+                raise corrupt(str(call.key))
+            if lease := _lease(call, view.record, view.now):
                 yield lease
 
 

@@ -58,6 +58,7 @@ flaky = task_of(run_out, "flaky")
 flaky_tick = task_of(run_out, "flaky_tick", idempotency_key=TASK_ID)
 flaky_in_turn = task_of(run_out, "flaky_in_turn", idempotency_until="finished")
 final = task_of(run_out, "final", idempotency_replay_errors=(OutOfStockError,))
+final_together = task_of(run_out, "final_together", idempotency_replay_errors=(OutOfStockError,))
 final_unstored = task_of(
     run_out, "final_unstored", idempotency_store_result=False,
     idempotency_replay_errors=(OutOfStockError,),

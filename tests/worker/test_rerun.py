@@ -32,6 +32,7 @@ from tests.worker.failing_tasks import (
     final,
     final_in_turn,
     final_once,
+    final_together,
     final_unstored,
     flaky,
     report_failure,
@@ -308,14 +309,16 @@ class TestTwoPeople:
 
 def test_all_that_has_failed_of_a_task(shop: Shop) -> None:
     orders, other = [uuid4().hex for _ in range(3)], uuid4().hex
-    results = [fail(shop, order) for order in orders]
-    fail(shop, other, final_in_turn)
+    results = [fail(shop, order, final_together) for order in orders]
+    fail(shop, other)
 
-    cases = json.loads(celery(shop, "rerun", "--all", "--task", "shop.final", "--yes", "--json"))
+    cases = json.loads(
+        celery(shop, "rerun", "--all", "--task", "shop.final_together", "--yes", "--json")
+    )
 
-    of_orders = {str(final.idempotency_key_of(order, 1)) for order in orders}
-    assert of_orders <= {each["key"] for each in cases}
-    assert {each["case"] for each in cases if each["key"] in of_orders} == {"published"}
+    assert {each["key"]: each["case"] for each in cases} == {
+        str(final_together.idempotency_key_of(order, 1)): "published" for order in orders
+    }
     assert [succeed(result) for result in results] == ["found one"] * 3
     assert len(shop.ledger.runs(other)) == 1
 
