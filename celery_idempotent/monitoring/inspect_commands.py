@@ -212,7 +212,7 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
     """Returns the fields of a lease; empty for a call that has none.
 
     That is an item of a map that does not run, and a duplicate that waits or is refused: a call
-    that has been active for less than a lease cannot have lost one.
+    can lose its lease only to an execution that begins at least one lease after it.
     """
     pid = call.request.worker_pid
     holds = record.state is State.STARTED and record.task_id == call.task_id
@@ -223,8 +223,11 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
     counters = shared_counters.current
     if counters and pid in counters.frozen_processes() and not record.worker.endswith(f"/{pid}"):
         holds = False  # the message was delivered again
-    elif not holds and time.time() - (call.request.time_start or math.inf) < lease:
-        return {}
+    elif not holds:
+        active = time.time() - (call.request.time_start or math.inf)
+        other = (now - record.started_at).total_seconds() if record.started_at else 0.0
+        if active - other < lease:
+            return {}
     fields: dict[str, Any] = {
         "task": call.task.name,
         "task_id": call.request.id,

@@ -13,6 +13,7 @@ from uuid import uuid4
 from celery import shared_task
 
 from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError
+from tests.waiting import SOON
 from tests.worker.ledger import Ledger
 
 
@@ -39,7 +40,15 @@ raising = task_of(handle, "raising", idempotency_on_conflict="raise")
 ignoring = task_of(handle, "ignoring", idempotency_on_conflict="ignore")
 rejecting = task_of(handle, "rejecting", idempotency_on_conflict="reject")
 labelled = task_of(handle, "labelled", idempotency_label="order {order}")
-short_lease = task_of(handle, "short_lease", idempotency_lease=2.0, idempotency_reservation_ttl=2.0)
+#: Seconds.
+SHORT_LEASE = 2.0
+short_lease = task_of(
+    handle, "short_lease", idempotency_lease=SHORT_LEASE, idempotency_reservation_ttl=SHORT_LEASE
+)
+short_lease_waiting = task_of(
+    handle, "short_lease_waiting", idempotency_lease=SHORT_LEASE, idempotency_on_conflict="wait",
+    idempotency_wait_timeout=SOON,
+)  # fmt: skip
 frail = task_of(handle, "frail", idempotency_max_attempts=1)
 reserved = task_of(handle, "reserved", idempotency_dedupe_publish=True)
 silent = task_of(handle, "silent", ignore_result=True)

@@ -175,7 +175,7 @@ def cause_incidents(shop: Shop, proxy: Proxy, prometheus: Prometheus) -> None:
     )
     orphaned_at = time.monotonic()
     killer = crash_looping.delay(order)
-    lose_lease(shop, order)
+    lose_lease(shop, prometheus, order)
     replace_heartbeat(prometheus)
     Redis.from_url(shop.settings["idempotency_redis_url"]).set(
         f"idem:{unreadable.idempotency_key_of(order)}", "no record"
@@ -196,14 +196,16 @@ def cause_incidents(shop: Shop, proxy: Proxy, prometheus: Prometheus) -> None:
     wait_for_alerts(prometheus, WITH_REDIS)
 
 
-def lose_lease(shop: Shop, order: str) -> None:
-    """Freezes a process until its lease has expired and another one has taken over."""
+def lose_lease(shop: Shop, prometheus: Prometheus, order: str) -> None:
+    """Freezes a process until its lease has expired, with an alert, and another has taken over."""
     shop.ledger.hold(order)
     first = short_lease.delay(order)
     frozen = shop.ledger.wait_for_run(order)
     os.kill(frozen.pid, signal.SIGSTOP)
     second = short_lease.delay(order)
     shop.ledger.wait_for_run(order, 2)
+    expired = ("IdempotencyLeaseExpired", short_lease.name)
+    eventually(lambda: expired in prometheus.fired(), "the expired lease raises its alert")
     os.kill(frozen.pid, signal.SIGCONT)
     shop.ledger.wait_for_signal(first.id, "lease_lost")
     shop.ledger.release(order)

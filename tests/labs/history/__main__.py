@@ -47,6 +47,7 @@ class Deployment(NamedTuple):
 
 
 DEPLOYMENTS = {
+    "undisturbed": Deployment(Single, {}, monotonic=True),
     "single": Deployment(Single, {**FAULTS, "kill": (0.1, 0.8)}, monotonic=True),
     "clock": Deployment(Single, {**FAULTS, "set_clock_back": (0, 0), "set_clock_forward": (0, 0)}),
     "sentinel": Deployment(Sentinels, FAILOVER),
@@ -79,7 +80,7 @@ def record(name: str, seed: int, seconds: float) -> tuple[list[Operation], Count
         received: list[list[Operation]] = []
         reader = threading.Thread(target=lambda: received.extend(pipe.recv() for pipe in pipes))
         reader.start()
-        while (now := time.monotonic()) < until - 2:
+        while deployment.faults and (now := time.monotonic()) < until - 2:
             kind = chance.choice([*deployment.faults])
             seconds = chance.uniform(*deployment.faults[kind])
             getattr(store, kind)(chance.random(), seconds)

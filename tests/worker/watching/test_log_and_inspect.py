@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,14 @@ from celery_idempotent.store.run_sync import run_sync
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, Worker
 from tests.worker.monitor import Monitor
-from tests.worker.tasks import charge, misruled, pack, short_lease, waiting
+from tests.worker.tasks import (
+    SHORT_LEASE,
+    charge,
+    misruled,
+    pack,
+    short_lease,
+    short_lease_waiting,
+)
 from tests.worker.watching.reading import counts_of, inspect, kill, lease_of
 
 pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("watching")]
@@ -158,13 +166,14 @@ class TestInspect:
 
     def test_a_duplicate_that_waits_has_no_lease(self, shop: Shop, order: str) -> None:
         shop.ledger.hold(order)
-        ids = {waiting.delay(order).id for _ in range(2)}
+        ids = {short_lease_waiting.delay(order).id for _ in range(2)}
         run = shop.ledger.wait_for_run(order)
-        eventually(
-            lambda: ids <= {call["id"] for call in inspect(shop, "active")},
-            "the worker knows that its processes have both",
-        )
 
+        def active_longer_than_a_lease() -> bool:
+            began = [call["time_start"] for call in inspect(shop, "active") if call["id"] in ids]
+            return len(began) == 2 and time.time() - max(began) > SHORT_LEASE
+
+        eventually(active_longer_than_a_lease)
         leases = inspect(shop, "idempotency_leases")
 
         assert [lease["task_id"] for lease in leases if lease["task_id"] in ids] == [run.task_id]
