@@ -145,7 +145,12 @@ def ask(app: Celery, timeout: float) -> Replies:
     found: list[Replies] = []
 
     def broadcast(command: str) -> dict[str, Any]:
-        replies = app.control.broadcast(command, reply=True, timeout=timeout)
+        # Not of the app's pool, for which threads of a broadcast that hold one connection and wait
+        # for a second may wait for ever.
+        with app.connection_for_write() as connection:
+            mailbox = app.control.mailbox(connection)
+            mailbox.producer_pool = None
+            replies = mailbox.multi_call(command, timeout=timeout)
         return {worker: reply for by_worker in replies or () for worker, reply in by_worker.items()}
 
     def run() -> None:
