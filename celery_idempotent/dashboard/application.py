@@ -77,9 +77,11 @@ def asgi(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         # Before the first request; a mounted application gets no event of the server.
-        threading.Thread(target=context.warm_up, name="dashboard start", daemon=True).start()
+        threading.Thread(
+            target=context.sampler.warm_up, name="dashboard start", daemon=True
+        ).start()
         yield
-        context.sampler.close()
+        context.close()
 
     return Starlette(
         routes=routes,

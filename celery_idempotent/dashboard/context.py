@@ -43,6 +43,7 @@ class Context:
     def __init__(self, app: Celery, secret: str | bytes | None, history: str) -> None:
         self.app = app
         self.tokens = Tokens(secret)
+        self._history = history
         self.sampler = Sampler(app, history)
 
     @property
@@ -50,10 +51,10 @@ class Context:
         """The app's idempotent tasks, whose modules the first request imports."""
         return app_tasks.load(self.app)
 
-    def warm_up(self) -> None:
-        """Determines what the first request would wait for."""
-        self.sampler.snapshot()
-        self.sampler.known_findings()
+    def close(self) -> None:
+        """Ends the sampler; a request after it starts another one."""
+        self.sampler.close()
+        self.sampler = Sampler(self.app, self._history)
 
     @property
     def stores(self) -> list[RecordStore]:

@@ -170,6 +170,8 @@ class Sampler:
         """
         idle = time.monotonic() - self._requested_at > IDLE_AFTER
         self._requested_at = time.monotonic()
+        if self._closed:
+            return self._snapshot
         with self._lock:
             # A process that was forked has no threads of its parent, and must not use its files
             # and connections.
@@ -186,9 +188,14 @@ class Sampler:
         return self._snapshot
 
     def close(self) -> None:
-        """Ends the thread; the next request would start another one."""
+        """Ends the thread, for good."""
         self._closed = True
         self._wake.set()
+
+    def warm_up(self) -> None:
+        """Determines what the first request would wait for."""
+        self.snapshot()
+        self.known_findings()
 
     def findings(self) -> list[Finding]:
         """Returns the findings of doctor, which are a few seconds old at most."""
@@ -213,7 +220,6 @@ class Sampler:
         return time.monotonic() - self._found_at > FINDINGS_AGE
 
     def _run(self) -> None:
-        self._closed = False
         while not self._closed:
             idle = time.monotonic() - self._requested_at > IDLE_AFTER
             try:

@@ -22,6 +22,12 @@ from tests.waiting import eventually
 def server() -> Iterator[RedisServer]:
     with RedisServer.start(config={"databases": "20"}) as server:
         yield server
+        # Its connections would be counted as leaks of later tests.
+        eventually(lambda: "dashboard" not in names_of_threads(), "the samplers have ended")
+
+
+def names_of_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
 
 
 @contextmanager

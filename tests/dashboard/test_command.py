@@ -93,8 +93,9 @@ class TestRefuses:
 
 def test_is_mounted_in_fastapi(shop: Shop) -> None:
     shop.charge.apply((42, 999))
-    site = FastAPI()
-    site.mount("/ops", asgi(shop.app, auth="ann:secret"))
+    dashboard = asgi(shop.app, auth="ann:secret")
+    site = FastAPI(lifespan=lambda _: dashboard.router.lifespan_context(dashboard))
+    site.mount("/ops", dashboard)
 
     with serving(site) as url, httpx.Client(base_url=url, auth=("ann", "secret")) as web:
         page = web.get("/ops/records").text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +20,9 @@ from tests.monitoring.conftest import Shop
 def index(shop: Shop) -> Iterator[RecordIndex]:
     """With an outcome, an error, a running and an unreadable record."""
     shop.charge.apply((1, 999), task_id="first-charge")
+    time.sleep(0.002)  # records are sorted by milliseconds
     shop.charge.apply((2, 13))
+    time.sleep(0.002)
     shop.begin(shop.pack, 1, attempt=2)
     shop.client.set(f"idem:shop.tidy:{'x' * 22}", b"damaged")
     index = RecordIndex(app_tasks.stores(app_tasks.tasks(shop.app)))

@@ -15,8 +15,10 @@ from sqlalchemy import create_engine
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
+from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.monitoring import inspect_commands
 from celery_idempotent.testing.server import RedisServer
+from tests.dashboard.conftest import names_of_threads
 from tests.monitoring.conftest import Shop
 from tests.waiting import SOON, eventually
 
@@ -308,6 +310,16 @@ def test_the_first_page_does_not_wait_for_the_workers(
     assert "Nothing is known yet" in page
     assert "No worker replied" in text_of(web.get("/workers"))
     assert "0 workers" in text_of(web.get("/"))
+
+
+def test_a_closed_sampler_starts_no_thread(shop: Shop) -> None:
+    eventually(lambda: "dashboard" not in names_of_threads(), "other samplers have ended")
+    sampler = Sampler(shop.app, "")
+    sampler.close()
+
+    sampler.warm_up()
+
+    assert "dashboard" not in names_of_threads()
 
 
 def test_an_unreachable_redis_is_reported(
