@@ -1,7 +1,7 @@
-"""The dashboard: pages, a JSON API and live updates for people who watch idempotent tasks.
+"""The dashboard: pages, a JSON API and live updates for monitoring idempotent tasks.
 
-``celery -A shop idempotency dashboard`` serves it; :func:`asgi` returns it as an ASGI application,
-to be mounted in FastAPI, Starlette or beside Django.
+``celery -A shop idempotency dashboard`` serves it; :func:`asgi` returns it as an ASGI application
+to mount in FastAPI, Starlette or beside Django.
 """
 
 from celery_idempotent.dashboard.access import Access

@@ -1,4 +1,4 @@
-"""Who may do what: users, their rights, and HTTP basic authentication."""
+"""Users of the dashboard, their rights, and HTTP basic authentication."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Access:
 
     #: The name in logs and signals.
     user: str
-    #: Whether the user may forget records, and run ended calls again.
+    #: Whether the user may forget records and rerun ended calls.
     forget: bool = False
     #: Whether the user may see results and errors.
     results: bool = False
@@ -36,7 +36,7 @@ class BasicAuth:
         credentials: ``USER:PASSWORD``.
 
     Raises:
-        SettingsError: if it is not of this form.
+        SettingsError: if `credentials` has another form.
     """
 
     #: The value of WWW-Authenticate in a 401.
@@ -50,7 +50,7 @@ class BasicAuth:
         self._access = Access(user, forget=True, results=True)
 
     def __call__(self, connection: HTTPConnection) -> Access | None:
-        """Compares in constant time."""
+        """Checks the credentials in constant time."""
         scheme, _, encoded = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "basic":
             return None
@@ -62,5 +62,5 @@ class BasicAuth:
 
 
 def local_user(connection: HTTPConnection) -> Access:
-    """Gives every right: for a server that only this machine can reach."""
+    """Grants every right, for a server that only this machine can reach."""
     return Access("local", forget=True, results=True)

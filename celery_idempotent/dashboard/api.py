@@ -19,7 +19,7 @@ from celery_idempotent.dashboard.protection import parse_json, read_body
 from celery_idempotent.monitoring import forgetting, json_format, rerunning
 from celery_idempotent.store.inspection.record_reader import RecordView
 
-#: Records of one page.
+#: Maximum records per page.
 MAX_LIMIT = 500
 
 _STATUS = {
@@ -39,7 +39,7 @@ _RERUN_STATUS = {
 def json_response(
     document: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Returns `document` as JSON; what JSON cannot represent becomes text."""
+    """Returns `document` as JSON; values without a JSON form become text."""
     text = json.dumps(document, default=str)
     return Response(f"{text}\n", status, headers, media_type="application/json")
 
@@ -72,7 +72,7 @@ class Api:
         return json_response({"records": records, "cursor": cursor or None})
 
     def record(self, request: Request) -> Response:
-        """Returns one record; its headers have what a DELETE needs."""
+        """Returns one record; its headers carry what a DELETE needs."""
         view = self._find(request)
         access: Access = request.state.access
         document = json_format.view_fields(view)
@@ -84,14 +84,14 @@ class Api:
         return json_response(document, headers=headers)
 
     def forget(self, request: Request) -> Response:
-        """Forgets one record, if it still has the ETag in If-Match."""
+        """Forgets one record if its ETag still matches If-Match."""
         view, user = self._unchanged(request), request.state.access.user
         force = request.query_params.get("force") == "true"
         case = forgetting.forget(view.key, view, self._context.tasks, user=user, force=force)
         return json_response({"key": str(view.key), "case": case}, _STATUS[case])
 
     def rerun(self, request: Request) -> Response:
-        """Runs an ended call again, if its record still has the ETag in If-Match."""
+        """Runs an ended call again if its record's ETag still matches If-Match."""
         view = self._unchanged(request)
         call = self._context.ended_call(str(view.key), view)
         repeats = request.query_params.get("repeat") == "true"
@@ -101,7 +101,7 @@ class Api:
         return json_response({"key": str(view.key), "case": case}, _RERUN_STATUS[case])
 
     def _unchanged(self, request: Request) -> RecordView:
-        """Returns the record of a request that changes it: with the right, and as it was read."""
+        """Checks right, CSRF token and ETag, then returns the record to change."""
         access: Access = request.state.access
         check_right(access)
         if not self._context.tokens.is_csrf(request.headers.get("x-csrf-token", ""), access.user):
@@ -169,7 +169,7 @@ class Api:
 
 
 def check_right(access: Access) -> None:
-    """Refuses a user who may not forget records, and run them again.
+    """Refuses a user who may not forget and rerun records.
 
     Raises:
         HTTPException: 403.

@@ -37,23 +37,24 @@ def asgi(
     secret_key: str | bytes | None = None,
     history: str = "",
 ) -> ASGIApp:
-    """Returns the dashboard of an app. It needs `auth` or `authorize`.
+    """Returns the dashboard of an app. Give either `auth` or `authorize`.
 
     Args:
-        auth: ``USER:PASSWORD`` of HTTP basic authentication; this user has every right.
+        auth: ``USER:PASSWORD`` for HTTP basic authentication; this user has every right.
         authorize: returns the :class:`Access` of a request (a Starlette ``HTTPConnection``), or
             None to refuse it; may be a coroutine function.
-        read_only: nobody may forget records, or run calls again.
-        url_prefix: the path under which it is served, such as ``/idempotency``, where requests
-            arrive with the whole path. A framework's ``mount`` needs none.
-        allowed_hosts: names in the Host header that are accepted; None for all.
+        read_only: forbids everyone to forget records or rerun calls.
+        url_prefix: the dashboard's path, such as ``/idempotency``, if requests arrive with the
+            full path. Omit it under a framework's ``mount``.
+        allowed_hosts: accepted names in the Host header; None for all.
         secret_key: signs forms; the same in all processes that serve the dashboard. By default
-            each process has a random one.
-        history: a file of SQLite that keeps what the charts show; by default it is lost when the
-            process ends.
+            each process generates a random one.
+        history: a SQLite file for the charts' data, which is otherwise lost when the process
+            ends.
 
     Raises:
-        SettingsError: if nothing says who may see the dashboard.
+        SettingsError: unless exactly one of `auth` and `authorize` is given; or if `auth` or
+            `url_prefix` is malformed.
     """
     if (auth is None) == (authorize is None):
         raise SettingsError("asgi() needs one of auth='USER:PASSWORD' and authorize=a callable")
@@ -76,7 +77,7 @@ def asgi(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        # Before the first request; a mounted application gets no event of the server.
+        # Before the first request; a mounted application gets no lifespan events.
         threading.Thread(
             target=context.sampler.warm_up, name="dashboard start", daemon=True
         ).start()
@@ -92,7 +93,7 @@ def asgi(
 
 
 def _on_error(request: Request, error: Exception) -> Response:
-    """Answers with the error; an unreachable Redis, for example. These contain no secrets."""
+    """Responds with the error, such as an unreachable Redis. These contain no secrets."""
     status, text = 503, str(error)
     if isinstance(error, HTTPException):
         status, text = error.status_code, error.detail

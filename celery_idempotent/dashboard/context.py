@@ -1,4 +1,4 @@
-"""What all endpoints share: the app's tasks, the sampler, signed tokens, and bounded queries."""
+"""Shared by all endpoints: the app's tasks, the sampler, signed tokens, and bounded queries."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.task_lookup import find_duplicate
 from celery_idempotent.store.record_store import RecordStore
 
-#: Seconds of a scan for a task id that is not in the index.
+#: Maximum seconds to scan for a task id missing from the index.
 SEARCH_SECONDS = 1.0
-#: Rows of a page of records.
+#: Rows per page of records.
 PAGE_SIZE = 50
 
 
@@ -48,11 +48,11 @@ class Context:
 
     @property
     def tasks(self) -> list[IdempotentTaskLike]:
-        """The app's idempotent tasks, whose modules the first request imports."""
+        """The app's idempotent tasks; first use imports their modules."""
         return app_tasks.load(self.app)
 
     def close(self) -> None:
-        """Ends the sampler; a request after it starts another one."""
+        """Stops the sampler; a later request starts another one."""
         self.sampler.close()
         self.sampler = Sampler(self.app, self._history)
 
@@ -84,7 +84,7 @@ class Context:
         """Returns the record of a key, as :func:`find_record` does.
 
         Args:
-            whole: read also what a scan leaves out of a long record.
+            whole: also read the part of a long record that a scan omits.
         """
         index = self.sampler.index
 
@@ -99,7 +99,7 @@ class Context:
         if isinstance(found, RecordView):
             return found
         views = self.sampler.index.page(Query(text=text), 2)
-        if not views:  # it may be newer than the index
+        if not views:  # the record may be newer than the index
             end = time.monotonic() + SEARCH_SECONDS
             for views in record_views(self.stores, RecordFilter(task_id=text)):
                 if views or time.monotonic() > end:
@@ -107,7 +107,7 @@ class Context:
         return views[0] if len(views) == 1 else None
 
     def forget(self, records: Iterable[ShownRecord], user: str, *, force: bool) -> dict[str, str]:
-        """Forgets those of `records` that are as they were shown; returns the case of each key."""
+        """Forgets those of `records` unchanged since shown; returns each key's case."""
         cases = {}
         for key, *version in records:
             view = self.find(key)
@@ -123,7 +123,7 @@ class Context:
         """Returns the call of a key with its message; None if it cannot run again.
 
         Args:
-            view: of its record, if that was read already.
+            view: its record, if already read.
 
         Raises:
             HTTPException: 409 if its message cannot be read.
@@ -138,7 +138,7 @@ class Context:
             raise HTTPException(409, str(error)) from None
 
     def rerun(self, record: ShownRecord, user: str) -> str:
-        """Runs `record` again if it is as it was shown; returns what became of it."""
+        """Reruns the call of `record` if unchanged since shown; returns the case."""
         key, state, token = record
         call = self.ended_call(key)
         if call is None or (call.state, call.token) != (state, token):
@@ -153,7 +153,7 @@ class Context:
                 ``task_id``; all but the task may be missing.
 
         Raises:
-            HTTPException: 400 if it is not the call of an idempotent task.
+            HTTPException: 400 if it is not a valid call of an idempotent task.
         """
         name, args, kwargs = call.get("task"), call.get("args", []), call.get("kwargs", {})
         if not isinstance(args, list) or not isinstance(kwargs, dict):
@@ -171,8 +171,8 @@ class Context:
 
 
 def query_of(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Returns the fields of a query in the parameters of a request; empty where it has none."""
-    names = (*Query._fields, "label")  # which is a text
+    """Returns a request's query fields; empty for those it does not set."""
+    names = (*Query._fields, "label")  # an alias of text
     return {name: parameters.get(name, "").strip() for name in names}
 
 

@@ -1,4 +1,4 @@
-"""Users of Django: its staff may see the dashboard, and permissions give further rights."""
+"""Django users: staff may see the dashboard, and permissions grant further rights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from celery_idempotent.dashboard.access import Access, Authorize
 def staff(*, forget: str | None = None, results: str | None = None) -> Authorize:
     """Returns an `authorize` for :func:`celery_idempotent.dashboard.asgi`.
 
-    It goes by the session of Django's site, which must be on the same host.
+    It reads the session cookie of the Django site, which must be on the same host.
 
     Args:
-        forget: the permission to forget records, such as ``"shop.delete_order"``; without it,
-            nobody may.
-        results: the permission to see results and errors; without it, nobody may.
+        forget: the permission to forget records, such as ``"shop.delete_order"``; None denies
+            everyone.
+        results: the permission to see results and errors; None denies everyone.
     """
 
     def load(session_key: str) -> Access | None:

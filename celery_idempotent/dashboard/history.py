@@ -1,4 +1,4 @@
-"""What the workers have counted, as far as this process or its file has seen it; and charts."""
+"""The workers' counts over time, as seen by this process or its file; and charts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-#: Seconds of a step, which is what is stored.
+#: Seconds per step, the unit of storage.
 STEP = 30
-#: Ranges of the charts: the name, its seconds, and the steps of one bar.
+#: Ranges of the charts: seconds, and steps per bar, by name.
 RANGES = {"15m": (900, 1), "1h": (3600, 1), "1d": (86400, 24), "7d": (7 * 86400, 168)}
-#: Of the drawing, in its own units; the page stretches it.
+#: Size of a chart in SVG units; the page stretches it.
 WIDTH, HEIGHT = 600, 80
 _GAP = 1
 
@@ -28,7 +28,7 @@ class History:
     """Differences of the workers' counters, which begin at zero when a worker starts.
 
     Args:
-        file: of SQLite, which outlives this process; by default it is in memory.
+        file: a SQLite file, which outlives this process; in memory by default.
 
     Raises:
         sqlite3.Error: if the file cannot be used.
@@ -58,13 +58,13 @@ class History:
                 # What a worker counted before it was first seen happened at an unknown time.
                 before = self._seen.get((worker, task), counter if is_new else {})
                 for name, number in counter.items():
-                    # A smaller number is that of a restarted worker.
+                    # A smaller number means a restarted worker.
                     last = before.get(name, 0)
                     if difference := number - last if number >= last else number:
                         current[task, name] += difference
                         changed.add((task, name))
                 self._seen[worker, task] = counter
-        # The larger one, where two processes have one file.
+        # If two processes share a file, keep the larger number.
         rows = [(step, *about, current[about]) for about in changed]
         with self._lock:
             self._database.execute("INSERT OR IGNORE INTO steps VALUES (?)", (step,))
@@ -79,11 +79,11 @@ class History:
                     self._database.execute(f"DELETE FROM {table} WHERE step < ?", (oldest,))
 
     def range(self, name: str, now: float) -> Range:
-        """Returns what has happened in a range of `RANGES` up to now."""
+        """Returns the counts in the range `name` of `RANGES`, until `now`."""
         seconds, width = RANGES[name]
         last = int(now // STEP)
         version, known = self._queried.get(name, (0, None))
-        # A long range is read anew once in a step.
+        # A long range is reread once per step.
         if known is not None and width > 1 and version == last:
             return known
         bars = seconds // STEP // width
@@ -111,16 +111,16 @@ class History:
 
 
 class Range(NamedTuple):
-    """What has happened in a range of time."""
+    """The counts in a range of time."""
 
-    #: Of the range, and of one bar.
+    #: Seconds of the range, and of one bar.
     seconds: int
     bar: int
-    #: Seconds since 1970 from which on anything is known.
+    #: When the history begins, in seconds since 1970.
     since: int
-    #: Seconds of the range in which the dashboard ran.
+    #: Seconds of the range during which the dashboard ran.
     seen: int
-    #: The bars of each name that is counted, the oldest first.
+    #: The bars of each counter, oldest first.
     numbers: dict[str, list[int]]
     #: The sums by task and name.
     tasks: dict[str, Counter[str]]
@@ -135,7 +135,7 @@ class Chart(NamedTuple):
     """A chart that a template draws."""
 
     title: str
-    #: Of the numbers.
+    #: Sum and maximum of the numbers.
     total: int
     highest: int
     #: The bars, as an SVG path.

@@ -1,8 +1,8 @@
 """An index of all records, in the memory of this process: Redis has none.
 
-A pass reads the heads of all records, a few at a time, and the next one begins when it has ended. A
-page reads again the records that it shows, so what it shows is current; a record that is newer than
-the last pass over its part of the keys is missing until the next one.
+A pass reads the heads of all records, a few at a time; when it ends, the next one begins. A page
+rereads the records that it shows, so they are current. A record created after the pass scanned its
+part of the keys is missing until the next pass.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
 from celery_idempotent.store.record_store import RecordStore
 
-#: Records at most: some 200 bytes each.
+#: Maximum number of records, of some 200 bytes each.
 MAX_RECORDS = 2_000_000
 #: Seconds that Redis may take to reply.
 READ_TIMEOUT = 2.0
-#: Seconds of a pass that a request may wait for.
+#: Longest pass, in seconds, that a request waits for.
 QUICK = 0.2
-#: Part of all records below which those of a task are read by an index of theirs.
+#: Fraction of all records below which a task's records are read by the index `by_task`.
 RARE = 0.02
-#: Selections of one page: records that have changed since they were indexed are replaced.
+#: Maximum selections per page: one is repeated if its records have changed since indexed.
 SELECTIONS = 4
 
 _KEY = re.compile(r"[^:]+:~?[A-Za-z0-9_-]{22}")
 _TASK = "(SELECT name FROM names WHERE names.id = task) AS name"
 
 STATES = (*(state.value for state in State), "CORRUPT")
-#: Orders of a page, the first by default; "-" before one reverses it.
+#: Sort orders of a page; "-" before one reverses it.
 SORTS = {
     "since": "since",
     "task": "name",
@@ -67,20 +67,20 @@ class Query(NamedTuple):
     """Which records to return, in which order; an empty field selects all."""
 
     state: str = ""
-    #: A part of the name.
+    #: Part of the name.
     task: str = ""
-    #: A part of the label, task, key, task id or worker.
+    #: Part of the label, task, key, task id or worker.
     text: str = ""
-    #: Seconds since the record entered its state.
+    #: Minimum seconds since the record entered its state.
     older_than: float | None = None
     sort: str = "-since"
 
     def sql(self, names: Mapping[str, int], share: float) -> tuple[str, list[Any]]:
-        """Returns the source, the condition and the order, and the parameters.
+        """Returns the SQL from its source to its order, and the parameters.
 
         Args:
             names: the numbers of tasks and workers.
-            share: the part of all records whose task matches.
+            share: the fraction of records whose task matches.
         """
         conditions: list[str] = ["1"]
         values: list[Any] = []
@@ -129,17 +129,17 @@ class TaskTotals:
     """The records of one task."""
 
     states: Counter[str] = field(default_factory=Counter)
-    #: Executions that took about so many milliseconds.
+    #: Number of executions by duration, as a `_step`.
     durations: Counter[int] = field(default_factory=Counter)
 
     @property
     def mean(self) -> float:
-        """Mean seconds of an execution; 0 if none is known."""
+        """Mean seconds per execution; 0 if none is known."""
         seconds = sum(_seconds(step) * number for step, number in self.durations.items())
         return seconds / (self.durations.total() or 1)
 
     def quantile(self, part: float) -> float | None:
-        """Returns the seconds within which so many executions ended; None if none is known."""
+        """Returns the seconds within which this part of executions ended; None if unknown."""
         left = part * self.durations.total()
         for step, number in sorted(self.durations.items()):
             left -= number
@@ -149,7 +149,7 @@ class TaskTotals:
 
 
 def _step(milliseconds: float) -> int:
-    """Returns a duration on a logarithmic scale, whose steps are 9 % apart."""
+    """Returns a duration on a logarithmic scale with steps of 9 %."""
     return round(8 * math.log2(milliseconds + 1))
 
 
@@ -158,7 +158,7 @@ def _seconds(step: int) -> float:
 
 
 def _place(view: RecordView) -> tuple[int, int]:
-    """Returns the state of a record, and since when it has it."""
+    """Returns a record's state, and its start in milliseconds."""
     record = view.record
     if record is None:
         return STATES.index("CORRUPT"), 0
@@ -167,10 +167,10 @@ def _place(view: RecordView) -> tuple[int, int]:
 
 
 class RecordIndex:
-    """The index, and the connections by which it and the pages read.
+    """The index, and the connections through which it and the pages read.
 
     Args:
-        stores: all of the app at its start; a task that is added has its own.
+        stores: the app's stores at the start; tasks added later may bring others.
     """
 
     def __init__(self, stores: Sequence[RecordStore]) -> None:
@@ -184,21 +184,21 @@ class RecordIndex:
         self._lock = threading.Lock()
         self._names: dict[str, int] = {}
         self._pages: Iterator[tuple[RecordStore, list[RecordView]]] | None = None
-        #: Number of the pass, and of the records that it has read.
+        #: Number of the pass, and of records that it has read.
         self._pass = self._seen = 0
         self._passing = threading.Lock()
-        #: When the pass began, what it has cost so far, and what the last one has cost, in seconds.
+        #: When the pass began, its seconds so far, and those of the last pass.
         self._began_at, self._spent, self._cost = 0.0, 0.0, math.inf
         self._totals: tuple[float, dict[str, TaskTotals]] = -math.inf, {}
         #: When the last pass ended; None before.
         self.finished_at: datetime | None = None
-        #: Whether there are more than `MAX_RECORDS`.
+        #: Whether Redis has more than `MAX_RECORDS`.
         self.full = False
 
     def read(
         self, store: RecordStore, keys: Iterable[Key], **options: Any
     ) -> dict[Key, RecordView]:
-        """Reads records, and brings the index up to date.
+        """Reads records and updates the index.
 
         Raises:
             StoreUnavailableError: if Redis does not reply.
@@ -214,7 +214,7 @@ class RecordIndex:
 
     @contextmanager
     def _reader(self, store: RecordStore) -> Iterator[RecordReader]:
-        """Yields a reader whose connections stay open, unless Redis does not reply."""
+        """Yields a reader whose connections stay open unless Redis fails to reply."""
         try:
             if store not in self._readers:
                 self._readers[store] = RecordReader.open(store, READ_TIMEOUT)
@@ -230,7 +230,7 @@ class RecordIndex:
             self._readers.popitem()[1].close()
 
     def page(self, query: Query, limit: int, offset: int = 0) -> list[RecordView]:
-        """Returns `limit` records as they are now; fewer at the end.
+        """Returns up to `limit` records in their current state.
 
         Raises:
             StoreUnavailableError: if Redis does not reply.
@@ -254,7 +254,7 @@ class RecordIndex:
         return shown
 
     def started(self, limit: int) -> dict[RecordStore, list[Key]]:
-        """Returns the keys that are STARTED, the oldest first."""
+        """Returns the keys of STARTED records by store, oldest first."""
         sql = f"SELECT store, {_TASK}, digest FROM records WHERE state = ? ORDER BY since LIMIT ?"
         with self._lock:
             rows = self._database.execute(sql, (STATES.index("STARTED"), limit)).fetchall()
@@ -264,7 +264,7 @@ class RecordIndex:
         return keys
 
     def totals(self) -> dict[str, TaskTotals]:
-        """Returns the records of each task; as old as counting them has cost, twenty times."""
+        """Returns the totals by task, cached for 20 times as long as counting took."""
         until, totals = self._totals
         started_at = time.monotonic()
         if started_at < until:
@@ -293,7 +293,7 @@ class RecordIndex:
             self._advance(seconds)
 
     def refresh(self) -> None:
-        """Reads all records anew, if they are few.
+        """Rereads all records, if the last pass was quick.
 
         Raises:
             StoreUnavailableError: if Redis does not reply.
@@ -363,7 +363,7 @@ class RecordIndex:
         return hash((self._number(store), str(key)))
 
     def _number(self, store: RecordStore) -> int:
-        """Returns the number of a store, in `stores` from now on."""
+        """Returns a store's number in `stores`, adding it if absent."""
         number = self._numbers.setdefault(store, len(self.stores))
         if number == len(self.stores):
             self.stores.append(store)

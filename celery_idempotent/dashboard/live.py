@@ -1,4 +1,4 @@
-"""Announces changes of a page by server-sent events; the page then requests itself again."""
+"""Announces changes of a page by server-sent events; the page then reloads itself."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from celery_idempotent.dashboard.context import PAGE_SIZE, Context, query_of
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.store.inspection.record_reader import RecordView
 
-#: Seconds between two reads, after which a page is announced anyway because its times are old, and
-#: between comments that keep proxies from closing the connection.
+#: Seconds between two reads; until an unchanged page is refreshed, since its times age; and between
+#: comments that keep proxies from closing the connection.
 POLL_INTERVAL, REFRESH_INTERVAL, PING_INTERVAL = 1.0, 30.0, 10
-#: The pause after a read, at least: so many times what it has cost.
+#: Minimum pause after a read, as a multiple of its duration.
 PAUSE = 10
-#: Streams of one process. A user may have as many as are free, thus half of them at most.
+#: Streams per process. A user may hold at most as many as are free, hence at most half.
 MAX_STREAMS = 64
 
 
 class Live:
-    """The endpoint /live, as an ASGI application: a stream takes its place before anything waits
-    and returns it whichever way it ends.
+    """The endpoint /live, as an ASGI application.
+
+    A stream is counted before the first await, and uncounted however it ends.
     """
 
     def __init__(self, context: Context) -> None:
@@ -61,7 +62,7 @@ class Live:
             cost = anyio.current_time() - started_at
             is_old = anyio.current_time() - sent_at > REFRESH_INTERVAL
             if digest != last or is_old:
-                # The first event is for a page that has reconnected.
+                # The first event refreshes a page that has reconnected.
                 yield ServerSentEvent(event="changed", data=digest)
                 last, sent_at = digest, anyio.current_time()
             await anyio.sleep(max(POLL_INTERVAL, PAUSE * cost))

@@ -31,7 +31,7 @@ from celery_idempotent.record.payload import OFFLOADED
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.signals import SHADOW
 
-#: Records that one confirmation may be about.
+#: Maximum records per confirmation.
 MAX_SELECTED = 500
 
 
@@ -59,7 +59,7 @@ class Pages:
         ]
 
     def overview(self, request: Request) -> Response:
-        """Shows what runs, the charts, the records of each task, and the worst findings."""
+        """Shows running calls, charts, records by task, and the worst findings."""
         sampler, parameters = self._context.sampler, request.query_params
         snapshot, now = sampler.snapshot(), time.time()
         chosen, order = parameters.get("range", "1h"), parameters.get("sort", "task")
@@ -115,7 +115,7 @@ class Pages:
         )
 
     def search(self, request: Request) -> Response:
-        """Redirects to the record of a key or of a task id, else to the records with this text."""
+        """Redirects to the record of a key or task id, else to the records with this text."""
         text = request.query_params.get("q", "").strip()
         if not text:
             raise HTTPException(400, "Enter a key, a task id or a part of a label.")
@@ -146,7 +146,7 @@ class Pages:
         )
 
     def confirm(self, request: Request) -> Response:
-        """Asks whether to forget the records that are named, or those that a query selects."""
+        """Asks whether to forget the named records, or those that a query selects."""
         access: Access = request.state.access
         check_right(access)
         query, cursor = query_of(request.query_params), ""
@@ -172,10 +172,10 @@ class Pages:
         )
 
     async def _answer(self, request: Request) -> tuple[dict[str, str], list[ShownRecord]]:
-        """Returns the form that answers a confirmation, and what that is about.
+        """Returns the submitted confirmation form and its records.
 
         Raises:
-            HTTPException: if the user may not answer it, or it is forged or too old.
+            HTTPException: if the user lacks the right, or the form is forged or too old.
         """
         form = await _read_form(request)
         access: Access = request.state.access
@@ -188,7 +188,7 @@ class Pages:
         return form, selected
 
     async def forget(self, request: Request) -> Response:
-        """Forgets the records of a confirmation that have not changed since."""
+        """Forgets those records of a confirmation that have not changed since."""
         form, selected = await self._answer(request)
         access: Access = request.state.access
         cases = await run_in_threadpool(
@@ -233,7 +233,7 @@ class Pages:
         return self._explain_page(request, request.query_params)
 
     async def explain(self, request: Request) -> Response:
-        """Shows the form, and the explanation of its call."""
+        """Shows the form and the explanation of its call."""
         form = await _read_form(request)
         try:
             call = dict(form) | {
@@ -273,7 +273,7 @@ _KEPT = {
 
 
 def _outcome(record: Record | None, access: Access) -> dict[str, Any]:
-    """Returns the outcome of a record as far as its user may see it."""
+    """Returns the parts of a record's outcome that the user may see."""
     if record is None or not record.state.finished:
         return {}
     if not access.results:

@@ -20,10 +20,10 @@ from celery_idempotent.monitoring.statistics import double_executions
 from celery_idempotent.printable import plural
 from celery_idempotent.signals import SHADOW
 
-#: Has an entry for each finding.
+#: Has an entry for every finding.
 RUNBOOK = "https://celery-idempotent.readthedocs.io/en/stable/runbook.html"
 FOLDER = Path(__file__).parent
-#: Titles of the charts and columns, and the decisions that they count.
+#: Decisions counted in each chart and column, by title.
 DECISIONS = {
     "Executions": ("run", "takeover"),
     "Replays": ("replay",),
@@ -47,8 +47,8 @@ def render(
     """Returns a page.
 
     Args:
-        live: the parameters of /live that announce the page's changes; empty if it has none.
-        values: for the template.
+        live: the query of /live that announces the page's changes; empty for none.
+        values: the template's variables.
     """
     root = request.state.root
 
@@ -70,7 +70,7 @@ class TaskRow(NamedTuple):
     """A task on the overview."""
 
     name: str
-    #: Numbers by the title of the column.
+    #: Numbers by column title.
     columns: dict[str, float | None]
 
     @classmethod
@@ -79,7 +79,7 @@ class TaskRow(NamedTuple):
 
         Args:
             records: its records.
-            history: of the range that is shown.
+            history: counts of the chosen range.
         """
         records, counts = records or TaskTotals(), history.tasks.get(name, Counter())
         columns: dict[str, float | None] = {
@@ -106,7 +106,7 @@ def key_path(key: object) -> str:
 
 
 def _counts(counter: Mapping[str, int]) -> dict[str, tuple[int, str]]:
-    """Returns each counter with its parts: refusals with their reasons."""
+    """Returns each counter; refusals are broken down by reason."""
     rows = {}
     for name, prefix in (("refused", REFUSED_FOR), ("would_refuse", WOULD_REFUSE_FOR)):
         parts = {n.removeprefix(prefix): c for n, c in counter.items() if n.startswith(prefix)}
@@ -123,7 +123,7 @@ _environment.filters.update(
     at=formatting.absolute_time,
     epoch_ms=lambda moment: int(moment.timestamp() * 1000),
     key_path=key_path,
-    # The whole digest is in the link's title.
+    # The link's title has the whole digest.
     short_key=lambda key: f"{str(key).rpartition(':')[2][:10]}…",
     number=lambda number: f"{number:,}",
     seconds=formatting.duration,

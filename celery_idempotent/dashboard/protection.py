@@ -1,4 +1,4 @@
-"""Protects every response: host, user, origin and body of the request, and security headers."""
+"""Checks the host, user, origin and body of each request, and adds security headers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from celery_idempotent.dashboard.access import Authorize
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of the largest request body: a selection of records is the largest.
+#: Maximum bytes of a request body; a selection of records is the largest.
 MAX_BODY = 256 * 1024
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-#: The pages that other sites may link to: they only read, and little. A key may follow "records".
+#: Pages that other sites may link to: read-only and cheap. A key may follow "records".
 LINKED_PAGES = frozenset({"", "records", "explain", "workers", "doctor"})
-#: Names of this machine. A page elsewhere can point a name of its own to 127.0.0.1 (DNS rebinding).
+#: Names of this machine. Another site can point its own name at 127.0.0.1 (DNS rebinding).
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 HEADERS = {
@@ -51,15 +51,15 @@ class Protection:
 
     app: ASGIApp
     authorize: Authorize
-    #: Names in the Host header that are accepted; None for all.
+    #: Accepted names in the Host header; None for all.
     allowed_hosts: Collection[str] | None
-    #: Takes the right to forget from everyone.
+    #: Denies everyone the right to forget.
     read_only: bool
-    #: The beginning of the paths of requests.
+    #: Prefix of all request paths.
     url_prefix: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on an admitted request; its state has the path of the dashboard and the access."""
+        """Forwards an admitted request, with the dashboard's path and the access in its state."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
@@ -118,9 +118,9 @@ class Protection:
 
 
 def is_same_origin(connection: HTTPConnection) -> bool:
-    """Whether a request comes from a page of this server, or from a program.
+    """Whether a request comes from a page of this server or from a program.
 
-    Browsers send Sec-Fetch-Site to servers that they trust (HTTPS or localhost), and Origin always.
+    Browsers send Sec-Fetch-Site only to HTTPS or localhost, but Origin with every POST or DELETE.
     """
     site = connection.headers.get("sec-fetch-site")
     if site is not None:
@@ -130,7 +130,7 @@ def is_same_origin(connection: HTTPConnection) -> bool:
 
 
 def _is_link(connection: HTTPConnection) -> bool:
-    """Whether a browser opens a page for a link on another site, in a tab of its own."""
+    """Whether a browser follows another site's link to a page, outside a frame."""
     scope, headers = connection.scope, connection.headers
     page = scope["path"].removeprefix(scope["root_path"]).split("/")
     return (
@@ -159,7 +159,7 @@ def parse_json(text: str | bytes, what: str) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-        HTTPException: 400 if it is not JSON, nested too deeply, or has a number of too many digits.
+        HTTPException: 400 if it is not JSON, is nested too deeply, or a number is too long.
     """
     try:
         return json.loads(text)

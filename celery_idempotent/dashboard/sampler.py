@@ -1,7 +1,7 @@
-"""Keeps the index of records, asks the workers at intervals, and keeps what the overview shows.
+"""Updates the index of records, polls the workers, and keeps the overview's data.
 
-A thread does that, from the first request on: every second while the dashboard is open. Otherwise
-it asks the workers every ten seconds, so that the charts have no gap, and leaves Redis alone.
+While the dashboard is open, a thread reads records every second and asks the workers every two.
+Otherwise it asks the workers every ten seconds, to leave no gap in the charts, and reads nothing.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two rounds: while pages are open, and otherwise.
 INTERVAL, IDLE_INTERVAL = 1.0, 10.0
-#: The same until all records were read once.
+#: The same, until all records have been read once.
 FIRST_INTERVAL = 0.25
-#: Seconds between two requests to the workers, and for their replies.
+#: Seconds between two requests to the workers, and for replies.
 WORKER_INTERVAL, WORKER_TIMEOUT = 2.0, 0.5
 #: Seconds that the first request waits for the first round.
 FIRST_TIMEOUT = 5.0
-#: Seconds for which a worker that does not reply is shown as it was: a busy one replies late.
+#: Seconds for which a silent worker keeps its last reply: a busy one replies late.
 WORKER_GRACE = 10.0
-#: Seconds after the last request until no page counts as open.
+#: Seconds after the last request when the dashboard becomes idle.
 IDLE_AFTER = 60.0
-#: Seconds of each round that are spent on reading records: until all were read once, and later.
+#: Seconds spent reading records per round: until all have been read once, and later.
 FIRST_SECONDS, LATER_SECONDS = 0.5, 0.15
-#: Running executions that are shown, and read in each round.
+#: Maximum running executions read per round and shown.
 MAX_STARTED = 200
-#: Seconds after which the findings are determined anew.
+#: Seconds after which the findings are refreshed.
 FINDINGS_AGE = 15.0
 
 
 @dataclass(frozen=True)
 class Worker:
-    """What a worker has replied."""
+    """A worker's replies."""
 
     name: str
     leases: list[dict[str, Any]]
@@ -63,36 +63,36 @@ class Worker:
     error: str = ""
     #: When it replied, on a monotonic clock.
     replied_at: float = 0.0
-    #: What it keeps from redelivery.
+    #: Its reply about redelivery.
     redelivery: dict[str, Any] = field(default_factory=dict)
 
 
 class SqlCount(NamedTuple):
-    """How many outcomes a database has."""
+    """The number of outcomes in a database."""
 
     name: str
     rows: int = 0
     expired: int = 0
-    #: Why they could not be counted; empty if they were.
+    #: Why counting failed; empty if it succeeded.
     error: str = ""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is known now."""
+    """What the sampler knows at one time."""
 
     taken_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     workers: tuple[Worker, ...] = ()
-    #: Whether the workers were asked: records are read first.
+    #: Whether the workers were asked; records are read first.
     asked: bool = False
     #: Why no worker has replied; empty if one has.
     workers_error: str = ""
-    #: STARTED records, those whose lease has expired first, then the oldest first.
+    #: STARTED records: those with an expired lease first, then oldest first.
     started: tuple[RecordView, ...] = ()
     records: dict[str, TaskTotals] = field(default_factory=dict)
-    #: When each record was last counted; None while the first count goes on.
+    #: When the last pass over all records ended; None before.
     counted_at: datetime | None = None
-    #: Why records could not be read; empty if they could. The records are those before.
+    #: Why records could not be read, which leaves the earlier ones; empty if they could.
     error: str = ""
     #: When records were read.
     read_at: datetime | None = None
@@ -122,10 +122,10 @@ class Snapshot:
 
 
 class Sampler:
-    """Samples an app's workers and records. Its thread starts with the first request.
+    """Samples an app's workers and records in a thread started on first use.
 
     Args:
-        history: the file of the history; empty for none.
+        history: the history file; empty for memory only.
     """
 
     def __init__(self, app: Celery, history: str) -> None:
@@ -142,7 +142,7 @@ class Sampler:
         self._file = history
         self._history: History | None = None
         self._index: RecordIndex | None = None
-        #: As old as the findings.
+        #: Counted with the findings.
         self.sql_outcomes: list[SqlCount] = []
         self._findings: list[Finding] | None = None
         self._found_at = -FINDINGS_AGE
@@ -157,24 +157,24 @@ class Sampler:
 
     @property
     def history(self) -> History:
-        """What the workers have counted."""
+        """The workers' counts over time."""
         self.snapshot()
         assert self._history is not None
         return self._history
 
     def snapshot(self, *, asked: bool = False) -> Snapshot:
-        """Returns what is known, without waiting for a server except the first time.
+        """Returns what is known; waits only for the first round.
 
         Args:
-            asked: wait then until the workers were asked, too.
+            asked: include the workers' replies in that wait.
         """
         idle = time.monotonic() - self._requested_at > IDLE_AFTER
         self._requested_at = time.monotonic()
         if self._closed:
             return self._snapshot
         with self._lock:
-            # A process that was forked has no threads of its parent, and must not use its files
-            # and connections.
+            # A forked process has none of its parent's threads, and must not use its files and
+            # connections.
             if self._thread is None or not self._thread.is_alive():
                 self._read.clear()
                 self._asked.clear()
@@ -188,17 +188,17 @@ class Sampler:
         return self._snapshot
 
     def close(self) -> None:
-        """Ends the thread, for good."""
+        """Ends the thread permanently."""
         self._closed = True
         self._wake.set()
 
     def warm_up(self) -> None:
-        """Determines what the first request would wait for."""
+        """Prepares what the first request would wait for."""
         self.snapshot()
         self.known_findings()
 
     def findings(self) -> list[Finding]:
-        """Returns the findings of doctor, which are a few seconds old at most."""
+        """Returns doctor's findings, at most `FINDINGS_AGE` old."""
         with self._findings_lock:
             if self._findings is None or self._are_findings_old():
                 snapshot = self.snapshot(asked=True)
@@ -211,7 +211,7 @@ class Sampler:
             return self._findings
 
     def known_findings(self) -> list[Finding] | None:
-        """Returns the last findings at once, and has them determined anew if they are old."""
+        """Returns the last findings at once; refreshes old ones in the background."""
         if self._are_findings_old() and not self._findings_lock.locked():
             threading.Thread(target=self.findings, daemon=True).start()
         return self._findings
@@ -237,7 +237,7 @@ class Sampler:
     def _sample(self, idle: bool) -> None:
         if not idle:
             self._read_records()
-        # A page need not wait for the workers, which take much longer.
+        # Pages need not wait for the workers, which take much longer.
         self._read.set()
         now = time.monotonic()
         if now - self._asked_at >= WORKER_INTERVAL:
@@ -267,7 +267,7 @@ class Sampler:
         assert self._history is not None
         replies = inspect_commands.ask(self._app, WORKER_TIMEOUT)
         known = {w.name: w for w in self._snapshot.workers if now - w.replied_at < WORKER_GRACE}
-        # A worker that has replied to both commands replaces what is known of it.
+        # A worker that replied to both commands replaces its earlier entry.
         known |= {
             name: _worker(name, replies, time.monotonic())
             for name in replies.leases.keys() & replies.counts.keys()
@@ -279,10 +279,10 @@ class Sampler:
         )
 
     def _read_started(self, index: RecordIndex, snapshot: Snapshot) -> list[RecordView]:
-        """Returns the STARTED records, of the index and of the workers' leases."""
+        """Returns the STARTED records from the index and the workers' leases."""
         keys = index.started(MAX_STARTED)
         for store in index.stores:
-            # A worker replies with the task and its digest; prefixes may differ.
+            # A worker replies with task and digest; prefixes may differ.
             named = (key_of(lease["key"], store.config.prefix) for lease in snapshot.leases)
             keys[store] += [key for key in named if key is not None and key not in keys[store]]
         views = [view for store in keys for view in index.read(store, keys[store]).values()]
@@ -308,6 +308,6 @@ def _worker(name: str, replies: Replies, now: float) -> Worker:
         counts if isinstance(counts, dict) and "error" not in counts else {},
         error,
         now,
-        # A worker of an earlier version does not know the command.
+        # Workers of earlier versions lack the command.
         redelivery if isinstance(redelivery, dict) and "messages_held" in redelivery else {},
     )

@@ -1,4 +1,4 @@
-"""The history of a record, as far as the record itself shows it."""
+"""The history of a record, as the record itself shows it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from celery_idempotent.store.inspection.record_reader import RecordView
 
 
 class Event(NamedTuple):
-    """Something that has happened, or will."""
+    """A past or future event."""
 
-    #: Class of its mark: done, running, bad or later.
+    #: CSS class of its mark: done, running, bad or later.
     mark: str
     title: str
     at: datetime | None = None
@@ -22,7 +22,7 @@ class Event(NamedTuple):
 
 
 def timeline(view: RecordView, steps: list[str]) -> list[Event]:
-    """Returns the events of a record, the oldest first."""
+    """Returns the events of a record, oldest first."""
     record = view.record
     if record is None:
         return []
@@ -51,7 +51,7 @@ def timeline(view: RecordView, steps: list[str]) -> list[Event]:
 
 
 def _orphaned(record: Record) -> str:
-    # A takeover stores the milliseconds between the end of the lease and itself.
+    # A takeover stores the milliseconds since the lease ended.
     if record.state is State.STARTED and record.format.isdigit():
         seconds = int(record.format) / 1000
         return f"no execution held the key for {formatting.duration(seconds)}"

@@ -1,4 +1,4 @@
-"""Signed texts in forms: against forged requests, and for what a confirmation is about."""
+"""Signed texts in forms: CSRF tokens, and the records of a confirmation."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 from itsdangerous import BadData, URLSafeTimedSerializer
 
-#: Seconds for which a form can be sent.
+#: Seconds for which a form stays valid.
 FORM_SECONDS = 12 * 3600
-#: Seconds between the question whether to forget records, and the answer.
+#: Seconds for which a confirmation stays valid.
 CONFIRMATION_SECONDS = 900
 
 
-#: Key, state and token of a record as a person has seen it: it is forgotten only if it has not
-#: changed since.
+#: Key, state and token of a record as shown to a user; it is forgotten only if it has not changed
+#: since.
 ShownRecord = tuple[str, str, int]
 
 
 class Tokens:
-    """Signs and verifies. A text is valid for one user and one purpose.
+    """Signs and verifies texts, each valid for one user and one purpose.
 
     Args:
         secret: the same in all processes that serve the dashboard; None for a random one.
@@ -31,7 +31,7 @@ class Tokens:
         )
 
     def csrf(self, user: str) -> str:
-        """Returns the token of a form."""
+        """Returns a form's token."""
         return self._serializer.dumps(["csrf", user])
 
     def is_csrf(self, text: str, user: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kombu.utils.encoding import safe_repr
 
-#: Levels, items of one collection, values in all, and characters of one text.
+#: Maximum levels, items per collection, values in total, and characters per text.
 MAX_DEPTH, MAX_ITEMS, MAX_NODES, MAX_TEXT = 8, 100, 1000, 2000
 
 
@@ -22,7 +22,7 @@ class Node:
     kind: str
     text: str = ""
     children: list[Node] = field(default_factory=list)
-    #: How many children are left out.
+    #: Number of omitted children.
     omitted: int = 0
 
 

@@ -1,7 +1,7 @@
 """Checks for settings that weaken the guarantees: what is wrong, why, and what to set.
 
-A check is a function that yields findings. The command ``doctor`` runs all checks; a worker runs
-those of the server and the broker when it starts.
+A check is a function that yields findings. The command ``doctor`` runs all checks; a starting
+worker checks only the versions, the visibility timeout and the servers.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def examine(
     leases: Iterable[Mapping[str, Any]] = (),
     before: Mapping[str, Snapshot] | None = None,
 ) -> list[Finding]:
-    """Returns the findings that the app does not ignore, the most severe first.
+    """Returns the findings that the app does not ignore, most severe first.
 
-    Findings of several tasks that differ in nothing else are one.
+    Findings that differ only in their subject are merged.
 
     Args:
-        counted: what workers have counted, by task.
-        leases: those that the workers report.
-        before: the keys of another version of the code, by task, to compare this one with.
+        counted: the workers' counters, by task.
+        leases: the leases that workers report.
+        before: the keys of another version of the code, by task, for comparison.
     """
-    # What happens now precedes what is merely set; the dashboard shows the first ones.
+    # Current faults precede mere settings, since the dashboard shows the first findings.
     findings = [*_check_servers(app), *broker.check_connection(app), *databases.check(app)]
     findings += [*tasks.check_leases(leases), *tasks.check_counts(counted or {})]
     findings += [*versions.check(), *broker.check(app), *tasks.check(app)]
@@ -50,7 +50,7 @@ def examine(
 
 
 def ignored(app: Celery) -> Sequence[str]:
-    """Returns ``idempotency_doctor_ignore``: names of findings, and ``name:subject`` for one.
+    """Returns ``idempotency_doctor_ignore``: items like ``name`` or ``name:subject``.
 
     Raises:
         SettingsError: if it is not a list of text.
@@ -72,9 +72,9 @@ def _reported(app: Celery, findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def check_at_start(app: Celery) -> list[Finding]:
-    """Returns what a worker warns of before it takes its first message.
+    """Returns what a worker logs before its first message.
 
-    An unreachable server is left out, since the worker logs it separately.
+    It omits an unreachable server, since the worker logs that separately.
     """
     findings = [*versions.check(), *broker.check_visibility_timeout(app)]
     findings += _check_servers(app, START_TIMEOUT)
@@ -86,7 +86,7 @@ def check_at_start(app: Celery) -> list[Finding]:
 
 
 def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:
-    # Stores that differ in their prefix alone yield the same findings: keep each once.
+    # Stores that differ only in their prefix yield equal findings: keep one of each.
     stores = app_tasks.stores(app_tasks.enabled(app))
     return dict.fromkeys(finding for store in stores for finding in _check_server(store, timeout))
 

@@ -26,18 +26,18 @@ from celery_idempotent.redelivery.renewal import RESTORE_INTERVAL
 #: (seconds) times a throttle.
 SWEEP_INTERVAL, SWEEP_THROTTLE = 10.0, 10
 SWEEP_OPTIONS = ("unacked_restore_interval", "unacked_restore_throttle", "unacked_mutex_expire")
-#: Default seconds for which a sweeping worker excludes others, even if it dies meanwhile.
+#: Default seconds for which a sweeping worker excludes others, even if it dies.
 MUTEX_EXPIRE = 300.0
-#: Seconds: RabbitMQ's default for an unacknowledged message, after which it closes the channel.
+#: Seconds after which RabbitMQ by default closes the channel of an unacknowledged message.
 CONSUMER_TIMEOUT = 1800.0
-#: Sweep interval in seconds above which it may be reported.
+#: Sweep interval, in seconds, above which it may be reported.
 LONG_SWEEP = 60.0
 #: Seconds for connecting to the broker.
 CONNECT_TIMEOUT = 2.0
 
 
 def check(app: Celery) -> Iterator[Finding]:
-    """Yields all findings about the settings of the broker."""
+    """Yields all findings about the broker's settings."""
     yield from check_visibility_timeout(app)
     yield from _check_recovery(app)
     enabled = app_tasks.enabled(app)
@@ -78,7 +78,7 @@ def check_connection(app: Celery) -> Iterator[Finding]:
 
 
 def check_visibility_timeout(app: Celery) -> Iterator[Finding]:
-    """Yields a finding if a lease is longer than the visibility timeout, which is not renewed."""
+    """Yields a finding if a lease exceeds the visibility timeout, and nothing renews that."""
     timeout, (lease, task) = visibility_timeout(app), _longest_lease(app)
     if timeout is not None and timeout < lease and redeliver_after(app) is None:
         in_sqs = ", and the same in SQS: kombu does not set it for predefined_queues"
@@ -134,7 +134,7 @@ def _check_recovery(app: Celery) -> Iterator[Finding]:
 
 
 def _check_retention(app: Celery, task: IdempotentTaskLike) -> Iterator[Finding]:
-    """Yields a finding if an outcome expires before a duplicate of its call may come back."""
+    """Yields a finding if an outcome may expire before its call is redelivered."""
     settings = task.idempotency_configuration.settings
     option, retention = "idempotency_result_ttl", settings.result_ttl
     if settings.replay_errors and settings.error_ttl < retention:
@@ -168,7 +168,7 @@ def _check_quorum_queue(queue: Any) -> Iterator[Finding]:
 
 
 def _recovery(app: Celery) -> float:
-    """Returns the seconds until the messages of a dead worker are redelivered; 0 if at once."""
+    """Returns the seconds until a dead worker's messages are redelivered; 0 if at once."""
     timeout, seconds = visibility_timeout(app), redeliver_after(app)
     if seconds is not None:
         return seconds + RESTORE_INTERVAL

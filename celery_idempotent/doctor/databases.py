@@ -10,7 +10,7 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor.finding import Finding, Severity
 from celery_idempotent.errors import IdempotencyError
 
-#: Seconds after which an expired row should have been deleted: cron jobs run every day.
+#: Seconds after which an expired row should be gone, since the cron job runs daily.
 PURGE_AFTER = 2 * 86400.0
 
 

@@ -12,11 +12,11 @@ from celery_idempotent.printable import one_line
 
 
 class Severity(IntEnum):
-    """How much a finding weakens the guarantees."""
+    """How badly a finding weakens the guarantees."""
 
     #: For information.
     NOTE = 1
-    #: A fault may lose a task, run it twice, or delay it for long.
+    #: A fault may lose a task, run it twice or delay it for long.
     WARNING = 2
     #: The guarantees do not hold, or no task runs.
     ERROR = 3
@@ -32,8 +32,7 @@ class Finding:
     #: Identifies the check: ``eviction``, ``acks-late`` …
     name: str
     severity: Severity
-    #: The tasks, servers or queues that it is about, separated by commas; else ``broker`` or
-    #: ``worker``.
+    #: The tasks, servers or queues concerned, separated by commas; else ``broker`` or ``worker``.
     subject: str
     #: What is wrong.
     what: str
@@ -44,7 +43,7 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The finding as one line of a log."""
+        """The finding as one log line."""
         return one_line(f"{self.subject}: {self.what}; {self.why} (fix: {self.setting})")
 
     def to_json(self) -> dict[str, str]:
@@ -53,7 +52,7 @@ class Finding:
 
 
 def joined(findings: Iterable[Finding]) -> list[Finding]:
-    """Returns one finding for those that differ in their subject alone; the most severe first."""
+    """Merges findings that differ only in their subject; returns the most severe first."""
     subjects: dict[Finding, list[str]] = defaultdict(list)
     for finding in findings:
         subjects[replace(finding, subject="")].append(finding.subject)
@@ -62,7 +61,7 @@ def joined(findings: Iterable[Finding]) -> list[Finding]:
 
 
 class Check(NamedTuple):
-    """What is found if something applies; the attributes are those of a finding."""
+    """A finding that holds if `applies` is true; the other fields are the finding's."""
 
     applies: object
     name: str
@@ -73,7 +72,7 @@ class Check(NamedTuple):
 
 
 def applying(subject: str, *checks: Check) -> Iterator[Finding]:
-    """Yields the findings of those `checks` that apply to `subject`."""
+    """Yields a finding for each of `checks` that applies to `subject`."""
     for applies, name, severity, *texts in checks:
         if applies:
             yield Finding(name, severity, subject, *texts)

@@ -1,4 +1,4 @@
-"""Compares the keys of this code with those of another version, from its snapshot."""
+"""Compares the keys of this code with another version's snapshot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_idempotent.errors import KeyRuleError
 
 
 def check(app: Celery, before: Mapping[str, Snapshot]) -> Iterator[Finding]:
-    """Yields what changes for each task between the snapshots `before` and this code."""
+    """Yields the changes of each task from the snapshots `before` to this code."""
     tasks = {task.name: task for task in app_tasks.tasks(app)}
     for name in sorted({*before, *tasks}):
         yield from applying(
@@ -37,7 +37,7 @@ def check(app: Celery, before: Mapping[str, Snapshot]) -> Iterator[Finding]:
 
 
 def _is_enabled(task: IdempotentTaskLike) -> bool:
-    """Whether the task's keys matter; the finding `disabled` covers it otherwise."""
+    """Whether the task's keys matter; otherwise the finding `disabled` covers it."""
     return task.idempotency_configuration.settings.enabled
 
 
@@ -83,7 +83,7 @@ def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]
 
 
 def _changes(task: IdempotentTaskLike, before: Snapshot) -> Collection[str]:
-    """Returns what differs for the calls of the snapshot: keys, fingerprints, refused."""
+    """Returns the changes for the snapshot's calls: keys, fingerprints, refused."""
     changes = set()
     for call, key in before.samples:
         try:
@@ -108,7 +108,7 @@ def _changed_defaults(before: Snapshot, now: Snapshot) -> list[str]:
 
 
 def _differences(before: Snapshot, now: Snapshot) -> str:
-    """Describes what has changed in the code, as far as a snapshot shows it."""
+    """Describes the code changes that a snapshot shows."""
     parts = []
     for label, old, new in (
         ("rule", before.rule, now.rule),

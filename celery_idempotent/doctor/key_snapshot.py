@@ -1,8 +1,8 @@
 """Snapshots of the key rules of an app, to compare the keys of two versions of its code.
 
-A snapshot holds sample calls of each task and their keys. The samples are made of the parameters'
-types, never of real calls, so a snapshot contains nothing of the users, and no value of a default,
-but its digest. Equal code yields equal snapshots.
+A snapshot holds sample calls of each task and their keys. The samples are made from the parameters'
+types, never from real calls, so a snapshot contains no user data. Of a default it holds the digest,
+not the value. Equal code yields equal snapshots.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from celery_idempotent.key.parameters import entry_name
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.settings import SHADOW_SUFFIX
 
-#: Of the document; other versions are refused.
+#: Document version; others are refused.
 VERSION = 1
 
-#: A sample for each type; a parameter of another type, or of none, gets the text.
+#: Samples by type; parameters of unknown type get the text, or a mapping if the rule raises.
 _SAMPLES: dict[type, Any] = {
     int: 7,
     float: 0.5,
@@ -60,13 +60,13 @@ class Call(NamedTuple):
 class Snapshot(NamedTuple):
     """The rule of one task, and the keys of its sample calls."""
 
-    #: As in the result of `explain`.
+    #: As `explain` returns it.
     rule: str
-    #: First part of the names in Redis.
+    #: Prefix of names in Redis.
     prefix: str
-    #: The parameters by name, with the digest of the default; None if it has none.
+    #: Digests of the defaults, by parameter; None for no default.
     parameters: Mapping[str, str | None]
-    #: The calls, and the key of each. Empty if the rule raised for each of them.
+    #: The calls and their keys. Empty if the rule raised for every call.
     samples: Sequence[tuple[Call, Key]]
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def from_json(cls, task: str, document: Any) -> Snapshot:
-        """Reads what :meth:`to_json` returned; raises one of many errors for anything else."""
+        """Reads the result of :meth:`to_json`; raises various errors for anything else."""
         samples = [
             (
                 Call(sample["args"], sample["kwargs"]),
@@ -101,7 +101,7 @@ def of_task(task: IdempotentTaskLike) -> Snapshot:
     rule = configuration.rule
     return Snapshot(
         rule.description,
-        # A task that leaves shadow starts without records, as it should.
+        # A task that leaves shadow starts without records, as intended.
         configuration.settings.key_prefix.removesuffix(SHADOW_SUFFIX),
         {
             entry_name(parameter): _default_digest(parameter)
@@ -114,7 +114,7 @@ def of_task(task: IdempotentTaskLike) -> Snapshot:
 def document_of(tasks: Sequence[IdempotentTaskLike]) -> dict[str, Any]:
     """Returns the snapshots of `tasks` as one JSON document."""
     snapshots = {task.name: of_task(task).to_json() for task in tasks}
-    # kombu's JSON, as in a message, represents dates, decimals and UUIDs, too.
+    # kombu's JSON, as used in messages, also represents dates, decimals and UUIDs.
     encoded = kombu_json.dumps({"celery_idempotent_keys": VERSION, "tasks": snapshots})
     return json.loads(encoded)  # type: ignore[no-any-return]
 
@@ -147,7 +147,7 @@ def key_of(rule: KeyRule, call: Call) -> Key:
 
 
 def _samples(task: IdempotentTaskLike) -> Iterator[tuple[Call, Key]]:
-    """Yields a call with the required arguments alone, and one with all of them."""
+    """Yields a call with only the required arguments, and one with all."""
     configuration = task.idempotency_configuration
     parameters = configuration.rule.signature.parameters.values()
     named = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
@@ -169,7 +169,7 @@ def _call(task: IdempotentTaskLike, parameters: Sequence[Parameter], of_unknown_
     args, kwargs = [], {}
     for number, parameter in enumerate(parameters):
         value = _value(parameter, hints.get(parameter.name), of_unknown_type)
-        # Different values, so that keys differ between two parameters of one type.
+        # Two parameters of one type need different values to yield different keys.
         if type(value) in (int, str):
             value += type(value)(number)
         if parameter.kind in _POSITIONAL:
@@ -184,7 +184,7 @@ def _value(parameter: Parameter, hint: Any, of_unknown_type: type) -> Any:
     if hint is None and parameter.default is not Parameter.empty:
         hint = type(parameter.default)
     if hint is bool:
-        return parameter.default is not True  # never the default, which takes no part in a key
+        return parameter.default is not True  # never the default, which keys omit
     for kind in (hint, typing.get_origin(hint), *typing.get_args(hint)):
         if isinstance(kind, type) and kind in _SAMPLES:
             return _SAMPLES[kind]
@@ -192,7 +192,7 @@ def _value(parameter: Parameter, hint: Any, of_unknown_type: type) -> Any:
 
 
 class _Mapping(dict[str, Any]):
-    """Gets each item that a rule reads of it."""
+    """Creates each item that a rule reads."""
 
     def __missing__(self, name: str) -> str:
         self[name] = "sample"
@@ -200,9 +200,9 @@ class _Mapping(dict[str, Any]):
 
 
 def _with_items(configuration: TaskConfiguration, call: Call) -> Call:
-    """Returns `call` with the items that the rule reads of its mappings."""
+    """Returns `call` with the items that the rule reads from its mappings."""
     rule = configuration.rule
-    # Without a serializer, which would copy the mappings.
+    # The serializer only returns the call: a real one would copy the mappings.
     recording = KeyRule(rule.task, configuration.settings.key, rule.signature, lambda *call: call)
     key_of(recording, call)
     return Call(*kombu_json.loads(kombu_json.dumps(call)))

@@ -12,14 +12,14 @@ from celery_idempotent.store.inspection.server_info import ServerInfo
 #: Name of the finding for a server that does not reply.
 UNREACHABLE = "store-unreachable"
 
-#: The oldest version of Redis that has all commands that the scripts use.
+#: The oldest version of Redis with all commands that the scripts use.
 OLDEST = (6, 2)
 #: Seconds by which the clocks may differ.
 MAX_CLOCK_OFFSET = 1.0
-#: Part of maxmemory from which the server counts as almost full.
+#: Fraction of maxmemory above which the server is almost full.
 ALMOST_FULL = 0.9
 
-#: How to fix what a server does not report.
+#: How to fix missing server information.
 _ASK = "check it with your provider, or allow the commands INFO and CONFIG|GET"
 
 
@@ -37,7 +37,7 @@ def check(info: ServerInfo, subject: str, required_replicas: int = 0) -> Iterato
     """Yields all findings about one server.
 
     Args:
-        subject: the server, as findings name it.
+        subject: the server's name in findings.
         required_replicas: the option idempotency_wait_replicas.
     """
     policy, replicas, snapshots = info.maxmemory_policy, info.replicas, info.snapshots

@@ -1,4 +1,4 @@
-"""Checks the settings of the tasks, and what workers have counted of their calls."""
+"""Checks the tasks' settings, and the workers' counts and leases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celery_idempotent.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 from celery_idempotent.key.canonical import has_canonical_bytes
 from celery_idempotent.printable import plural
 
-#: What workers say of leases under which another execution may begin.
+#: Heartbeat states of leases under which another execution may begin.
 EXPIRED = ("expired", "lost")
 
 
@@ -98,14 +98,14 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
 
 
 def _gives_up_results(task: IdempotentTaskLike) -> bool:
-    """Returns whether Celery could repeat writing a result, but does not."""
+    """Whether Celery could retry writing a result, but does not."""
     backend = task.backend
     can_repeat = type(backend).exception_safe_to_retry is not Backend.exception_safe_to_retry
     return can_repeat and not (backend.always_retry or task.ignore_result)
 
 
 def _check_canonical(task: IdempotentTaskLike) -> Iterator[Finding]:
-    """Without a key rule every argument is part of the key, and needs a canonical form."""
+    """Yields a finding per argument without a canonical form, if there is no key rule."""
     configuration = task.idempotency_configuration
     if configuration.settings.key is not None or getattr(task, "pydantic", False):
         return
@@ -126,10 +126,10 @@ def _check_canonical(task: IdempotentTaskLike) -> Iterator[Finding]:
 
 
 def check_counts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
-    """Yields all findings about what the workers have counted since they were started.
+    """Yields all findings about the workers' counters since their start.
 
     Args:
-        counts: by task and by name, one of `events.table.COUNTED`.
+        counts: by task and name, one of `events.table.COUNTED`.
     """
     names = [WOULD_REFUSE_FOR + "key_rule"]
     names += [REFUSED_FOR + reason for reason in ("key_rule", "reused", "poisoned")]
@@ -157,7 +157,7 @@ def check_counts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
 
 
 def check_leases(leases: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yields a finding for each task that runs under an expired lease.
+    """Yields a finding for each task with executions under an expired lease.
 
     Args:
         leases: as the workers report them.
@@ -179,5 +179,5 @@ def type_hints(task: IdempotentTaskLike) -> dict[str, Any]:
     """Returns the types of the task's parameters by name, as far as they can be resolved."""
     try:
         return typing.get_type_hints(getattr(task, "run", None))
-    except Exception:  # a name that is imported for the type checker alone
+    except Exception:  # a name imported only for type checking
         return {}

@@ -1,4 +1,4 @@
-"""Checks the versions of the installed packages, and that they work together."""
+"""Checks that the installed versions are recent enough and work together."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from celery_idempotent.doctor.finding import Finding, Severity
 
-#: The oldest versions that the tests run with.
+#: The oldest tested versions.
 OLDEST = {"celery": (5, 3), "kombu": (5, 3), "redis": (4, 5)}
-#: From this kombu on, its Redis transport refuses an older redis.
+#: Since this version, kombu's Redis transport refuses older redis.
 STRICT_KOMBU, REDIS_OF_STRICT_KOMBU = (5, 7), (6, 4)
 
 
@@ -27,7 +27,7 @@ def installed() -> dict[str, str]:
 
 
 def check() -> Iterator[Finding]:
-    """Yields a finding for each package that is too old, by itself or for another one."""
+    """Yields a finding for each package too old for this one or for another."""
     versions = installed()
     numbers = {n: tuple(map(int, re.findall(r"\d+", v)[:2])) for n, v in versions.items()}
     for name, oldest in OLDEST.items():

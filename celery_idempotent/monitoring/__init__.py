@@ -1,1 +1,1 @@
-"""What operators see of a worker: start-up checks, inspect commands, events and statistics."""
+"""Monitoring for operators: start-up checks, inspect commands, events and statistics."""

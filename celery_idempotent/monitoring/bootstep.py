@@ -1,4 +1,4 @@
-"""A bootstep of the worker's consumer: logs the settings, and tracks whether events are enabled."""
+"""A consumer bootstep that logs the settings and tracks whether events are enabled."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from celery_idempotent.settings import Settings, in_shadow
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two checks whether task events are enabled.
+#: Seconds between checks whether task events are enabled.
 POLL_INTERVAL = 1.0
-#: The settings that are logged if they differ from their default: an explicit list, since a new
-#: option may hold a secret.
+#: The settings to log if not at their default: an explicit list, since a new option may hold a
+#: secret.
 _LOGGED = (
     *("until", "lease", "result_ttl", "error_ttl", "replay_errors", "max_attempts", "on_conflict"),
     *("wait_timeout", "on_store_error", "dedupe_publish", "store_result"),
@@ -69,7 +69,7 @@ def _sends_task_events(dispatcher: Any) -> bool:
 
 
 def describe_settings(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
-    """Yields a line about the stores, and one for all tasks with the same rule and options."""
+    """Yields a line about the stores, and one per group of tasks with equal rule and options."""
     enabled = [task for task in tasks if task.idempotency_configuration.settings.enabled]
     if not enabled:
         return

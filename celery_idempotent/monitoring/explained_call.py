@@ -1,4 +1,4 @@
-"""Explains a call: how its key is derived, and what would happen to it if it were published now."""
+"""Explains a call: how its key is derived, and what would happen if it were published now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celery_idempotent.store.inspection.record_reader import RecordView
 
 
 class ExplainedCall(NamedTuple):
-    """A call's key, its record, and what follows from them."""
+    """A call's key, its record, and the resulting prediction."""
 
     #: Name of the task.
     task: str
@@ -74,12 +74,12 @@ def explain_call(
     """Derives the key of a call, reads its record, and predicts what would happen.
 
     Args:
-        own_key: the key that the call brings, if any.
+        own_key: the call's explicit key, if any.
         task_id: the id of the message, for the key rule TASK_ID.
-        task_id_named: what to give if that is missing.
+        task_id_named: what the error asks for without one.
 
     Raises:
-        KeyRuleError: if no task has this name, or no key can be derived.
+        KeyRuleError: if no task has this name or no key can be derived.
         StoreUnavailableError: if Redis does not reply.
         TypeError: if the arguments do not fit the task, or a TASK_ID is missing.
     """

@@ -1,4 +1,4 @@
-"""Forgets a record on a person's request: only if it is unchanged, and not running."""
+"""Forgets a record on request, if it is unchanged and not running."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def forget(
     outcome: SqlOutcome | None = None,
     databases: Iterable[Database] = (),
 ) -> str:
-    """Deletes a record and its rows; logs it, and sends the signal ``forgotten``.
+    """Deletes a record and its rows, logs it, and sends the signal ``forgotten``.
 
-    The record must be as in `view`, and the row as in `outcome`.
+    The record must still match `view`, and the row `outcome`.
 
     Args:
         view: None if the key had no record.
         tasks: all idempotent tasks of the app.
         user: who requests it.
-        force: also forget it while it is running. Its execution is not stopped.
-        outcome: the row that was shown; without it, any is deleted.
-        databases: have rows of steps, besides those that the tasks name.
+        force: also forget a running call, without stopping its execution.
+        outcome: the row that was shown; None deletes any.
+        databases: databases with rows of steps, besides those of the tasks.
 
     Returns:
         FORGOTTEN, RUNNING, CHANGED or ABSENT.
@@ -85,7 +85,7 @@ def forget(
 
 
 def _is_running(view: RecordView) -> bool:
-    """Whether it holds a lease. Reads it again: a heartbeat extends the lease meanwhile."""
+    """Whether the lease is valid. Rereads it, as a heartbeat may have extended it."""
     if view.state != State.STARTED:
         return False
     current = read_view(view.store, view.key) or view

@@ -1,4 +1,4 @@
-"""Formats times, durations, sizes and counts for people, and parses durations that they write."""
+"""Formats times, durations, sizes and counts for people, and parses their durations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_duration(text: str) -> timedelta:
     A number without a unit is in seconds.
 
     Raises:
-        ValueError: if it is not of this form, or too long.
+        ValueError: if it has another form or is too long.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     if match is None:
@@ -31,7 +31,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def relative_time(moment: datetime | None, now: datetime) -> str:
-    """Returns ``3 min 20 s ago`` or ``in 23 h``; the dashboard counts down in these words."""
+    """Returns ``3 min 20 s ago`` or ``in 23 h``, as the dashboard's countdowns do."""
     if moment is None:
         return "–"
     seconds = (moment - now).total_seconds()
@@ -80,7 +80,7 @@ def size(number: float | None) -> str:
 
 
 def deaths(record: Record) -> str:
-    """Returns ``2 earlier executions died``; empty if none has."""
+    """Returns ``2 earlier executions died``; empty if none did."""
     if layout.is_poisoned(record):
         return f"{plural(record.attempt, 'execution')} died"
     died = record.attempt - 1
@@ -88,15 +88,15 @@ def deaths(record: Record) -> str:
 
 
 def run_time(record: Record) -> str:
-    """Returns how long the execution took; empty before its end, and where it is unknown."""
+    """Returns how long the execution took; empty if unfinished or unknown."""
     if record.started_at is None or record.finished_at is None or layout.is_poisoned(record):
         return ""
-    # The end is stored in milliseconds, the start in microseconds.
+    # Rounding can make it negative: milliseconds at the end, microseconds at the start.
     return duration(max(0.0, (record.finished_at - record.started_at).total_seconds()))
 
 
 def finished_steps(record: Record | None) -> list[str]:
-    """Returns the names of the steps that an unfinished execution has finished."""
+    """Returns the names of the finished steps of an unfinished execution."""
     if record is None or record.state.finished:
         return []
     try:

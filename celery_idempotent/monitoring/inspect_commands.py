@@ -1,8 +1,8 @@
 """Commands for ``celery inspect`` that return a worker's leases, counters and findings.
 
-The worker's main process replies; the processes of its pool run the tasks. Leases are read from the
-records, which each process's heartbeat renews, so a lease is reported as it is stored, even if the
-process that holds it is frozen.
+The worker's main process replies, while its pool processes run the tasks. It reads leases from the
+records, which each process's heartbeat renews. A frozen process therefore does not prevent a
+report of its lease.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from celery_idempotent.task.map_item import item_id
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a worker waits for Redis; its main process does nothing else meanwhile.
+#: Seconds that a worker waits for Redis, which blocks its main process.
 READ_TIMEOUT = 1.0
-#: Seconds for the broker to transport request and reply, beside the workers' own timeout.
+#: Seconds for the broker to transport request and reply, besides the workers' timeout.
 BROKER_TIMEOUT = 1.0
 
 
@@ -60,7 +60,7 @@ def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
     """List the leases that the worker's processes hold, with their age and heartbeat health."""
     calls: dict[RecordStore, list[_ActiveCall]] = defaultdict(list)
     for request in tuple(worker_state.active_requests):
-        # Without a key, or where none can be derived, there is no lease.
+        # A call without a key, or whose key cannot be derived, has no lease.
         with contextlib.suppress(Exception):
             for call in _active_calls(request):
                 calls[call.task.idempotency_configuration.executor.store].append(call)
@@ -107,16 +107,16 @@ COMMANDS = tuple(
 
 
 class Replies(NamedTuple):
-    """What the workers have replied to the commands, by worker."""
+    """Replies to the commands, by worker."""
 
     leases: dict[str, Any]
     counts: dict[str, Any]
     redelivery: dict[str, Any]
-    #: Why no worker has replied.
+    #: Why no worker replied; empty otherwise.
     error: str = ""
 
     def totals(self) -> dict[str, Counter[str]] | None:
-        """Returns the sum of the counters by task; None if no worker has replied."""
+        """Returns the summed counters by task; None if no worker replied."""
         totals: dict[str, Counter[str]] = defaultdict(Counter)
         for by_task in self.counts.values():
             for task, counter in by_task.items() if "error" not in by_task else ():
@@ -126,12 +126,12 @@ class Replies(NamedTuple):
     def messages_held(self) -> int | None:
         """Returns how many messages the workers hold; None if no worker renews them."""
         replies = self.redelivery.values()
-        # A worker of an earlier version does not know the command.
+        # Workers of earlier versions lack the command.
         numbers = [reply["messages_held"] for reply in replies if "messages_held" in reply]
         return sum(numbers) if numbers else None
 
     def all_leases(self) -> list[dict[str, Any]]:
-        """Returns the leases of all workers that have read theirs."""
+        """Returns the leases of all workers that could read theirs."""
         lists = (leases for leases in self.leases.values() if isinstance(leases, list))
         return [lease for leases in lists for lease in leases]
 
@@ -140,13 +140,13 @@ def ask(app: Celery, timeout: float) -> Replies:
     """Asks all workers for their leases, their counters, and the messages that they hold.
 
     Args:
-        timeout: seconds to wait for the workers; with 0 none is asked.
+        timeout: seconds to wait for the workers; 0 asks none.
     """
     found: list[Replies] = []
 
     def broadcast(command: str) -> dict[str, Any]:
-        # Not of the app's pool, for which threads of a broadcast that hold one connection and wait
-        # for a second may wait for ever.
+        # Not from the app's pool: broadcast threads that each hold one pooled connection can wait
+        # forever for a second.
         with app.connection_for_write() as connection:
             mailbox = app.control.mailbox(connection)
             mailbox.producer_pool = None
@@ -154,7 +154,7 @@ def ask(app: Celery, timeout: float) -> Replies:
         return {worker: reply for by_worker in replies or () for worker, reply in by_worker.items()}
 
     def run() -> None:
-        # First, since a broadcast would try to connect for ever.
+        # First, since a broadcast would try to connect forever.
         error = connection_error(app, BROKER_TIMEOUT)
         if error:
             found.append(Replies({}, {}, {}, f"The broker {error}"))
@@ -183,7 +183,7 @@ def _active_calls(request: Any) -> Iterator[_ActiveCall]:
         if key is not None:
             yield _ActiveCall(request, request.task, key, request.id)
         return
-    # Each item of a ``map``, ``starmap`` or ``chunks`` has a key of its own.
+    # Each item of a ``map``, ``starmap`` or ``chunks`` has its own key.
     task = signature(request.kwargs["task"], app=request.app).type
     context = Context(request.request_dict)
     for number, item in enumerate(request.kwargs["it"], 1):
@@ -214,10 +214,10 @@ def _leases(store: RecordStore, calls: list[_ActiveCall]) -> Iterator[dict[str, 
 
 
 def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
-    """Returns the fields of a lease; empty for a call that has none.
+    """Returns the fields of a lease; empty for a call without one.
 
-    That is an item of a map that does not run, and a duplicate that waits or is refused: a call
-    can lose its lease only to an execution that begins at least one lease after it.
+    Map items that are not running and duplicates that wait or are refused have none. A call can
+    lose its lease only to an execution that begins at least one lease later.
     """
     pid = call.request.worker_pid
     holds = record.state is State.STARTED and record.task_id == call.task_id
@@ -227,7 +227,7 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
     lease = call.task.idempotency_configuration.settings.lease
     counters = shared_counters.current
     if counters and pid in counters.frozen_processes() and not record.worker.endswith(f"/{pid}"):
-        holds = False  # the message was delivered again
+        holds = False  # the message was redelivered
     elif not holds:
         active = time.time() - (call.request.time_start or math.inf)
         other = (now - record.started_at).total_seconds() if record.started_at else 0.0
@@ -246,7 +246,7 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
     assert record.deadline is not None
     assert record.started_at is not None
     remaining = (record.deadline - now).total_seconds()
-    # A renewal is due after a third of the lease; one that fails is retried soon.
+    # A renewal is due after a third of the lease; a failed one is retried soon.
     heartbeat = "healthy" if remaining > lease / 2 else "late" if remaining > 0 else "expired"
     return fields | {
         "worker": record.worker,

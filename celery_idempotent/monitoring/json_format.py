@@ -17,7 +17,7 @@ from celery_idempotent.store.inspection.record_reader import RecordView
 def view_fields(view: RecordView) -> dict[str, Any]:
     """Returns the fields of a record; the state of an unreadable one is ``CORRUPT``.
 
-    A record that was found by the task id of a duplicate has ``duplicate``: what that met.
+    If it was found by a duplicate's task id, ``duplicate`` describes what that met.
     """
     key = view.key
     fields = key_fields(key, view.state) if view.record is None else record_fields(view.record)
@@ -36,7 +36,7 @@ _FIELDS = (
 
 
 def record_fields(record: Record) -> dict[str, Any]:
-    """Returns all fields but the outcome. Times are ISO 8601 in UTC."""
+    """Returns all fields except the outcome. Times are ISO 8601 in UTC."""
     values = ((name, getattr(record, name)) for name in _FIELDS)
     return {
         name: value.isoformat() if isinstance(value, datetime) else value for name, value in values
@@ -44,7 +44,7 @@ def record_fields(record: Record) -> dict[str, Any]:
 
 
 def outcome_fields(record: Record | None) -> dict[str, Any]:
-    """Returns ``result``; or ``error`` with type and message; or ``not_stored`` with the reason."""
+    """Returns ``result``, ``error`` with type and message, or ``not_stored`` with the reason."""
     if record is None or not record.state.finished:
         return {}
     try:
@@ -66,7 +66,7 @@ def _message(error: BaseException) -> str:
 
 
 def _is_serializable(value: Any) -> bool:
-    """Whether strict JSON can represent `value`, which excludes NaN and keys that are not text."""
+    """Whether strict JSON with ``default=str`` accepts `value`: no NaN, no tuple as key."""
     try:
         json.dumps(value, allow_nan=False, default=str)
     except Exception:

@@ -1,4 +1,4 @@
-"""What a key stands for: its record in Redis, and its outcome in the user's database."""
+"""Finds the record of a key in Redis, and its outcome in the user's database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_idempotent.store.inspection.scan import key_of
 
 
 class SqlOutcome(NamedTuple):
-    """A row of the table of outcomes, as it was read."""
+    """A row read from the table of outcomes."""
 
     task: IdempotentTaskLike
     key: Key
@@ -30,7 +30,7 @@ class SqlOutcome(NamedTuple):
         return str(engine.name)
 
     def outcome_fields(self) -> dict[str, Any]:
-        """Returns the outcome, as that of a record; decodes it."""
+        """Decodes the outcome; returns it like a record's."""
         if self.row.state == CLAIMED:
             return {"not_stored": str(committed_without_outcome())}
         codec = self.task.idempotency_configuration.executor.codec
@@ -48,7 +48,7 @@ class SqlOutcome(NamedTuple):
 
     @property
     def now(self) -> datetime:
-        """The time of the database."""
+        """The database's clock when the row was read."""
         return moment(self.row.now)
 
     def record(self) -> RecordView | None:
@@ -56,7 +56,7 @@ class SqlOutcome(NamedTuple):
         return read_view(self.task.idempotency_configuration.executor.store, self.key)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all fields but the outcome."""
+        """Returns all fields except the outcome."""
         names = ("state", "task_id", "worker", "token", "attempt")
         return {
             "database": self.name,
@@ -92,13 +92,13 @@ def find_record(
     text: str,
     read: Callable[..., RecordView | None] = read_view,
 ) -> RecordView | None:
-    """Returns the record of a key, written with or without its prefix.
+    """Returns the record of a key, given with or without its prefix.
 
     Args:
         read: reads a key of a store.
     """
-    # A store whose prefix is also a task's name may read a key differently from the task's own
-    # store: try the stores of the task that `text` begins with first.
+    # A store whose prefix equals a task's name may read a key differently from the task's own
+    # store, so first try the stores of tasks named in `text`.
     for store in app_tasks.stores(sorted(tasks, key=lambda task: f"{task.name}:" not in text)):
         key = key_of(text, store.config.prefix)
         view = None if key is None else read(store, key)
@@ -108,5 +108,5 @@ def find_record(
 
 
 def moment(milliseconds: int) -> datetime:
-    """Returns a time of the database."""
+    """Converts database milliseconds to a UTC time."""
     return datetime.fromtimestamp(milliseconds / 1e3, tz=timezone.utc)

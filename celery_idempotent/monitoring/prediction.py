@@ -1,4 +1,4 @@
-"""Predicts what would happen to a call that is published now."""
+"""Predicts what would happen to a call published now."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ON_CONFLICT = {
 
 
 def predict(key: Key, settings: Settings, view: RecordView | None) -> Prediction:
-    """Predicts the reply of lua/begin.lua to a call with `key`, and what follows from it."""
+    """Predicts the reply of lua/begin.lua to a call with `key`, and its consequence."""
     if not settings.enabled:
         return Prediction("unprotected", "runs unprotected: idempotency_enabled is False")
     prediction = _predict(key, settings, view)
@@ -75,7 +75,7 @@ def _predict(key: Key, settings: Settings, view: RecordView | None) -> Predictio
 def _predict_turn(
     settings: Settings, record: Record, view: RecordView, *, other_arguments: bool
 ) -> Prediction:
-    """Predicts what happens to a call whose key may run again."""
+    """Predicts the case of a call whose key may run again."""
     task_id = record.task_id
     if record.state.finished:
         return Prediction("run", f"runs: the call before it, task {task_id}, has ended")
@@ -101,7 +101,7 @@ def _predict_turn(
 
 
 def _conflict(settings: Settings, record: Record, *, collapses: bool) -> Prediction:
-    """Predicts a conflict; `collapses`: the publisher finds it."""
+    """Predicts a conflict; with `collapses`, the publisher finds it."""
     holder = f"runs on {record.worker}" if record.worker else "has not started yet"
     consequence = _ON_CONFLICT[settings.on_conflict]
     if collapses:

@@ -1,4 +1,4 @@
-"""Runs an ended call again on a person's request: publishes its message, if nothing has changed."""
+"""Runs an ended call again on request: publishes its message, if nothing has changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 PUBLISHED, NOT_ENDED, CHANGED, NO_MESSAGE = "published", "not ended", "changed", "no message"
 
-#: What became of a call that a person wanted to run again.
+#: What became of a call that a user wanted to rerun.
 MESSAGES = {
     PUBLISHED: "published: it runs again",
     NOT_ENDED: "kept: it has not ended, or belongs to no task of this app",
@@ -33,7 +33,7 @@ MESSAGES = {
     NO_MESSAGE: "kept: its message is not kept; forget it, and publish the call with its arguments",
 }
 
-#: Of the ids of completed calls that are run again.
+#: For the new ids of completed calls that run again.
 _NAMESPACE = UUID("0b6f4bd0-6a6c-4bb2-9f0e-5f8b3a0f5a5e")
 
 
@@ -42,24 +42,24 @@ class EndedCall(NamedTuple):
 
     key: Key
     task: Any
-    #: Of the message: that of the outcome, or of a duplicate that was rejected.
+    #: Task id of the outcome, or of a rejected duplicate.
     task_id: str
-    #: None for a duplicate, which has left no outcome.
+    #: None for a duplicate, which left no outcome.
     state: State | None
-    #: Of the outcome; 0 for a duplicate.
+    #: Token of the outcome; 0 for a duplicate.
     token: int
     view: RecordView | None
     message: Signature | None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Its arguments, for those who may see results; nothing without a message."""
+        """The arguments, for users who may see results; empty without a message."""
         message = self.message
         return {"args": [*message.args], "kwargs": message.kwargs} if message else {}
 
     @property
     def has_completed(self) -> bool:
-        """Whether it has run to its end: running it again repeats its effect."""
+        """Whether it completed, so that running it again repeats its effect."""
         return self.state is State.COMPLETED
 
 
@@ -71,12 +71,12 @@ def find_ended(
     *,
     duplicate: str = "",
 ) -> EndedCall | None:
-    """Returns the call with its message; None if it is not of a task, or has not ended.
+    """Returns the call with its message; None if it has no task or has not ended.
 
     Args:
         view: None if the key has no record.
         outcome: the row, if there is one.
-        duplicate: the task id by which it was found, if it is not that of the record.
+        duplicate: the task id by which it was found, if not the record's.
 
     Raises:
         IdempotencyError: if the message cannot be read, or Redis is unavailable.
@@ -91,7 +91,7 @@ def find_ended(
         if message is not None:
             return EndedCall(key, task, duplicate, None, 0, view, message)
     if view is not None and configuration.settings.runs_again and view.record is not None:
-        # The record of the message: that of the key is of the turn, which others may have now.
+        # The message's own record: another call may hold the turn, which is the key's record.
         own_key = key.of_message(view.record.task_id)
         view = read_view(view.store, own_key) or view
     found: Any = outcome.row if view is None and outcome is not None else view and view.record
@@ -107,9 +107,9 @@ def find_ended(
 def _from_result_backend(
     task: Any, key: Key, task_id: str, state: State, token: int
 ) -> Signature | None:
-    """Returns a message with the arguments that ``result_extended`` has stored, if it has.
+    """Returns a message with the arguments that ``result_extended`` stored, if any.
 
-    A completed call gets another task id, since a result backend keeps a success as it is.
+    A completed call gets a new task id, since a result backend keeps a success as it is.
     """
     result = task.AsyncResult(task_id)
     try:
@@ -129,13 +129,13 @@ def _from_result_backend(
 
 
 def rerun(call: EndedCall | None, *, user: str) -> str:
-    """Publishes the message of `call`; logs it, and sends the signal ``rerun``.
+    """Publishes the message of `call`, logs it, and sends the signal ``rerun``.
 
-    The worker that receives it forgets the outcome, if that is still the one of `call`. So the
-    record stays until then, and two people who run a call again at once run it once.
+    The record stays until a worker receives the message; the worker forgets the outcome if it is
+    still that of `call`. Two users who rerun a call at once run it once.
 
     Args:
-        call: None if it has not ended.
+        call: None if not ended.
         user: who requests it.
 
     Returns:

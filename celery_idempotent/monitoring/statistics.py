@@ -1,4 +1,4 @@
-"""Statistics over all records: their number, size and rate, by task."""
+"""Statistics of all records: their number, size and rate, by task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_idempotent.store.inspection.record_query import RecordFilter, record
 from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
 from celery_idempotent.store.record_store import RecordStore
 
-#: Seconds over which the rate is measured, at most.
+#: Maximum seconds over which the rate is measured.
 RATE_WINDOW = 3600.0
 
 
@@ -23,18 +23,18 @@ class TaskStatistics:
     """Statistics of one task's records."""
 
     states: Counter[str] = field(default_factory=Counter)
-    #: Records whose attempt is above 1: an earlier execution died.
+    #: Records with an attempt above 1: an earlier execution died.
     takeovers: int = 0
-    #: STARTED records whose lease has expired and that no execution has taken over yet.
+    #: STARTED records with an expired lease that no execution has taken over yet.
     lease_expired: int = 0
     #: Mean size in the sample; None if no record was measured.
     bytes_per_record: float | None = None
     #: Outcomes per second.
     per_second: float = 0.0
-    #: Seconds for which a result is kept; None for a task that this app does not have.
+    #: Seconds for which a result is kept; None for a task unknown to this app.
     retention: float | None = None
-    #: Outcomes of the last hour, and the age of the oldest of them: at least one second, so that a
-    #: single new record does not count as a high rate.
+    #: Outcomes of the last hour, and the age of the oldest, at least one second: otherwise a single
+    #: new record would count as a high rate.
     recent: int = 0
     oldest_recent: float = 1.0
 
@@ -50,14 +50,14 @@ class TaskStatistics:
 
     @property
     def bytes_projected(self) -> float | None:
-        """Size that the records approach at the present rate: rate × retention × size."""
+        """Expected size at the present rate: rate × retention × size per record."""
         if self.bytes_per_record is None or self.retention is None:
             return None
         return self.per_second * self.retention * self.bytes_per_record
 
 
 def double_executions(counter: Mapping[str, int]) -> int:
-    """Returns how many calls in shadow ran, and would have got another call's outcome."""
+    """Returns the number of shadow executions that idempotency would have prevented."""
     names = ("would_replay", "would_conflict", "would_deduplicate")
     return sum(counter.get(name, 0) for name in names)
 
@@ -65,7 +65,7 @@ def double_executions(counter: Mapping[str, int]) -> int:
 def collect(
     tasks: Sequence[IdempotentTaskLike], sample: int, progress: Callable[[int], None]
 ) -> dict[str, TaskStatistics]:
-    """Scans all records once, and returns the statistics by task name.
+    """Scans all records once and returns the statistics by task name.
 
     Args:
         sample: how many records of each task are measured with MEMORY USAGE.
@@ -77,7 +77,7 @@ def collect(
         for view in page:
             task = view.key.task
             _add(statistics[task], view)
-            # Reservoir sampling: each record is in the sample with the same probability.
+            # Reservoir sampling: each record is equally likely to be in the sample.
             if len(sampled[task]) < sample:
                 sampled[task].append(view)
             elif (index := random.randrange(statistics[task].records)) < sample:
@@ -86,7 +86,7 @@ def collect(
     retention = {t.name: t.idempotency_configuration.settings.result_ttl for t in tasks}
     for task, found in statistics.items():
         found.retention = retention.get(task)
-        # The window is shorter if the first outcome is younger, or if records expire sooner.
+        # The window is shorter if the oldest outcome is younger or records expire sooner.
         found.per_second = found.recent / min(found.retention or RATE_WINDOW, found.oldest_recent)
         if sizes := _sizes(sampled[task]):
             found.bytes_per_record = fmean(sizes)

@@ -1,7 +1,7 @@
-"""Connects checks and monitoring to the signals of a worker, so that users need no code for it.
+"""Connects checks and monitoring to a worker's signals, so that users need no code for it.
 
-What the handlers need is imported when a worker starts, so that programs that only publish do not
-load it.
+The handlers import their dependencies when a worker starts; programs that only publish never load
+them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def _add_to_worker(instance: Any, **_: Any) -> None:
 
 @celeryd_after_setup.connect(weak=False)
 def _on_set_up(instance: Any, **_: Any) -> None:
-    """Checks stores and databases, logs the findings of `doctor` that are warnings, and counts.
+    """Checks stores and databases, logs `doctor` warnings and errors, and starts counting.
 
-    A worker starts without Redis, too: idempotency_on_store_error applies to its messages. This
+    A worker starts even without Redis: idempotency_on_store_error applies to its messages. This
     runs before the pool starts, so that its processes inherit the counters and handlers.
 
     Raises:
-        SystemExit: if the settings name no usable Redis, or a table of outcomes is missing. The
-            signal would swallow any other exception.
+        SystemExit: if a setting is invalid or a table of outcomes is missing. The signal would
+            swallow any other exception.
     """
     from celery_idempotent import doctor
     from celery_idempotent.configuration import app_tasks, broker
@@ -67,7 +67,7 @@ def _on_set_up(instance: Any, **_: Any) -> None:
 
 
 def _check_stores(tasks: Iterable[IdempotentTaskLike]) -> None:
-    """Checks that stores reply, and databases have the table of outcomes.
+    """Checks that stores reply and databases have the table of outcomes.
 
     Raises:
         SettingsError: if there is no such table.
