@@ -54,6 +54,10 @@ COPIED_MESSAGES = {
 #: the message is unacknowledged.
 KILLED_WORKERS = {"broker_transport_options": FAST_REDELIVERY, "worker_prefetch_multiplier": 1}
 
+#: Settings for workers that lose their Redis broker. Celery 5.7 ends a worker that has messages if
+#: the loss shows first in the connection of remote control ("Unrecoverable error", AttributeError).
+LOST_BROKER = {"worker_enable_remote_control": False}
+
 
 class WorkerProcess:
     """``celery worker`` with its pool, with the interface of a pytest-celery container."""

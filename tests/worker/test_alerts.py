@@ -28,7 +28,7 @@ from tests.flow.deliveries import begin_elsewhere
 from tests.servers.prometheus import Prometheus
 from tests.waiting import SOON, eventually
 from tests.worker.failing_tasks import final, flaky
-from tests.worker.harness import Shop
+from tests.worker.harness import LOST_BROKER, Shop
 from tests.worker.incident_tasks import (
     crash_looping,
     heartless,
@@ -122,6 +122,7 @@ def shop(open_shop: Callable[..., Shop], proxy: Proxy, broker: Proxy, port: int)
         broker_url=f"{broker.url.rpartition('/')[0]}/198",
         idempotency_redis_url=f"{proxy.url.rpartition('/')[0]}/199",
         idempotency_metrics=f"127.0.0.1:{port}",
+        **LOST_BROKER,
     ) as shop:
         shop.start_worker(concurrency=5)
         yield shop

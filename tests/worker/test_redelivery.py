@@ -20,7 +20,7 @@ from tests.faults.proxy import Proxy
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.servers.sentinel import SentinelServers
 from tests.waiting import SOON, eventually
-from tests.worker.harness import FAST_REDELIVERY, Shop, Worker
+from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop, Worker
 from tests.worker.tasks import open_door, pack
 
 pytestmark = pytest.mark.worker
@@ -380,9 +380,6 @@ class TestBrokerRestarts:
 
 
 CUT = "cut"
-#: Celery 5.7 ends a worker that has messages if the loss of its broker shows first in the
-#: connection that waits for remote control ("Unrecoverable error", AttributeError).
-NO_SUBSCRIPTION = {"worker_enable_remote_control": False}
 
 
 @pytest.mark.exhaustive
@@ -401,10 +398,13 @@ class TestMessagesThatTheWorkerLoses:
             ),
             pytest.param("SIGTERM", {}, ["returned"], id="warm shutdown"),
             pytest.param("SIGHUP", {}, ["returned"], id="SIGHUP"),
-            pytest.param(CUT, NO_SUBSCRIPTION, ["returned"], id="broker lost"),
+            pytest.param(CUT, LOST_BROKER, ["returned"], id="broker lost"),
             pytest.param(
                 CUT,
-                {"worker_cancel_long_running_tasks_on_connection_loss": True, **NO_SUBSCRIPTION},
+                {
+                    "worker_cancel_long_running_tasks_on_connection_loss": True,
+                    **LOST_BROKER,
+                },
                 ["SystemExit", "returned"],
                 id="broker lost, tasks cancelled",
             ),
