@@ -1,7 +1,7 @@
 """Idempotency-Key middleware for FastAPI, Starlette and other ASGI apps; see docs/http.md.
 
-The middleware reads the body of a request with a key, and sends no part of the response before it
-has stored the whole. Requests without a key are passed on as they are.
+For a request with a key, the middleware reads the whole body, and sends no part of the response
+before storing all of it. It passes requests without a key on unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Settle = Callable[[Response], Awaitable[Headers]]
 
 
 class IdempotencyMiddleware(BaseMiddleware):
-    """The middleware as an ASGI app; functions among its options get the scope."""
+    """The middleware as an ASGI app; option functions get the scope."""
 
     _is_async = True
 
@@ -55,7 +55,7 @@ class IdempotencyMiddleware(BaseMiddleware):
             await self._app(_without_sending(scope), _body_first(body, receive), held.send)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Returns the body; None if the client disconnects before its end."""
+        """Returns the body, or None if the client disconnects before its end."""
         declared = _field(scope, "content-length")
         self._check_length(declared, 0, ended=False)
         body = bytearray()
@@ -75,9 +75,8 @@ class _HeldResponse:
 
     Args:
         send: sends to the client.
-        settle: called once, with the whole response or a beginning that is larger than
-            `max_bytes`; returns the fields to add to it, or raises :class:`Answered` if another
-            one is to be sent.
+        settle: called once, with the whole response or a beginning larger than `max_bytes`;
+            returns the fields to add to the response, or raises :class:`Answered` to send another.
     """
 
     def __init__(self, send: Send, settle: Settle, max_bytes: int) -> None:
@@ -86,11 +85,11 @@ class _HeldResponse:
         self._max_bytes = max_bytes
         self._start: Message = {}
         self._body = bytearray()
-        #: Set once the response is settled: False if another one is sent.
+        #: Set once the response is settled: False if another response replaces it.
         self._released: bool | None = None
 
     async def send(self, message: Message) -> None:
-        """Is the `send` of the app."""
+        """The app's `send`."""
         if self._released is not None:
             if self._released:
                 await self._send(message)
@@ -102,7 +101,7 @@ class _HeldResponse:
             if whole or len(self._body) > self._max_bytes:
                 await self._release(whole)
         else:
-            # Extensions, which send in other ways, are hidden from the app.
+            # Extensions that send in other ways are hidden from the app.
             raise RuntimeError(f"the app sent {message['type']!r} where ASGI does not allow it")
 
     async def _release(self, whole: bool) -> None:
@@ -128,14 +127,14 @@ async def _send(send: Send, response: Response) -> None:
 
 
 def decoded(fields: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Returns fields of ASGI as text."""
+    """Returns ASGI header fields as text."""
     return [
         (bytes(name).decode("latin-1"), bytes(value).decode("latin-1")) for name, value in fields
     ]
 
 
 def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Returns fields as ASGI has them."""
+    """Returns header fields in ASGI's form."""
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
@@ -159,7 +158,7 @@ def _without_sending(scope: Scope) -> Scope:
 
 
 def _body_first(body: bytes, receive: Receive) -> Receive:
-    """Returns a `receive` that gives the body first, then the server's further messages."""
+    """Returns a `receive` that yields the body first, then the server's further messages."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_body_first() -> Message:

@@ -1,6 +1,6 @@
 """A decorator for one endpoint of FastAPI or Starlette; see docs/http.md.
 
-A request has passed its dependencies and its validation before its key is looked up.
+A request's key is looked up after its dependencies have run and it has been validated.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["anonymous", "by_cookie", "by_header", "idempotent_route", "stored_by
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
-#: The parameter that is added to an endpoint.
+#: The parameter added to an endpoint.
 _PARAMETER = "idempotency_exchange"
-#: The options of a route that are about its responses.
+#: A route's options about its responses.
 _OF_RESPONSES = (
     *("response_model", "response_class", "status_code"),
     *(f"response_model_{name}" for name in ("include", "exclude", "by_alias")),
     *(f"response_model_exclude_{name}" for name in ("unset", "defaults", "none")),
 )
-#: The entry of a scope that has what an endpoint has returned.
+#: The scope entry that holds the return value of an endpoint.
 _RETURNED = "celery_idempotent.returned"
 
 
@@ -53,22 +53,22 @@ def idempotent_route(
 ) -> Callable[[Endpoint], Endpoint]:
     """Runs an endpoint once for a key, and replays its response to retries.
 
-    It belongs below the decorator that adds the route. The options that are functions get the
-    request, and those of the endpoint's arguments that they have as further parameters. An endpoint
-    that is called without a request, as in a test, runs as if it was not decorated.
+    Place it below the decorator that adds the route. Option functions get the request and any of
+    the endpoint's arguments that they name as further parameters. Called without a request, as in a
+    test, the endpoint runs as if undecorated.
 
     Args:
-        idem: the engine that stores the responses, with a name that no other service has.
+        idem: the engine that stores the responses, with a name unique to this service.
         identity: returns the text that identifies the sender, or None if it is unknown.
-        key: returns the key as text, or None if the request needs none; by default that is the
-            header Idempotency-Key.
-        fingerprint: returns what must be equal in all requests with one key; by default that is
-            the whole request. An endpoint with a form needs one.
+        key: returns the key as text, or None if the request needs none; by default, the
+            Idempotency-Key header.
+        fingerprint: returns a value that must be equal in all requests with one key; by default,
+            the whole request. Required for an endpoint with a form.
         methods: the HTTP methods to which keys apply.
         options: the other options of `celery_idempotent.contrib.asgi.IdempotencyMiddleware`.
 
     Raises:
-        SettingsError: for the first option with a wrong value, in one line.
+        SettingsError: for the first invalid option, in one line.
     """
 
     def decorate(endpoint: Endpoint) -> Endpoint:
@@ -88,7 +88,7 @@ def idempotent_route(
 
 class _Injected(NamedTuple):
     request: Request
-    #: Collects the headers, the cookies and the status that the endpoint and dependencies set.
+    #: Collects the headers, cookies and status that the endpoint and its dependencies set.
     response: Response
 
 
@@ -105,7 +105,7 @@ class _Route(BaseRoute):
     def __init__(self, endpoint: Callable[..., Any], idem: Idempotency, **options: Any) -> None:
         super().__init__(endpoint, idem, **options)
         self._is_async = inspect.iscoroutinefunction(endpoint)
-        #: By id of a route, which is kept so that no other one gets its id.
+        #: By the id of a route, which is kept so that no other route gets its id.
         self._renderers: dict[int, tuple[APIRoute, Callable[[Request], Any]]] = {}
 
     def decorated(self) -> Callable[..., Any]:
@@ -130,7 +130,7 @@ class _Route(BaseRoute):
 
     def _with_injected(self) -> inspect.Signature:
         """Returns the endpoint's signature, with a parameter that FastAPI injects."""
-        try:  # FastAPI may look names of annotations up in the globals of the decorated function
+        try:  # FastAPI may look up annotations in the globals of the decorated function
             signature = inspect.signature(self._app, eval_str=True)
         except NameError:  # a name that only type checkers import
             signature = self._signature
@@ -180,7 +180,7 @@ class _Route(BaseRoute):
         return response, captured, body is not None
 
     async def _render(self, call: _Call, value: Any) -> Response:
-        """Returns the response that FastAPI makes of a value that is no response."""
+        """Returns the response that FastAPI makes of a return value."""
         route: APIRoute = call.request.scope["route"]
         if id(route) not in self._renderers:
             options = {name: getattr(route, name) for name in _OF_RESPONSES}
@@ -213,7 +213,7 @@ class _Route(BaseRoute):
 
 
 def _injected(args: Any, kwargs: dict[str, Any]) -> _Injected | None:
-    """Returns what FastAPI has injected; Starlette passes the request as an argument."""
+    """Returns FastAPI's injected value; Starlette passes the request as an argument."""
     if _PARAMETER in kwargs:
         injected: _Injected = kwargs.pop(_PARAMETER)
         return injected
@@ -222,7 +222,7 @@ def _injected(args: Any, kwargs: dict[str, Any]) -> _Injected | None:
 
 
 async def _response_of(handler: Any, request: Request, error: Exception) -> Response:
-    """Returns the response of a handler of errors."""
+    """Returns the response of an error handler."""
     response: Any
     if inspect.iscoroutinefunction(handler):
         response = await handler(request, error)
@@ -232,7 +232,7 @@ async def _response_of(handler: Any, request: Request, error: Exception) -> Resp
 
 
 def _returned(request: Request, response: Response) -> Any:
-    """Is an endpoint that returns what the decorated one has returned."""
+    """Endpoint that returns the return value of the decorated one."""
     value, collected = request.scope[_RETURNED]
     response.raw_headers.extend(collected.raw_headers)
     response.status_code = collected.status_code

@@ -32,22 +32,22 @@ def idempotent_route(
 ) -> Callable[[View], View]:
     """Runs a view once for a key, and replays its response to retries.
 
-    It belongs below the decorator that adds the route, and below those that check permissions. The
-    options that are functions get Flask's request, and those of the view's arguments that they have
-    as further parameters. A view that is called outside a request runs as if it was not decorated.
+    Place it below the decorators that add the route and check permissions. Option functions get
+    Flask's request and any of the view's arguments that they name as further parameters. Outside a
+    request, the view runs as if undecorated.
 
     Args:
-        idem: the engine that stores the responses, with a name that no other service has.
+        idem: the engine that stores the responses, with a name unique to this service.
         identity: returns the text that identifies the sender, or None if it is unknown.
-        key: returns the key as text, or None if the request needs none; by default that is the
-            header Idempotency-Key.
-        fingerprint: returns what must be equal in all requests with one key; by default that is
+        key: returns the key as text, or None if the request needs none; by default, the
+            Idempotency-Key header.
+        fingerprint: returns a value that must be equal in all requests with one key; by default,
             the whole request.
         methods: the HTTP methods to which keys apply.
         options: the other options of `celery_idempotent.contrib.wsgi.IdempotencyMiddleware`.
 
     Raises:
-        SettingsError: for the first option with a wrong value, in one line.
+        SettingsError: for the first invalid option, in one line.
     """
 
     def decorate(view: View) -> View:
@@ -90,7 +90,7 @@ class _Route(BaseRoute, WsgiReader):
             raise TypeError(
                 f"{self._title}: the form of {self._name} was read before; pass fingerprint="
             )
-        return request.get_data()  # of a hook that has read the body
+        return request.get_data()  # a hook has read the body
 
     def _fingerprint_of_request(self, environ: Any, body: bytes) -> Any:
         return fingerprint_of(environ, body)
@@ -108,7 +108,7 @@ class _Route(BaseRoute, WsgiReader):
 
     async def _captured_error(self, call: Call, error: Exception) -> tuple[Captured, bool]:
         response = flask.make_response(flask.current_app.handle_user_exception(error))
-        response.make_sequence()  # of an abort() it is a WSGI app, which Werkzeug streams
+        response.make_sequence()  # Werkzeug would stream that of an abort(), a WSGI app
         _, captured, whole = await self._captured(call, response)
         return captured, whole
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEY_HEADER = "idempotency-key"
-#: The reason why a message was dead-lettered.
+#: The reason a message was dead-lettered.
 REASON_HEADER = "idempotency-reason"
 
 _POLICIES = {
@@ -76,16 +76,16 @@ class IdempotentConsumer(ConsumerMixin):
         handler: called with the body and the message; its return value is not stored.
         key: returns the key of a body and its message.
         on_conflict: applies to a message whose key is held by another message: ``retry`` it later,
-            ``ignore`` it (acknowledge), or ``reject`` it (dead-letter). A redelivery of the very
-            message that is running is always retried, because it may have to take over.
+            ``ignore`` it (acknowledge), or ``reject`` it (dead-letter). A redelivery of the running
+            message itself is always retried, because it may have to take over.
         on_error: applies to a message whose handler has failed: ``retry`` it later, up to
             ``max_attempts`` in all, then dead-letter it; ``reject`` it at once; or ``ignore`` it.
             An error among ``replay_errors`` is final and never retried.
         on_store_error: ``retry`` the message later, or ``run`` it without protection.
-        dead_letter_queue: the queue for messages that cannot be handled. None: the message is
-            rejected, which leaves it to the broker; a Redis broker drops it.
+        dead_letter_queue: the queue for messages that cannot be handled. If None, they are rejected
+            and left to the broker; a Redis broker drops them.
         prefetch_count: messages that this consumer holds at once, delayed ones included.
-        accept: content types that are decoded.
+        accept: content types to decode.
 
     Raises:
         SettingsError: for the first invalid option, in one line.
@@ -151,8 +151,8 @@ class IdempotentConsumer(ConsumerMixin):
         self._dead_letter(message, f"its body cannot be decoded: {type(exc).__name__}")
 
     def _receive(self, body: Any, message: Message) -> None:
-        # Handled by on_iteration: a handler that waits for the broker (a confirmed publish, for
-        # example) receives further messages meanwhile, and nested handlers would fill the stack.
+        # Left to on_iteration: a handler that waits for the broker, such as for a confirmed
+        # publish, receives further messages meanwhile, and nested handlers would fill the stack.
         delivery = _Delivery(monotonic(), next(self._sequence_numbers), body, message)
         heapq.heappush(self._deliveries, delivery)
 
@@ -205,7 +205,7 @@ class IdempotentConsumer(ConsumerMixin):
         key = self._idem.key_of(value, [message.content_type, message.body])
         # Without a message id, every message with the same key counts as a redelivery.
         task_id = str(message.properties.get("message_id") or key.digest)
-        layout.write_task_id(task_id)  # refuses one that no record can hold
+        layout.write_task_id(task_id)  # refuses an id that no record can hold
         call = direct_call(self._idem, key, self._settings, task_id=task_id)._replace(
             unanswered_ids=delivery.unanswered_ids,
             requeue_count=delivery.requeue_count,
@@ -272,7 +272,7 @@ class _Delivery:
 
 
 class _MessageHost(DirectHost):
-    #: What the handler raised.
+    #: The error that the handler raised.
     error: BaseException | None = None
 
     def run(self, execution: BaseExecution) -> Any:
@@ -287,9 +287,9 @@ class _MessageHost(DirectHost):
 
 
 def _has_outcome(record: Record) -> bool:
-    """Returns whether a handler has ended: a poisoned record has no error of one."""
+    """Returns whether a handler has ended; a poisoned record has no handler's error."""
     return record.state is not State.FAILED or bool(record.format)
 
 
-#: Why a message cannot be handled, now or later.
+#: Errors of messages that can never be handled.
 _UNUSABLE = (KeyReusedError, CorruptRecordError, PoisonedTaskError)

@@ -1,6 +1,6 @@
 """OpenTelemetry instrumentation: adds decisions to the spans of Celery's instrumentation.
 
-``opentelemetry-instrument celery -A shop worker`` loads the instrumentor by its entry point;
+``opentelemetry-instrument celery -A shop worker`` loads the instrumentor from its entry point;
 otherwise call ``IdempotencyInstrumentor().instrument()`` next to Celery's own. Outcomes are stored
 with their trace context, and the span of a replay links to the span of the first execution.
 """

@@ -1,9 +1,8 @@
-"""Prometheus metrics of a worker and all processes of its pool, or of another process.
+"""Prometheus metrics of a worker and its pool processes, or of another process.
 
-The setting ``idempotency_metrics`` enables them: a port of the loopback interface, or a host and a
-port, such as ``"0.0.0.0:9808"``. The pool's processes write their values to files
-(prometheus_client's multiprocess mode), and the main process serves the sums. Other programs call
-:func:`connect`.
+The setting ``idempotency_metrics`` enables them: a port on the loopback interface, or a host and a
+port, such as ``"0.0.0.0:9808"``. Pool processes write their values to files (prometheus_client's
+multiprocess mode), and the main process serves the sums. Other programs call :func:`connect`.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
-#: Seconds: from a local server to an overloaded one.
+#: Seconds, from a local server to an overloaded one.
 BEGIN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-#: Seconds: from a killed pool process, whose lease ends at once, to a lost host.
+#: Seconds, from a killed pool process, whose lease ends at once, to a lost host.
 TAKEOVER_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 
-#: The counters by a label beside ``task``: name, help text, the label and its values.
+#: Counters with a label beside ``task``: name, help text, label and its values.
 _COUNTERS = (
     ("decisions", "Decisions about calls", "decision", signals.DECISIONS),
     ("outcomes", "Ends of executions", "outcome", signals.OUTCOMES),
     ("refused", "Calls that were refused, at a begin or a publish", "reason", signals.REASONS),
 )
-#: The series of each task that are known before anything is counted: a suffix of the metric's name,
-#: and the labels beside ``task``.
+#: The series of each task that exist before anything is counted: name suffix, and labels beside
+#: ``task``.
 _SERIES: dict[str, list[tuple[str, dict[str, str]]]] = {
     **{
         f"celery_idempotent_{name}": [
@@ -71,7 +70,7 @@ ExpiredLeases = Callable[[], "Counter[str] | None"]
 def address(setting: Any) -> tuple[str, int]:
     """Returns the host and the port of the setting ``idempotency_metrics``.
 
-    A port alone is one of the loopback interface: the metrics name tasks, and need no password.
+    A port alone means the loopback interface, because the metrics name tasks and need no password.
 
     Raises:
         SettingsError: if the setting is neither a port nor ``host:port``.
@@ -88,13 +87,13 @@ def address(setting: Any) -> tuple[str, int]:
 class Metrics:
     """The metrics of a process.
 
-    Those of a worker are created before the pool, whose processes inherit the object.
+    A worker creates them before the pool, whose processes inherit the object.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-        # By default one that is never served: a worker serves the values from the files.
+        # By default, a registry never served: a worker serves the values from the files.
         registry = registry or CollectorRegistry()
         common: Any = {"namespace": "celery_idempotent", "registry": registry}
         counter: Any = partial(Counter, **common)
@@ -138,7 +137,7 @@ class Metrics:
         )
 
     def connect(self) -> None:
-        """Starts counting, in this process and in those that it forks."""
+        """Starts counting in this process and its forks."""
         signals.begun.connect(self._set_leases_held, weak=False)
         signals.taken_over.connect(self._on_taken_over, weak=False)
         signals.begin_replied.connect(self._on_begin_replied, weak=False)
@@ -177,12 +176,12 @@ def _task_name(key: str) -> str:
 
 
 class _PoolCollector:
-    """Sums the metrics of all processes of the pool, dead ones included.
+    """Sums the metrics of all pool processes, including dead ones.
 
     Args:
-        directory: of the processes' files.
-        metrics: what is collected.
-        tasks: names of the tasks whose series are served before there is anything to count.
+        directory: the directory of the processes' files.
+        metrics: the metrics to collect.
+        tasks: names of the tasks whose series are served before anything is counted.
         expired_leases: as for :func:`start`.
     """
 
@@ -199,7 +198,7 @@ class _PoolCollector:
         self._expired_leases = expired_leases
 
     def collect(self) -> Iterable[Metric]:
-        """Returns the metrics; the gauges of dead processes are dropped."""
+        """Returns the metrics, without the gauges of dead processes."""
         from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
         for file in Path(self._directory).glob("gauge_live*_*.db"):
@@ -215,7 +214,7 @@ class _PoolCollector:
         return [*families.values(), *self._expired()]
 
     def _expired(self) -> Iterator[Metric]:
-        """Yields a gauge that the processes of the pool cannot serve: one of them is frozen."""
+        """Yields the gauge that pool processes cannot provide, since one of them is frozen."""
         expired = self._expired_leases()
         if expired is not None:
             gauge = expired_gauge()
@@ -224,10 +223,10 @@ class _PoolCollector:
             yield gauge
 
     def _add_zeros(self, families: Mapping[str, Metric]) -> None:
-        """Adds the series that the tasks, and other names that are counted, do not have yet.
+        """Adds the series that tasks and other counted names do not have yet.
 
-        Prometheus computes an increase from the first value of a series on. It would miss the event
-        that creates a series, which is the only one of its kind most of the time.
+        Prometheus computes an increase from the first value of a series. It would miss the event
+        that creates a series, which is usually the only one of its kind.
         """
         samples = [sample for family in families.values() for sample in family.samples]
         existing = {(sample.name, frozenset(sample.labels.items())) for sample in samples}
@@ -249,15 +248,15 @@ def expired_gauge() -> Any:
 
 
 def connect(registry: CollectorRegistry | None = None) -> None:
-    """Starts counting the calls of this process, which is not a worker.
+    """Starts counting the calls of a process other than a worker.
 
-    A program that publishes calls, or uses `Idempotency`, serves the registry itself.
+    A program that publishes calls or uses `Idempotency` must serve the registry itself.
 
     Args:
         registry: by default, prometheus_client's own.
 
     Raises:
-        ValueError: if the registry has these metrics already.
+        ValueError: if the registry already has these metrics.
         ImportError: if prometheus_client is not installed.
     """
     from prometheus_client import REGISTRY
@@ -271,8 +270,8 @@ def start(setting: Any, tasks: Iterable[str], expired_leases: ExpiredLeases) -> 
     Args:
         setting: as for :func:`address`.
         tasks: names of the worker's idempotent tasks.
-        expired_leases: returns the number of the worker's executions whose lease has expired, by
-            task; None if it is not known.
+        expired_leases: returns the number of the worker's executions with an expired lease by
+            task, or None if unknown.
 
     Raises:
         SettingsError: if the setting is invalid.
@@ -286,7 +285,7 @@ def start(setting: Any, tasks: Iterable[str], expired_leases: ExpiredLeases) -> 
     imported_before = "prometheus_client" in sys.modules
     from prometheus_client import CollectorRegistry, start_http_server, values
 
-    if imported_before:  # by Flower: select values in files all the same
+    if imported_before:  # by Flower; still select values in files
         values.ValueClass = values.get_value_class()
     metrics = Metrics()
     metrics.connect()
@@ -308,6 +307,6 @@ def start(setting: Any, tasks: Iterable[str], expired_leases: ExpiredLeases) -> 
 
 def _remove(directory: str, main_pid: int, **_: Any) -> None:
     if os.getpid() == main_pid:
-        # After SIGHUP Celery executes the worker anew, with this environment.
+        # After SIGHUP, Celery restarts the worker with this environment.
         os.environ.pop(DIRECTORY_VARIABLE, None)
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Idempotency-Key middleware for Flask and other WSGI apps; see docs/http.md.
 
-The middleware reads the body of a request with a key, and sends no part of the response before it
-has stored the whole. Requests without a key are passed on as they are.
+For a request with a key, the middleware reads the whole body, and sends no part of the response
+before storing all of it. It passes requests without a key on unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WsgiReader(BaseMiddleware):
         if not declared and not terminated and environ.get("HTTP_TRANSFER_ENCODING"):
             raise self._refusal(Problem.LENGTH_REQUIRED)
         self._check_length(declared, 0, ended=False)
-        # Without a mark at the end of the input, reading further than its length would block.
+        # Unless the server terminates the input, reading past its length would block.
         left = self._max_body_bytes + 1 if terminated else int(declared or 0)
         body = bytearray()
         while left > 0 and (chunk := environ["wsgi.input"].read(min(left, READ_SIZE))):
@@ -51,7 +51,7 @@ class WsgiReader(BaseMiddleware):
 
 
 class IdempotencyMiddleware(WsgiReader):
-    """The middleware as a WSGI app; functions among its options get the environ."""
+    """The middleware as a WSGI app; option functions get the environ."""
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handles one request."""
@@ -79,7 +79,7 @@ class IdempotencyMiddleware(WsgiReader):
 
 
 class _HeldResponse:
-    """Holds back the app's response until it is settled; is its body, once it is released."""
+    """Holds back the app's response until it is settled, then serves as its body."""
 
     def __init__(self, start_response: StartResponse) -> None:
         self._start_response = start_response
@@ -88,13 +88,13 @@ class _HeldResponse:
         self._body = bytearray()
         self._rest: Iterator[bytes] = iter(())
         self._released = False
-        #: Closes the app's response; the server does it when it has sent a released one.
+        #: Closes the app's response; the server calls it after sending a released response.
         self.close: Callable[[], object] = lambda: None
 
     def start_response(
         self, status: str, headers: Headers, exc_info: Any = None
     ) -> Callable[[bytes], object]:
-        """Is the `start_response` of the app."""
+        """The app's `start_response`."""
         if self._released:
             return self._start_response(status, headers, exc_info)
         if exc_info is not None and self._body:
@@ -105,7 +105,7 @@ class _HeldResponse:
         return self._body.extend
 
     def collect(self, chunks: Iterable[bytes], max_bytes: int) -> Response:
-        """Returns the response, or so much of it that its body is larger than `max_bytes`."""
+        """Returns the response, or its beginning if the body is larger than `max_bytes`."""
         self.close = getattr(chunks, "close", self.close)
         self._rest = iter(chunks)
         for chunk in self._rest:
@@ -118,7 +118,7 @@ class _HeldResponse:
         return Response(int(code), self._headers, bytes(self._body), reason)
 
     def release(self, added: Headers) -> Iterable[bytes]:
-        """Sends the response, with the fields `added`, and then what the app has yet to return."""
+        """Sends the response with the `added` fields, then the app's remaining chunks."""
         self._start_response(self._status, [*self._headers, *added])
         self._released = True
         self._rest = chain([bytes(self._body)], self._rest)

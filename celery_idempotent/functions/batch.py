@@ -1,4 +1,4 @@
-"""Batches: one round trip begins any number of keys, and one completes them."""
+"""Batches: any number of keys begin in one round trip and complete in another."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Entry:
         #: The key, as passed by the caller.
         self.key = key
         self.decision = Decision.DUPLICATE
-        #: The reason for REJECTED, the holder of the key under CONFLICT, or why the value of a
-        #: completed key is not stored.
+        #: The reason for REJECTED, the ConflictError under CONFLICT, or the reason why a completed
+        #: key's value was not stored.
         self.error: IdempotencyError | None = None
         #: The finished record under REPLAY.
         self.record: Record | None = None
@@ -60,14 +60,14 @@ class Entry:
         self.execution: BaseExecution | None = None
 
     def refuse(self, error: Exception) -> None:
-        """Sets the decision of a key that cannot be used."""
+        """Sets the decision of a key that `error` refuses."""
         if not isinstance(error, IdempotencyError):
             raise error
         conflict = isinstance(error, ConflictError)
         self.decision, self.error = Decision.CONFLICT if conflict else Decision.REJECTED, error
 
     def begun(self, call: ActiveCall, end: End | BaseException | None) -> None:
-        """Sets the decision from how the flow of `call` has ended; None: it is at its body."""
+        """Sets the decision from the `end` of the flow of `call`; None if it reached its body."""
         if end is None:
             self.decision, self.execution = Decision.RUN, call.execution
         elif isinstance(end, Answer) and end.replayed and not end.refused:
@@ -77,7 +77,7 @@ class Entry:
 
     @property
     def replay(self) -> Any:
-        """The stored value under REPLAY; for a key that failed, the exception.
+        """The stored value under REPLAY; for a failed key, the exception.
 
         Raises:
             ResultNotStoredError: if the value was not stored.
@@ -92,12 +92,12 @@ class Entry:
 
     @property
     def attempt(self) -> int:
-        """Under RUN 1, plus 1 for each execution that died before; else 0."""
+        """Under RUN, 1 plus the number of earlier executions that died; else 0."""
         return 0 if self.execution is None else self.execution.attempt
 
 
 def _not_stored(call: ActiveCall, end: End | BaseException) -> IdempotencyError | None:
-    """Returns why the record of a completed key does not have the value that it should have."""
+    """Returns the reason why the record of a completed key lacks its value, if it does."""
     if not call.protected:
         return None
     if isinstance(end, Answer) and isinstance(end.outcome, Result):
@@ -123,15 +123,15 @@ def _error_in(end: End | BaseException) -> Exception:
 
 
 def _released() -> IdempotencyError:
-    """Returns the error that ends a pending key: that of the block is no outcome of one key."""
+    """Returns the error that ends a pending key; the block's error is no outcome of one key."""
     return IdempotencyError("the batch released the key without completing it")
 
 
 class LeaveRecord(Extension):
-    """Leaves a finished record to the caller of a batch, who may not need the value."""
+    """Leaves a finished record undecoded, as the caller of a batch may not need its value."""
 
     async def admitted(self, admission: Admission) -> Admission:
-        """Answers with the record, and without its value."""
+        """Answers with the record, without its value."""
         if not isinstance(admission, Finished):
             return admission
         record = admission.record
@@ -143,7 +143,7 @@ class LeaveRecord(Extension):
 
 
 class BaseBatch(Sequence[Entry]):
-    """The entries in the order of the keys; the leases of pending keys are renewed."""
+    """The entries, in the order of the keys. Renews the leases of pending keys."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class BaseBatch(Sequence[Entry]):
             handlers[COMMIT] = partial(commit_together, transaction)
             plan = Plan(Steps, (partial(SharedTransaction, transaction), LeaveRecord))
         self._flows = Lockstep(runtime, handlers)
-        #: The first entry of each key that can be used.
+        #: The first entry of each usable key.
         self._calls: dict[ActiveCall, Entry] = {}
         firsts: dict[str, ActiveCall] = {}
         digests: dict[Hashable, str] = {}
@@ -199,7 +199,7 @@ class BaseBatch(Sequence[Entry]):
 
     @property
     def pending(self) -> list[Hashable]:
-        """The keys to run that are neither completed nor released yet."""
+        """The keys to run that are not yet completed or released."""
         return list(self._pending)
 
     def check(self) -> None:
@@ -213,7 +213,7 @@ class BaseBatch(Sequence[Entry]):
             call.execution.check()
 
     def _set_decisions(self) -> None:
-        """Sets the decisions of all entries, after their begin."""
+        """Sets the decisions of all entries once they have begun."""
         flows = self._flows
         if CLAIM in flows.errors:
             raise flows.errors[CLAIM]
@@ -226,7 +226,7 @@ class BaseBatch(Sequence[Entry]):
                 self._pending[entry.key] = call
 
     def _take(self, keys: Iterable[Hashable]) -> dict[Hashable, ActiveCall]:
-        """Removes the calls of `keys` from the pending ones, and returns them."""
+        """Removes the calls of `keys` from the pending ones and returns them."""
         keys = dict.fromkeys(keys)
         if keys.keys() - self._pending.keys():
             raise IdempotencyError(
@@ -264,10 +264,10 @@ class BaseBatch(Sequence[Entry]):
 
 
 class Batch(BaseBatch):
-    """A batch for blocking code. As a context manager it releases the pending keys at its end."""
+    """A batch for blocking code. As a context manager, it releases pending keys on exit."""
 
     def _begun(self) -> Batch:
-        """Begins the batch, and returns it."""
+        """Begins the batch and returns it."""
         try:
             run_flow(partial(self._flows.begin, [*self._calls]))
             self._set_decisions()
@@ -283,7 +283,7 @@ class Batch(BaseBatch):
         """The connection of the batch's transaction, if ``transaction`` is set.
 
         Raises:
-            TransactionError: if there is none, or it has ended.
+            TransactionError: if there is no transaction, or it has ended.
         """
         if self._transaction is None:
             raise TransactionError("the batch has no transaction; pass transaction= to its engine")
@@ -292,13 +292,13 @@ class Batch(BaseBatch):
     def complete_many(self, values: Mapping[Hashable, Any] | None = None) -> dict[Hashable, Any]:
         """Stores a value for each of these keys; by default None for all pending keys.
 
-        With a transaction it commits the effects and outcomes of all keys; what the database raises
-        is raised, nothing is committed then, and the keys are released. If the reply to the COMMIT
-        is lost and another execution has committed since, that is a StoreUnavailableError. Each
-        pending key must be completed, or released before.
+        With a transaction, every pending key must be completed here or released before. This method
+        commits the effects and outcomes of all keys. If the database raises, nothing is committed,
+        the keys are released and its error propagates. If the reply to the COMMIT is lost and
+        another execution has committed since, StoreUnavailableError is raised.
 
         Returns:
-            The error of each key whose value is not stored, which is also the `error` of its entry:
+            The error of each key whose value was not stored, also set as its entry's `error`:
             LeaseLostError if another execution has taken over, StoreUnavailableError if Redis was
             unavailable until the lease expired, ResultNotStoredError if the value cannot be
             serialized or is too large (the key has completed without it).
@@ -319,10 +319,10 @@ class Batch(BaseBatch):
 
 
 class AsyncBatch(BaseBatch):
-    """A batch for coroutines. As a context manager it releases the pending keys at its end."""
+    """A batch for coroutines. As a context manager, it releases pending keys on exit."""
 
     async def _begun(self) -> AsyncBatch:
-        """Begins the batch, and returns it."""
+        """Begins the batch and returns it."""
         calls = [*self._calls]
         await drive_begin(self._runtime, self._flows, calls, self._set_decisions, _released())
         return self

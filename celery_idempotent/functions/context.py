@@ -34,14 +34,14 @@ T = TypeVar("T")
 
 
 class BaseContextExecution:
-    """The execution of a block: its decision and, if the block is to run, its token and steps."""
+    """The execution of a block: its decision and, under RUN, its token and steps."""
 
     def __init__(self, data: Call, host: DirectHost, runtime: Any, codec: PayloadCodec) -> None:
         stepped = SteppedRuntime(runtime, together=False)
         #: ``name:digest``, as in the record.
         self.key = str(data.key)
         self.decision = Decision.CONFLICT
-        #: Names the execution that holds the key, under CONFLICT.
+        #: Under CONFLICT, names the execution that holds the key.
         self.conflict: ConflictError | None = None
         self._call = ActiveCall(data, host, stepped, codec, plan_for(data.settings))
         self._runtime = runtime
@@ -64,12 +64,12 @@ class BaseContextExecution:
 
     @property
     def attempt(self) -> int:
-        """1 for the first execution, plus 1 for each that died before this one."""
+        """1 plus the number of earlier executions that died."""
         return self._running.attempt
 
     @property
     def recovered(self) -> bool:
-        """Whether this execution takes over from one that died, and may have left effects."""
+        """Whether this execution takes over from one that died and may have left effects."""
         return self._running.recovered
 
     @property
@@ -79,7 +79,7 @@ class BaseContextExecution:
 
     @property
     def connection(self) -> Any:
-        """The connection of the block's transaction, as :attr:`Execution.connection`."""
+        """The connection of the block's transaction; see :attr:`Execution.connection`."""
         return self._running.connection
 
     def check(self) -> None:
@@ -97,7 +97,7 @@ class BaseContextExecution:
         return self._execution
 
     def _enter_block(self) -> None:
-        """Sets the decision, after the begin; the execution is the current one in the block."""
+        """Sets the decision after the begin, and makes the execution the current one."""
         if self._flows.at_body:
             self.decision, self._execution = Decision.RUN, self._call.execution
         else:
@@ -117,7 +117,7 @@ class BaseContextExecution:
         current_execution.set(self._outer_execution)
 
     def _completion(self, value: Any) -> dict[ActiveCall, Outcome]:
-        _ = self._running  # the block is to run
+        _ = self._running  # raises unless the block is to run
         if self._outcome is not None:
             raise IdempotencyError(f"{self.key} is already completed; complete it only once")
         return {self._call: Result(value)}
@@ -132,10 +132,10 @@ class ContextExecution(BaseContextExecution):
     """The execution of a ``with`` block."""
 
     def complete(self, value: Any = None) -> Any:
-        """Stores `value` and returns the key's outcome: what a replay will return.
+        """Stores `value` and returns the key's outcome, which a replay will return.
 
-        That is `value` as the serializer restores it (under JSON a tuple becomes a list), or the
-        outcome of another execution that has taken over. With ``store_result=False`` it is `value`.
+        This is `value` as the serializer restores it (with JSON, a tuple becomes a list), or the
+        outcome of another execution that took over. With ``store_result=False`` it is `value`.
 
         Raises:
             ResultNotStoredError: if `value` cannot be serialized. The key has completed without it.

@@ -16,8 +16,8 @@ class Decision(str, Enum):
     CONFLICT = "CONFLICT"
     #: The same key appears earlier in the batch.
     DUPLICATE = "DUPLICATE"
-    #: The key is invalid, was used with other arguments, is poisoned, or its record cannot be read
-    #: or reached; see the error.
+    #: The key is invalid, was used with other arguments or is poisoned, or its record cannot be
+    #: read or reached; see the error.
     REJECTED = "REJECTED"
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ def idempotent_function(
     options: Mapping[str, Any],
     func: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Returns `func`, wrapped so that duplicate calls get the outcome of the first one.
+    """Returns `func` wrapped so that duplicate calls get the first call's outcome.
 
     Raises:
         SettingsError: if `func` is a generator, or for the first invalid option.
@@ -62,7 +62,7 @@ def idempotent_function(
     plan = plan_for(settings)
 
     def restored(value: Any) -> Any:
-        """Returns what a call with a record would return."""
+        """Returns `value` as a call with a record would return it."""
         _, outcome = round_trip.restored(value, settings, values, key=name)
         return outcome.get()
 

@@ -37,25 +37,25 @@ current_execution: ContextVar[BaseExecution | None] = ContextVar(
 
 
 class Engine(Protocol):
-    """What the calls of an `Idempotency` use of it."""
+    """The part of an `Idempotency` that its calls use."""
 
     name: str
     app: Celery | None
 
     @property
     def executor(self) -> Executor:
-        """Of blocking code."""
+        """The executor of blocking code."""
 
     @property
     def async_executor(self) -> AsyncExecutor:
-        """Of coroutines."""
+        """The executor of coroutines."""
 
     def settings_for(self, options: Mapping[str, Any], where: str) -> Settings:
-        """Its settings, changed by `options`."""
+        """Its settings, overridden by `options`."""
 
 
 def run_as_current(execution: BaseExecution, work: Callable[[], Any]) -> Any:
-    """Runs `work`; `execution` is the current one meanwhile."""
+    """Runs `work` with `execution` as the current one."""
     previous = current_execution.set(execution)
     try:
         return work()
@@ -71,7 +71,7 @@ def direct_call(
     Args:
         sender: the sender of the call's signals.
         label: shown beside the key.
-        task_id: of a message; without one, no other call is a redelivery of this one.
+        task_id: the id of a message; without it, no other call is a redelivery of this one.
     """
     task_id = task_id or str(uuid4())
     return Call(
@@ -90,7 +90,7 @@ def outcome_of(call: ActiveCall, end: End | BaseException) -> Outcome:
     """Returns the outcome of a direct call; the caller decides whether to call again.
 
     Args:
-        end: how the flow has ended, or what it has raised.
+        end: the end of the flow, or the error that it raised.
     """
     if isinstance(end, Answer):
         return end.outcome
@@ -108,11 +108,11 @@ async def drive_begin(
     begun: Callable[[], None],
     reason: BaseException | None = None,
 ) -> None:
-    """Runs `calls` to their bodies; if that fails or is cancelled, ends whatever has begun.
+    """Runs `calls` up to their bodies; on failure or cancellation, ends those that have begun.
 
     Args:
-        begun: called when all have come to their bodies, or have ended.
-        reason: as for :func:`drive_end`; by default what was raised.
+        begun: called when all have reached their bodies or ended.
+        reason: as for :func:`drive_end`; by default the raised error.
     """
     try:
         await runtime.drive(flows.begin(calls))
@@ -128,7 +128,7 @@ async def drive_end(
     """Ends the flows whose bodies have not completed.
 
     Args:
-        error: raised by the caller's code, if it has raised any.
+        error: the error that the caller's code raised, if any.
         reason: the error that their bodies end with.
     """
     if isinstance(error, GeneratorExit):
@@ -146,8 +146,8 @@ class DirectHost:
 
     Args:
         work: runs the function; None for a block or a batch, whose caller runs the code.
-        app: of the messages that the body publishes on commit.
-        difference: as `Host.difference`; by default not known.
+        app: publishes the messages that the body registers for the commit.
+        difference: as `Host.difference`; by default unknown.
     """
 
     returns_restored = True
@@ -166,7 +166,7 @@ class DirectHost:
         self._app = app
 
     def run(self, execution: BaseExecution) -> Any:
-        """Runs the work; `execution` is the current one meanwhile."""
+        """Runs the work with `execution` as the current one."""
         return run_as_current(execution, self._work)
 
     def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
@@ -183,7 +183,7 @@ class DirectHost:
         raise error
 
     def is_stale(self, reservation: Reservation) -> bool:
-        """Returns False: a direct call knows nothing of messages."""
+        """Returns False: a direct call has no message."""
         return False
 
     def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
@@ -191,7 +191,7 @@ class DirectHost:
         return outbox.store(str(self.data.key), self._app, functions)
 
     def publish_messages(self, messages: Any) -> None:
-        """Publishes what :meth:`store_messages` returned."""
+        """Publishes the messages that :meth:`store_messages` returned."""
         if self._app is None:
             raise TransactionError(
                 f"{self.data.key}: its row has messages that another process was to publish; pass "
@@ -204,7 +204,7 @@ class AsyncDirectHost(DirectHost):
     """Runs the body of a call of a coroutine function."""
 
     async def run(self, execution: BaseExecution) -> Any:
-        """Awaits the work; `execution` is the current one meanwhile."""
+        """Awaits the work with `execution` as the current one."""
         previous = current_execution.set(execution)
         try:
             return await self._work()

@@ -43,7 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_NAME = "calls"
 
-#: The values that apply outside tasks; the other ones requeue or reject a message.
+#: The values that apply outside tasks; the others requeue or reject a message.
 _ALLOWED_POLICIES = {
     "on_conflict": ("wait", "raise"),
     "on_store_error": ("raise", "run"),
@@ -62,10 +62,9 @@ class Idempotency:
     """Makes functions, code blocks, batches and message handlers idempotent.
 
     Args:
-        app_or_redis: a Celery app, whose settings become the defaults; a Redis URL; or a Redis
-            client: of redis-py for blocking code, of redis.asyncio for coroutines.
-        name: the name that blocks, batches and messages have in keys and records, in place of a
-            task's.
+        app_or_redis: a Celery app, whose settings become the defaults; a Redis URL; or a client of
+            redis-py for blocking code or of redis.asyncio for coroutines.
+        name: replaces the task name in the keys and records of blocks, batches and messages.
         options: the options of a task, without ``idempotency_``; durations in seconds, sizes in
             bytes.
 
@@ -77,7 +76,7 @@ class Idempotency:
         self.app = app_or_redis if isinstance(app_or_redis, Celery) else None
         self.name = name
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}
-        #: Names of values that the app configures; errors name the app's setting.
+        #: Options that the app configures; errors about them name the app's setting.
         self._configured: frozenset[str] = frozenset()
         if self.app is not None:
             configuration.check_option_names(self.app)
@@ -88,7 +87,7 @@ class Idempotency:
             self._values["redis_url"] = app_or_redis
         else:
             self._values["redis_client"] = app_or_redis
-        #: The content types that are decoded: without an app, only the engine's own.
+        #: The content types to decode: without an app, only the engine's own.
         self._accept = (
             configuration.accepted_content_types(self.app)
             if self.app is not None
@@ -131,22 +130,22 @@ class Idempotency:
     ) -> Any:
         """Decorates a function or coroutine function; duplicate calls get the first one's outcome.
 
-        A call whose key is held waits up to ``wait_timeout`` for the outcome and then raises
-        ConflictError, or raises it at once if ``on_conflict="raise"``. Waiting coroutines do not
+        A call whose key is held waits up to ``wait_timeout`` seconds for the outcome, then raises
+        ConflictError; with ``on_conflict="raise"`` it raises at once. Waiting coroutines do not
         block their thread.
 
         Args:
-            key: the key rule, as ``idempotency_key`` of a task: None for all arguments, a template,
-                a tuple of argument names, or a callable.
+            key: the key rule, like a task's ``idempotency_key``: None for all arguments, a
+                template, a tuple of argument names, or a callable.
             name: the function's name in keys and records; by default its module and qualified
-                name, so that moving the function changes its keys.
-            label: a template, as ``idempotency_label`` of a task.
-            options: the engine's options, for this function.
+                name, so moving the function changes its keys.
+            label: a template, like a task's ``idempotency_label``.
+            options: override the engine's options for this function.
 
         Raises:
             SettingsError: for the first invalid option, in one line.
         """
-        # Of its own, since that of the executor needs the encryption keys.
+        # Not the executor's codec, which needs the encryption keys.
         values = ValueCodec(ResultCodec(self.app), self._accept)
         decorate = partial(idempotent_function, self, values, name, key, label, options)
         return decorate if func is None else decorate(func)
@@ -159,8 +158,8 @@ class Idempotency:
         Args:
             key: as in :meth:`key_of`.
             fingerprint: as in :meth:`key_of`.
-            label: readable text, which is stored and shown beside the key.
-            options: the engine's options, for this block.
+            label: readable text, stored and shown beside the key.
+            options: override the engine's options for this block.
 
         Raises:
             SettingsError: for the first invalid option, in one line.
@@ -179,17 +178,17 @@ class Idempotency:
     ) -> Batch:
         """Begins all `keys` in one round trip, and renews the leases of those to run.
 
-        Whatever is wrong with one key, its fingerprint or its record is the error of its entry.
+        A problem with one key, its fingerprint or its record becomes the error of its entry.
 
         Args:
-            keys: the keys, each as in :meth:`key_of`, and hashable.
+            keys: hashable keys, each as in :meth:`key_of`.
             fingerprints: one for each key.
 
         Raises:
             ValueError: if there are more or fewer fingerprints than keys.
             StoreUnavailableError: if Redis is unavailable and ``on_store_error`` is ``raise``, or
-                the database of ``transaction`` is.
-            TransactionError: with ``transaction``, inside a transaction of the caller.
+                if the database of ``transaction`` is unavailable.
+            TransactionError: if ``transaction`` is set and the caller has an open transaction.
         """
         calls = self._calls(keys, fingerprints)
         runtime, codec = self.executor.runtime, self.executor.codec
@@ -199,7 +198,7 @@ class Idempotency:
     async def abegin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
     ) -> AsyncBatch:
-        """As :meth:`begin_many`, for coroutines, which have no transaction."""
+        """As :meth:`begin_many`, for coroutines; ``transaction`` is not supported."""
         if self.settings.transaction is not None:
             raise SettingsError(
                 f"Idempotency {self.name!r}: idempotency_transaction needs begin_many, not "
@@ -242,7 +241,7 @@ class Idempotency:
 
     @property
     def current(self) -> BaseExecution:
-        """The current execution: its key, token and steps, for the code that it runs."""
+        """The current execution, with its key, token and steps, for the code that it runs."""
         return current_execution.get() or unprotected()
 
     def key_of(self, key: Any, fingerprint: Any = None) -> Key:
@@ -250,13 +249,13 @@ class Idempotency:
 
         Args:
             key: text, a number, a UUID, or a list or tuple of these.
-            fingerprint: a value that must be equal whenever `key` is, such as a request's body.
+            fingerprint: a value that must be equal whenever `key` is equal, such as a request body.
 
         Raises:
             KeyRuleError: if `key` cannot be used as a key, or `fingerprint` has no canonical form.
         """
         if isinstance(key, Key):
-            # The call would run even if the call with that key has.
+            # Hashed again, it would not find the record of that key.
             raise KeyRuleError(
                 f"{self.name}: the key is a Key, and would be hashed to another key; pass what it "
                 "was derived from, or its str()"
@@ -266,7 +265,7 @@ class Idempotency:
         except KeyRuleError:
             raise
         except Exception as error:
-            # Raised by a type of the application; its message may quote the key.
+            # A type of the application raised it; the message may quote the key.
             raise KeyRuleError(
                 f"{self.name}: a key of type {type(key).__qualname__} raised "
                 f"{type(error).__name__}; it must be text, a number, a UUID or a tuple of these"
@@ -308,13 +307,13 @@ class Idempotency:
     ) -> Iterator[Record]:
         """Iterates over all records with SCAN, on every node of a Cluster. For blocking code.
 
-        With an app these include the records of its tasks, in every store that they use. Results
-        are decoded, and offloaded ones read, on access to `Record.result`.
+        With an app, this includes the records of its tasks in all their stores. Accessing
+        `Record.result` decodes a result, and reads it if it is offloaded.
 
         Args:
             state: only records in this state.
             task: only records of the task or function with this name.
-            older_than: only records that entered their state longer ago (seconds, or timedelta).
+            older_than: only records that entered their state longer ago (seconds or timedelta).
 
         Raises:
             StoreUnavailableError: if Redis is unavailable.
@@ -325,7 +324,7 @@ class Idempotency:
         return records(stores, state=state, task=task, older_than=older_than)
 
     def settings_for(self, options: Mapping[str, Any], where: str) -> Settings:
-        """Returns the engine's settings, changed by `options`.
+        """Returns the engine's settings, overridden by `options`.
 
         Raises:
             SettingsError: for the first invalid option, in one line that begins with `where`.
@@ -362,7 +361,7 @@ class Idempotency:
         return configuration.resolve(built, where, default, self._accept)
 
     def close(self) -> None:
-        """Closes the connections that blocking code has opened; the next call reconnects."""
+        """Closes the connections that blocking code opened; the next call reconnects."""
         run_sync(self.executor.store.aclose())
 
     async def aclose(self) -> None:
@@ -373,7 +372,7 @@ class Idempotency:
 def _configured_options(app: Celery) -> dict[str, Any]:
     """Returns the options that the app configures, except those for tasks only.
 
-    The transaction of tasks is not one of all functions: some are coroutines.
+    ``transaction`` is excluded too, since coroutines cannot use it.
     """
     excluded = {*_TASK_OPTIONS, *_ALLOWED_POLICIES, "transaction"}
     values = {field.name: app.conf.get(PREFIX + field.name) for field in fields(Settings)}

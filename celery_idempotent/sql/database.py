@@ -17,18 +17,18 @@ from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import TABLE, Claim, Row, Statements, row_id, rows_of
 from celery_idempotent.sql.session import Engine, Session
 
-#: Each step of a body makes a Database anew.
+#: Cached because each step of a body creates a Database.
 _statements = lru_cache(Statements)
 
-#: The databases that steps have used in this process. No option of a task names them.
+#: The databases that steps have used in this process; no task option names them.
 step_databases: set[Database] = set()
 
 
 @dataclass(frozen=True)
 class Database:
-    """A database, resolved at first use, since its module may import that of the task."""
+    """A database, resolved at first use because its module may import the task's."""
 
-    #: A SQLAlchemy engine, the path of one, or a Django alias.
+    #: A SQLAlchemy engine, the path of one, or a Django database alias.
     source: Any
 
     def __repr__(self) -> str:
@@ -36,7 +36,7 @@ class Database:
 
     @cached_property
     def engine(self) -> Engine:
-        """The database by SQLAlchemy or Django.
+        """The SQLAlchemy or Django engine of the database.
 
         Raises:
             SettingsError: if there is no such database.
@@ -65,7 +65,7 @@ class Database:
 
     @cached_property
     def statements(self) -> Statements:
-        """The statements of its dialect.
+        """The statements of the engine's dialect.
 
         Raises:
             SettingsError: if the dialect is not supported.
@@ -74,11 +74,11 @@ class Database:
 
     @contextmanager
     def plain_transaction(self, *, durable: bool = False) -> Iterator[Session]:
-        """A transaction without an outcome: commits at its end, or rolls back.
+        """A transaction without an outcome; commits on exit, or rolls back after an error.
 
         Args:
-            durable: refuses to begin inside a transaction of the caller, instead of being a part of
-                that.
+            durable: whether to refuse to begin inside a transaction of the caller, rather than join
+                it.
         """
         session = self.engine.session()
         try:
@@ -91,10 +91,10 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """A transaction of its own, which refuses to be a part of one of the caller.
+        """A separate transaction, which refuses to join one of the caller.
 
         Raises:
-            StoreUnavailableError: if the driver has raised in it.
+            StoreUnavailableError: if the driver raises in it.
         """
         engine = self.engine
         try:
@@ -104,7 +104,7 @@ class Database:
             raise self.unavailable(error) from error
 
     def clear_outbox(self, row: Row | Claim) -> None:
-        """Notes that the messages of a row were published, unless it is another one now.
+        """Marks the messages of a row as published, unless another execution owns the row now.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
@@ -112,7 +112,7 @@ class Database:
         self._execute(self.statements.clear_outbox, {"id": row.id, "owner": row.owner})
 
     def limit_steps(self, prefix: str, key: Key, retention_ms: int) -> None:
-        """Lets the rows of the steps of `key` expire in `retention_ms` at the latest.
+        """Makes the rows of the steps of `key` expire within `retention_ms`.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
@@ -123,15 +123,14 @@ class Database:
     def purge(self, limit: int, after: int = 0) -> tuple[int, int]:
         """Deletes up to `limit` expired rows in one transaction, oldest first.
 
-        Rows whose messages were not published are kept: the next call with their key publishes
-        them.
+        Rows with unpublished messages are kept: the next call with their key publishes these.
 
         Args:
-            after: when the last row of the batch before has expired. Without it, each batch would
-                pass by all rows that were deleted since the oldest open transaction began.
+            after: the expiry time of the previous batch's last row. Without it, each batch would
+                scan past all rows deleted since the oldest open transaction began.
 
         Returns:
-            How many it found, and when the last one has expired.
+            The number of expired rows found, and the expiry time of the last one.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
@@ -147,7 +146,7 @@ class Database:
         return len(rows), rows[-1][1] if rows else after
 
     def find(self, prefix: str, key: Key) -> Row | None:
-        """Returns the committed row of `key`, for people: also one without an outcome.
+        """Returns the committed row of `key` for display, even one without an outcome.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
@@ -156,7 +155,7 @@ class Database:
         return Row.read(rows[0]) if rows else None
 
     def count(self) -> tuple[int, int]:
-        """Returns the number of rows, and of those that have expired. Reads the whole table.
+        """Returns the numbers of all rows and of expired ones. Reads the whole table.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
@@ -165,7 +164,7 @@ class Database:
         return int(rows), int(expired)
 
     def purge_is_overdue(self, seconds: float) -> bool:
-        """Returns whether a row expired more than `seconds` ago. Reads one row, by its index.
+        """Returns whether a row expired more than `seconds` ago. Reads one row, using an index.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
@@ -177,9 +176,9 @@ class Database:
             return session.execute(statement, values).rows
 
     def unavailable(self, error: Exception) -> StoreUnavailableError:
-        """Returns the error for a database that cannot be used, without the driver's message.
+        """Returns the error for a database that cannot be used.
 
-        That may quote hosts, users and values.
+        It omits the driver's message, which may quote hosts, users and values.
         """
         kind = type(error).__name__
         create = self.engine.create_command
@@ -189,7 +188,7 @@ class Database:
         )
 
     def check(self) -> None:
-        """Checks the table, and that a transaction can be rolled back.
+        """Checks that the table exists and that a transaction can be rolled back.
 
         Raises:
             SettingsError: if the table is missing, or the connection commits each statement.
@@ -222,7 +221,7 @@ class Database:
 
 
 class _Kept(Exception):
-    """Rolls back what `forget_rows` has deleted."""
+    """Rolls back the deletions of `forget_rows`."""
 
 
 def forget_rows(
@@ -235,22 +234,23 @@ def forget_rows(
 ) -> bool | None:
     """Deletes the rows of `key` and its steps in all databases that may have some.
 
-    Other transactions that claim the row wait for the end of this one.
+    Other transactions that claim the row wait for this one to end.
 
     Args:
         database: may have the row of the key itself.
-        step_rows_in: have rows of steps, as may those that steps have used in this process.
-        owner: of the row that was shown: nothing is deleted if it is another one now.
-        before_commit: is called when the rows are deleted; returns whether to commit that.
+        step_rows_in: databases with rows of steps; those that steps have used in this process are
+            added.
+        owner: the owner of the row that was shown; nothing is deleted if it has changed.
+        before_commit: called after the deletions; returns whether to commit them.
 
     Returns:
-        Whether there were rows; None if they are kept.
+        Whether there were rows; None if they were kept.
 
     Raises:
         StoreUnavailableError: if a database is unavailable.
     """
     own = [] if database is None else [database]
-    # Each once: a path and an engine may name the same.
+    # Each only once: a path and an engine may name the same database.
     named = {each.engine: each for each in (*own, *step_databases, *step_rows_in)}
     rows, deleted = rows_of(prefix, key), 0
     try:

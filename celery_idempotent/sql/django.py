@@ -1,4 +1,4 @@
-"""Databases by Django."""
+"""Databases accessed through Django."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class DjangoEngine:
         return hash(self.name)
 
     def session(self) -> DjangoSession:
-        """Returns a session of this thread's connection."""
+        """Returns a session on this thread's connection."""
         return DjangoSession(self.name)
 
     def release_connections(self) -> None:
@@ -75,7 +75,7 @@ class DjangoSession:
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._atomic: Any = None
-        #: Functions of ``on_commit`` that a test case has registered before.
+        #: Number of ``on_commit`` functions registered before the block, by a test case.
         self._registered = 0
 
     @property
@@ -85,7 +85,7 @@ class DjangoSession:
 
     @property
     def active(self) -> bool:
-        """Whether the block is open, and not marked to be rolled back."""
+        """Whether the block is open and not marked for rollback."""
         connection = self.connection
         return (
             self._atomic is not None
@@ -94,7 +94,7 @@ class DjangoSession:
         )
 
     def begin(self, *, durable: bool = True) -> None:
-        """Enters the block; a connection that has broken is replaced."""
+        """Enters the block, replacing a broken connection."""
         connection = self.connection
         if connection.errors_occurred and not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
@@ -121,18 +121,18 @@ class DjangoSession:
 
     @property
     def on_commit(self) -> list[Callable[[], Any]]:
-        """The functions of ``on_commit`` that are not robust."""
+        """The block's ``on_commit`` functions that are not robust."""
         own = self.connection.run_on_commit[self._registered :]
         return [func for _, func, robust in own if not robust]
 
     def drop_on_commit(self) -> None:
-        """Removes them."""
+        """Removes the functions of `on_commit`."""
         registered = self.connection.run_on_commit
         before, own = registered[: self._registered], registered[self._registered :]
         self.connection.run_on_commit = [*before, *(entry for entry in own if entry[2])]
 
     def commit(self) -> None:
-        """Leaves the block; Django runs the functions of ``on_commit`` that are left."""
+        """Leaves the block; Django runs the remaining ``on_commit`` functions."""
         self._atomic.__exit__(None, None, None)
         self._atomic = None
 
@@ -147,7 +147,7 @@ class DjangoSession:
             self.discard()
 
     def discard(self) -> None:
-        """Closes the connection, which Django opens again at its next use."""
+        """Closes the connection; Django reopens it on next use."""
         with suppress(Exception):
             self.connection.close()
         with suppress(Exception):

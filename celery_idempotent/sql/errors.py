@@ -1,11 +1,11 @@
-"""Errors of drivers: which of them end when the transaction is repeated."""
+"""Driver errors, and which of them a repeated transaction may avoid."""
 
 from __future__ import annotations
 
 from typing import Any
 
-#: SQLSTATE of PostgreSQL: lock not available, shutdowns, too many connections, timeouts of idle
-#: transactions, transactions and idle sessions, each of which ends the connection.
+#: SQLSTATE of PostgreSQL: lock not available, shutdowns, too many connections, and the timeouts of
+#: idle transactions, transactions and idle sessions, which end the connection.
 _STATES = frozenset({"55P03", "57P01", "57P02", "57P03", "53300", "25P03", "25P04", "57P05"})
 #: Classes of SQLSTATE: lost connections, and transactions that the server has rolled back.
 _CLASSES = ("08", "40")
@@ -18,9 +18,9 @@ _CONNECTION_ERRORS = frozenset({"OperationalError", "InterfaceError"})
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether `error` is of a database, and the same transaction may succeed if it is repeated.
+    """Returns whether `error` is a database error that repeating the transaction may avoid.
 
-    Deadlocks, serialization failures, lock timeouts and lost connections.
+    These are deadlocks, serialization failures, lock timeouts and lost connections.
     """
     if getattr(error, "connection_invalidated", False):
         return True
@@ -29,7 +29,7 @@ def is_transient(error: BaseException) -> bool:
     driver = type(cause).__module__.partition(".")[0]
     if driver in ("psycopg", "psycopg2"):
         state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-        if state is None:  # not a reply of the server
+        if state is None:  # no reply from the server
             return _connection_failed(cause)
         return state in _STATES or state.startswith(_CLASSES)
     if driver in _MYSQL_DRIVERS:

@@ -1,7 +1,7 @@
-"""The table of outcomes: its statements, for every driver, and its rows.
+"""The table of outcomes: its statements, for any driver, and its rows.
 
-Times are milliseconds since the epoch by the database's clock. Every statement names its parameters
-as ``:name``; a session translates them for its driver.
+Times are milliseconds since the epoch by the database's clock. Statements write parameters as
+``:name``; a session translates them for its driver.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from celery_idempotent.record.record import Record, State
 
 TABLE = "celery_idempotency_outcomes"
 
-#: The dialects that are supported, each with its clock: an expression in milliseconds.
+#: The supported dialects, each with an expression for its clock in milliseconds.
 _NOW = {
     "postgresql": "CAST(FLOOR(EXTRACT(EPOCH FROM clock_timestamp()) * 1000) AS BIGINT)",
     "mysql": "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
 }
 
-#: Of a row whose transaction is open. No other transaction ever reads it.
+#: The state of a row whose transaction is open. No one reads it unless it was committed by mistake.
 CLAIMED = "CLAIMED"
 
 #: The columns of a claim, besides its id.
@@ -52,8 +52,7 @@ class Statements:
         now, is_server = _NOW[dialect], dialect != "sqlite"
         # SQLite has one writer at a time.
         skip_locked = " FOR UPDATE SKIP LOCKED" if is_server else ""
-        # A scan of the table, which the optimizer prefers for small ones, would wait for locked
-        # rows.
+        # A table scan, which the optimizer prefers for small tables, would wait for locked rows.
         by_id = f"{TABLE} FROM {TABLE} FORCE INDEX (PRIMARY)"
         purged = by_id if dialect == "mysql" else f"FROM {TABLE}"
         self.claim = (
@@ -70,43 +69,43 @@ class Statements:
             f" outbox = :outbox, finished_at = {now}, expires_at = {now} + :retention_ms"
             " WHERE id = :id AND owner = :owner"
         )
-        #: The messages of the outbox were published.
+        #: Marks the messages of the outbox as published.
         self.clear_outbox = f"UPDATE {TABLE} SET outbox = NULL WHERE id = :id AND owner = :owner"
         self.find = f"SELECT {', '.join(Row._fields[:-1])}, {now} FROM {TABLE} WHERE id = :id"
-        #: Number of rows, and of those that have expired.
+        #: The numbers of all rows and of expired ones.
         self.totals = (
             f"SELECT COUNT(*), COALESCE(SUM(CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END), 0)"
             f" FROM {TABLE}"
         )
         self.forget = f"DELETE FROM {TABLE} WHERE id >= :id AND id < :end"
-        #: Deletes the key's row alone, if it is still the one that was shown.
+        #: Deletes only the key's row, if it still has this owner.
         self.forget_shown = f"DELETE FROM {TABLE} WHERE id = :id AND owner = :owner"
-        #: Ends the retention of the rows of steps, if it would last longer.
+        #: Shortens the retention of the rows of steps.
         self.limit_steps = (
             f"UPDATE {TABLE} SET expires_at = {now} + :retention_ms"
             f" WHERE id > :id AND id < :end AND expires_at > {now} + :retention_ms"
         )
-        #: Begins the transaction of a purge: without locks on gaps, which would block claims, and
-        #: without serialization failures. Empty if nothing is to be set.
+        #: Begins a purge without gap locks, which would block claims, and without serialization
+        #: failures. Empty if nothing needs to be set.
         self.purge_begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED" if is_server else ""
-        #: Passes by rows that are being taken over.
+        #: Skips rows that are being taken over.
         self.expired = (
             f"SELECT id, expires_at FROM {TABLE}"
             f" WHERE expires_at >= :after AND expires_at <= {now} AND outbox IS NULL"
             f" ORDER BY expires_at LIMIT :limit{skip_locked}"
         )
-        #: Has a row if one expired that long ago.
+        #: Returns a row if one expired that long ago.
         self.overdue = (
             f"SELECT id FROM {TABLE} WHERE expires_at <= {now} - :age_ms AND outbox IS NULL LIMIT 1"
         )
-        #: Lacks the list of ids. Compares the time again: a row of SQLite may have been taken over.
+        #: Lacks the list of ids. Checks the time again: in SQLite, a row may have been taken over.
         self.purge = f"DELETE {purged} WHERE expires_at <= {now} AND id IN "
-        #: Limits the time that the transaction waits for a lock; empty if the server limits it.
+        #: Limits how long the transaction waits for a lock; empty if the server limits it.
         self.limit_wait = "SET LOCAL lock_timeout = '5s'" if dialect == "postgresql" else ""
 
 
 def row_id(prefix: str, key: Key) -> str:
-    """Returns the primary key of the row of `key`: hexadecimal, so that no collation matters.
+    """Returns the primary key of the row of `key`, in hexadecimal so that no collation matters.
 
     A key that may run again (``idempotency_until``) has a row for each of its messages.
     """
@@ -118,13 +117,13 @@ def _digest(name: str) -> str:
 
 
 def rows_of(prefix: str, key: Key) -> dict[str, str]:
-    """Returns the range of primary keys of `key` and its steps, for the statement `forget`."""
+    """Returns the primary key range of `key` and its steps, for the statement `forget`."""
     first = row_id(prefix, key)
     return {"id": first, "end": first + "g"}
 
 
 def committed_without_outcome() -> TransactionError:
-    """Returns the error for a row that cannot be claimed, and has no outcome."""
+    """Returns the error for a row that cannot be claimed and has no outcome."""
     return TransactionError(
         f"a row of {TABLE} was committed without an outcome: the connection commits each statement "
         "(autocommit), or a body has committed its transaction; forget the key to let it run again"
@@ -142,14 +141,14 @@ class Claim:
     worker: str
     token: int
     attempt: int
-    #: The step that has a row of its own; None for the key's row.
+    #: The step that the row is for; None for the key's row.
     step: str | None = None
-    #: Random: distinguishes the claimed row from that of another execution.
+    #: Random id that distinguishes the claimed row from another execution's.
     owner: str = field(default_factory=lambda: os.urandom(16).hex())
 
     @property
     def id(self) -> str:
-        """The primary key of the row. That of a step begins with that of its key."""
+        """The primary key of the row. A step's begins with its key's."""
         row = row_id(self.prefix, self.key)
         return row if self.step is None else row + _digest(self.step)
 
@@ -157,7 +156,7 @@ class Claim:
     def values(self) -> dict[str, Any]:
         """The values of the statement `claim`."""
         key = self.key
-        # Shared by the rows of all messages of `key` until they are finished. It is unique, so that
+        # Shared by the rows of all messages of `key` until they finish. The column is unique, so
         # messages of a key that may run again run one after the other.
         turn = row_id(self.prefix, key.turn) if key.message and self.step is None else None
         return {
@@ -182,8 +181,8 @@ class Ended(NamedTuple):
     format: str
     body: bytes
     retention_ms: int
-    #: Messages to publish after the commit, as :mod:`celery_idempotent.extensions.outbox` stores
-    #: them.
+    #: Messages to publish after the commit, in the form of
+    #: :mod:`celery_idempotent.extensions.outbox`.
     outbox: bytes | None = None
 
 
@@ -200,7 +199,7 @@ class Row(NamedTuple):
     fingerprint: str
     format: str
     body: bytes
-    #: Messages that the execution was to publish after its commit; None: they are published.
+    #: Messages to publish after the commit; None once they are published.
     outbox: bytes | None
     finished_at: int
     expires_at: int
@@ -209,9 +208,9 @@ class Row(NamedTuple):
 
     @classmethod
     def read(cls, values: Sequence[Any]) -> Row:
-        """Returns the row that the statement `find` has selected.
+        """Returns the row that the statement `find` selected.
 
-        The state of one that was committed without an outcome is CLAIMED.
+        A row committed without an outcome has the state CLAIMED.
         """
         row = cls(*values)
         return row._replace(
@@ -223,17 +222,17 @@ class Row(NamedTuple):
 
     @property
     def expired(self) -> bool:
-        """Whether its retention has ended; that of a row without an outcome never does."""
+        """Whether its retention has ended; a row without an outcome never expires."""
         return 0 < self.expires_at <= self.now
 
     @property
     def delegates(self) -> bool:
-        """Whether its task has replaced itself: another one gives the outcome."""
+        """Whether its task has replaced itself with another, which gives the outcome."""
         return self.format.startswith("=")
 
     @property
     def remaining_ms(self) -> int:
-        """The rest of its retention, in milliseconds."""
+        """The rest of its retention in milliseconds, at least 1."""
         return max(1, self.expires_at - self.now)
 
     def record(self, key: Key, decode: Callable[[Record], Any]) -> Record:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Answer(NamedTuple):
-    """What a statement returned."""
+    """The result of a statement."""
 
     rows: Sequence[Sequence[Any]]
-    #: Rows that it has changed.
+    #: The number of rows that it changed.
     changed: int
 
 
@@ -23,16 +23,16 @@ class Session(Protocol):
 
     @property
     def active(self) -> bool:
-        """Whether the transaction is open, and can be committed."""
+        """Whether the transaction is open and can be committed."""
 
     def begin(self, *, durable: bool = True) -> None:
         """Connects and begins a transaction.
 
         Args:
-            durable: its commit must not depend on a transaction of the caller.
+            durable: whether to refuse to join a transaction of the caller.
 
         Raises:
-            TransactionError: inside a transaction of the caller.
+            TransactionError: if it is refused inside a transaction of the caller.
         """
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
@@ -40,9 +40,9 @@ class Session(Protocol):
 
     @property
     def on_commit(self) -> list[Callable[[], Any]]:
-        """The functions to call after the commit, without those that may be lost.
+        """The functions to call after the commit, except those that may be lost.
 
-        Empty if they are not known, as listeners of SQLAlchemy's events.
+        Empty if they are unknown, like listeners of SQLAlchemy's events.
         """
         return []
 
@@ -50,30 +50,30 @@ class Session(Protocol):
         """Removes the functions of `on_commit`."""
 
     def commit(self) -> None:
-        """Commits, and returns the connection to its pool."""
+        """Commits and returns the connection to its pool."""
 
     def rollback(self) -> None:
-        """Rolls back, if a transaction is open, and returns the connection. Never raises."""
+        """Rolls back any open transaction and returns the connection. Never raises."""
 
     def discard(self) -> None:
         """Closes the connection, whose state is unknown; the server rolls back. Never raises."""
 
 
 class Engine(Protocol):
-    """A database, by SQLAlchemy or Django."""
+    """A database, accessed through SQLAlchemy or Django."""
 
-    #: Of the database, for messages; without secrets.
+    #: The database's name for messages, without secrets.
     name: str
     #: The kind of database, as SQLAlchemy or Django names it.
     dialect: str
-    #: Creates the table.
+    #: How to create the table, for messages.
     create_command: str
-    #: Base class of the driver's errors, and that of a duplicate primary key.
+    #: Base class of the driver's errors, and the class for a duplicate primary key.
     error: type[Exception]
     integrity_error: type[Exception]
 
     def session(self) -> Session:
-        """Returns a session, which is not connected yet."""
+        """Returns a session that is not yet connected."""
 
     def release_connections(self) -> None:
         """Closes idle connections, so that processes that are forked later inherit none."""

@@ -1,9 +1,8 @@
-"""Databases by SQLAlchemy.
+"""Databases accessed through SQLAlchemy.
 
-SQLAlchemy opens a connection for each transaction. A call inside another one would commit by
-itself, and wait for ever for the locks of its caller. Therefore transactions nest like those of
-Django: one that begins inside another one of the same engine, in the same context, joins that or is
-refused.
+SQLAlchemy opens a connection for each transaction. A call inside a transaction would commit on its
+own, and wait forever for its caller's locks. Transactions therefore nest as in Django: one that
+begins inside another one of the same engine and context joins it or is refused.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from sqlalchemy import exc
 from celery_idempotent.errors import SettingsError, TransactionError
 from celery_idempotent.sql.session import Answer, Session
 
-#: The process that has used each engine last. The connections in its pool belong to that process.
+#: The process that last used each engine, and owns the connections in its pool.
 _processes: WeakKeyDictionary[sqlalchemy.Engine, int] = WeakKeyDictionary()
 
-#: The sessions of this context whose transaction is open, the innermost last.
+#: The sessions with an open transaction in this context, innermost last.
 _open: ContextVar[tuple[SQLAlchemySession, ...]] = ContextVar("idempotent_sessions", default=())
 
 _text = lru_cache(sqlalchemy.text)
@@ -35,7 +34,7 @@ class SQLAlchemyEngine:
     """The database of a SQLAlchemy engine.
 
     Raises:
-        SettingsError: if `engine` is not one.
+        SettingsError: if `engine` is not a SQLAlchemy engine.
     """
 
     error: type[Exception] = exc.SQLAlchemyError
@@ -57,14 +56,14 @@ class SQLAlchemyEngine:
         self.dialect = engine.dialect.name
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are one engine or views of it (``execution_options``), with one pool."""
+        """Whether both are one engine or views of it (``execution_options``), sharing a pool."""
         return isinstance(other, SQLAlchemyEngine) and self._engine.pool is other._engine.pool
 
     def __hash__(self) -> int:
         return hash(self._engine.url)
 
     def session(self) -> SQLAlchemySession:
-        """Returns a session, which is not connected yet."""
+        """Returns a session that is not yet connected."""
         process = os.getpid()
         if _processes.setdefault(self._engine, process) != process:
             self._engine.dispose(close=False)  # forked: the parent uses those connections
@@ -77,7 +76,7 @@ class SQLAlchemyEngine:
 
 
 class SQLAlchemySession(Session):
-    """One connection of the engine's pool for each transaction that is not a part of another."""
+    """Transactions that each use a pooled connection, or that of an enclosing transaction."""
 
     #: A `sqlalchemy.Connection`, while the transaction is open.
     connection: Any = None
@@ -94,7 +93,7 @@ class SQLAlchemySession(Session):
         return self._transaction is not None and self._transaction.is_active
 
     def begin(self, *, durable: bool = True) -> None:
-        """Connects and begins; inside another transaction of the engine, sets a savepoint in it."""
+        """Connects and begins; inside another transaction of the engine, sets a savepoint."""
         sessions = tuple(each for each in _open.get() if each.active)
         outer = next((each for each in sessions if each.engine.pool is self.engine.pool), None)
         if outer is None:

@@ -1,4 +1,4 @@
-"""The transaction of one or many executions: claims their rows, commits them with the outcomes."""
+"""The transaction of one or more executions: claims their rows, commits them with outcomes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from celery_idempotent.sql.outcomes import (
     committed_without_outcome,
 )
 
-#: Claims that a deadlock or a lost connection has ended are repeated so often, with these pauses.
+#: Attempts to claim after deadlocks or lost connections, and the pauses between them in seconds.
 CLAIM_ATTEMPTS = 8
 MIN_PAUSE, MAX_PAUSE = 0.01, 1.0
-#: How often rows may be removed, or taken over by other executions, before they are claimed.
+#: How often other executions may remove or take over rows before they are claimed.
 MAX_RACES = 50
 
 logger = logging.getLogger(__name__)
 
 CLOSED, OPEN, COMMITTING, COMMITTED = "closed", "open", "committing", "committed"
 
-#: A row that was committed before, or the error for one that has no outcome.
+#: A previously committed row, or the error for one without an outcome.
 Found = Row | TransactionError
 
 
 class Transaction:
-    """Claims the row of each key that is to run, and commits them together with the effects.
+    """Claims the row of each key to run, and commits the rows together with the effects.
 
     Args:
-        may_replace: whether an execution may run although its row has this outcome. An expired one
-            is always replaced.
+        may_replace: returns whether an execution may run although its row has this outcome. An
+            expired row is always replaced.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Transaction:
         self._may_replace = may_replace
         self._session = database.engine.session()
         self._statements = database.statements
-        #: Those of the last `begin`.
+        #: The claims of the last `begin`.
         self.claims: Sequence[Claim] = ()
         self._claimed: Sequence[Claim] = ()
-        #: The messages that are committed with the outcome.
+        #: The messages to commit with the outcome.
         self.outbox: bytes | None = None
         self.phase = CLOSED
 
@@ -71,20 +71,20 @@ class Transaction:
 
     @property
     def on_commit(self) -> list[Callable[[], Any]]:
-        """The functions that the body has registered for the commit."""
+        """The functions that the body registered for the commit."""
         return self._session.on_commit if self.phase is OPEN else []
 
     def begin(self, claims: Sequence[Claim]) -> list[Found | None]:
-        """Begins the transaction and claims the rows, after the end of others that have them.
+        """Begins the transaction and claims the rows, waiting for transactions that hold them.
 
         Returns:
-            For each claim None if its row is claimed, else what was committed before: also a row
-            that may be replaced, if its messages are still to be published. The transaction is open
-            if a row is claimed.
+            For each claim, None if its row is claimed, else what was committed before. That may be
+            a replaceable row whose messages are still unpublished. The transaction is open if a row
+            is claimed.
 
         Raises:
-            StoreUnavailableError: if the database is unavailable, or has no table.
-            TransactionError: inside a transaction of the caller.
+            StoreUnavailableError: if the database is unavailable or has no table.
+            TransactionError: if called inside a transaction of the caller.
         """
         self.claims, self.outbox = claims, None
         found = self._claim(claims)
@@ -93,12 +93,12 @@ class Transaction:
         return [found.get(claim.id) for claim in claims]
 
     def find(self, claim: Claim) -> Row | None:
-        """Returns the row with its outcome, after the end of another transaction that has it.
+        """Returns the row with its outcome, waiting for another transaction that holds it.
 
-        The time to wait is limited.
+        The wait is limited.
 
         Raises:
-            StoreUnavailableError: if the database is unavailable, or has no table.
+            StoreUnavailableError: if the database is unavailable or has no table.
             TransactionError: if the row has no outcome, or inside a transaction of the caller.
         """
         found = self._claim([claim], resolving=True)
@@ -106,8 +106,8 @@ class Transaction:
         return only([found.get(claim.id)])
 
     def _claim(self, claims: Sequence[Claim], *, resolving: bool = False) -> dict[str, Found]:
-        """As `_claim_rows`; again after a deadlock or a lost connection."""
-        # In one order, so that two batches never wait for each other.
+        """As `_claim_rows`, repeated after deadlocks and lost connections."""
+        # In a fixed order, so that two batches never wait for each other.
         values = [claim.values for claim in claims]
         values.sort(key=lambda each: str(each["turn"] or each["id"]))
         for attempt in range(CLAIM_ATTEMPTS):
@@ -129,7 +129,7 @@ class Transaction:
     def _claim_rows(
         self, pending: Sequence[dict[str, Any]], *, resolving: bool
     ) -> dict[str, Found]:
-        """Returns what was committed before, by the id of the row; claims all others."""
+        """Claims the rows; returns those committed before, by row id."""
         found: dict[str, Found] = {}
         replaced: dict[str, str] = {}
         for _ in range(MAX_RACES + len(pending)):
@@ -150,7 +150,7 @@ class Transaction:
     def _claim_all(
         self, pending: Sequence[dict[str, Any]], replaced: Mapping[str, str], *, resolving: bool
     ) -> bool:
-        """Returns whether all rows are claimed; if not, nothing of the transaction counts."""
+        """Returns whether all rows were claimed; if not, the transaction must be rolled back."""
         self._session.begin()
         if resolving and self._statements.limit_wait:
             self._session.execute(self._statements.limit_wait, {})
@@ -175,24 +175,24 @@ class Transaction:
         return row.expired or self._may_replace(row)
 
     def commit(self, outcomes: Mapping[str, Ended]) -> Row | None:
-        """Writes the outcomes, removes the rows of all other keys, and commits.
+        """Writes the outcomes, deletes the claimed rows of all other keys, and commits.
 
-        Outboxes replace `on_commit`.
+        Outboxes replace the `on_commit` functions.
 
-        If the reply to the commit is lost, a row is claimed again: that waits for the end of the
-        lost transaction, and shows whether it was committed. Called again after a signal handler
-        has raised in it, it does the same.
+        If the reply to the commit is lost, a row is claimed again. That waits for the lost
+        transaction to end, and shows whether it was committed. A repeated call, after a signal
+        handler raised in the first, does the same.
 
         Args:
-            outcomes: by the key.
+            outcomes: by key.
 
         Returns:
-            None if the outcomes are committed. Else the row of another execution.
+            None if the outcomes are committed, else the row of another execution.
 
         Raises:
             TransactionError: if the body has ended the transaction.
-            StoreUnavailableError: if it cannot be determined whether they are committed.
-            Exception: of the driver; nothing is committed.
+            StoreUnavailableError: if it is unknown whether they are committed.
+            Exception: the driver's error; nothing is committed.
         """
         if self.phase is COMMITTED:
             return None
@@ -209,7 +209,7 @@ class Transaction:
             else:
                 self.phase = COMMITTED
                 return None
-        # Any of the rows shows it for all.
+        # The rows are committed together, so any one is enough.
         return self._resolve(next(c for c in self._claimed if str(c.key) in outcomes), error)
 
     def _finish(self, claim: Claim, ended: Ended | None) -> None:
@@ -247,8 +247,8 @@ class Transaction:
         """Rolls back what is not committed. Never raises.
 
         Args:
-            discard: closes the connection, too: an asynchronous error may have been raised in the
-                middle of a statement.
+            discard: whether to close the connection, too, because an asynchronous error may have
+                interrupted a statement.
         """
         if self.phase in (CLOSED, COMMITTED):
             return
@@ -258,7 +258,7 @@ class Transaction:
 
 
 def only(found: Sequence[Found | None]) -> Row | None:
-    """Returns what :meth:`Transaction.begin` has found for its only claim.
+    """Returns the row that :meth:`Transaction.begin` found for its only claim.
 
     Raises:
         TransactionError: if the row has no outcome.

@@ -1,7 +1,7 @@
-"""The admin of outcomes: read-only, each beside the record in Redis; forgets and runs again.
+"""The admin of outcomes, each shown beside its record in Redis.
 
-Its permissions are ``view_outcome``, ``forget_outcome``, and ``view_outcome_result``, which shows
-results and errors.
+Outcomes are read-only, but can be forgotten and run again. The permissions are ``view_outcome``,
+``forget_outcome``, and ``view_outcome_result``, which shows results and errors.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from celery_idempotent.sql.outcomes import Row, row_id
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
 
-#: Rows that a list counts: the table may have millions.
+#: The most rows that a list counts, as the table may have millions.
 MAX_COUNT = 10_000
-#: Characters of a result that are shown.
+#: The most characters shown of a result.
 MAX_RESULT = 20_000
 
 _KEPT = {
@@ -65,22 +65,22 @@ _RERUN_CASES = {
 
 
 class _Action(NamedTuple):
-    """What a person can do with outcomes, after a question."""
+    """An action on outcomes, which the user must confirm."""
 
     title: str
     noun: str
     act: Callable[..., str]
-    #: What `act` returns, each with the rest of a sentence; the first one is success.
+    #: The values that `act` returns, each with the rest of a sentence; the first is success.
     cases: Mapping[str, str]
-    #: Of the entry in the admin's log.
+    #: For the entry in the admin's log.
     flag: int
     entry: str
 
 
 def find(outcome: Outcome, idempotent: Iterable[IdempotentTaskLike]) -> SqlOutcome | None:
-    """Returns the row with the task and key that it belongs to; None if that is not found.
+    """Returns the row with its task and key, or None if these are not found.
 
-    A row of a step belongs to no key of its own.
+    A step's row has no key of its own.
     """
     for task in idempotent:
         configuration = task.idempotency_configuration
@@ -100,7 +100,7 @@ def _row(outcome: Outcome) -> Row:
 
 
 class BoundedPaginator(Paginator):
-    """Has pages for the first MAX_COUNT rows, and does not count further."""
+    """Paginates the first MAX_COUNT rows, and counts no further."""
 
     @cached_property
     def count(self) -> int:
@@ -109,7 +109,7 @@ class BoundedPaginator(Paginator):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """Outcomes by state, without reading the states that there are."""
+    """Filters outcomes by state, without querying the states in use."""
 
     title, parameter_name = "state", "state"
 
@@ -123,7 +123,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class TaskFilter(admin.SimpleListFilter):
-    """Outcomes by task: of those that are idempotent in this process."""
+    """Filters outcomes by the idempotent tasks of this process."""
 
     title, parameter_name = "task", "task"
 
@@ -138,7 +138,7 @@ class TaskFilter(admin.SimpleListFilter):
 
 
 def _begin(task: str) -> str:
-    """Returns what the keys of `task` begin with."""
+    """Returns the prefix of the keys of `task`."""
     return f"{quote(task, safe='')}:"
 
 
@@ -146,15 +146,16 @@ def _begin(task: str) -> str:
 class OutcomeAdmin(admin.ModelAdmin):
     """Lists outcomes, shows each beside the record of its key, and forgets both.
 
-    Without `using`, the rows are in the alias that idempotency_transaction names in all tasks.
+    Without `using`, the rows are in the database alias that idempotency_transaction names in all
+    tasks.
     """
 
-    #: Alias of the database; None for the one that the tasks name.
+    #: Database alias; None for the one that the tasks name.
     using: ClassVar[str | None] = None
 
     list_display = ("record_key", "state", "task_id", "attempt", "finished", "kept_until")
     list_filter = (StateFilter, TaskFilter)
-    # An index serves this order alone.
+    # The only order with an index.
     ordering = ("-expires_at",)
     sortable_by = ()
     search_fields = ("task_id",)
@@ -167,7 +168,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         show_facets = admin.ShowFacets.NEVER
 
     def has_add_permission(self, request: HttpRequest, obj: Outcome | None = None) -> bool:
-        """Nobody adds, changes or deletes outcomes by hand: they are forgotten."""
+        """Nobody adds, changes or deletes outcomes by hand; they can only be forgotten."""
         return False
 
     has_change_permission = has_delete_permission = has_add_permission
@@ -187,7 +188,7 @@ class OutcomeAdmin(admin.ModelAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Outcome], search_term: str
     ) -> tuple[QuerySet[Outcome], bool]:
-        """Finds a key by the primary key, which is indexed; else a task, or a task id."""
+        """Finds a task, a key (by the indexed primary key), or a task id."""
         term = search_term.strip()
         tasks = idempotent_tasks()
         if any(term == task.name for task in tasks):
@@ -200,12 +201,12 @@ class OutcomeAdmin(admin.ModelAdmin):
 
     @admin.display(description="finished")
     def finished(self, outcome: Outcome) -> str:
-        """Returns when the outcome was committed."""
+        """Returns the time of the outcome's commit."""
         return _time(outcome.finished_at)
 
     @admin.display(description="kept until")
     def kept_until(self, outcome: Outcome) -> str:
-        """Returns when the retention ends."""
+        """Returns the end of the retention."""
         return _time(outcome.expires_at)
 
     def get_urls(self) -> list[Any]:
@@ -216,7 +217,7 @@ class OutcomeAdmin(admin.ModelAdmin):
                 self.admin_site.admin_view(partial(view, action=action))
                 for view in (self.ask_view, self.answer_view)
             )
-            for alias in connections:  # the outcome is forgotten in a transaction of its own
+            for alias in connections:  # the outcome is forgotten in a separate transaction
                 answer = transaction.non_atomic_requests(alias)(answer)
             own += [
                 path(f"{action}/", answer, name=f"{name}_{action}_selected"),
@@ -231,7 +232,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Shows one outcome beside the record."""
+        """Shows one outcome beside its record."""
         context = {**(extra_context or {}), "may_forget": self.has_forget_permission(request)}
         outcome = self.get_object(request, unquote(object_id))
         if outcome is not None and self.has_view_permission(request, outcome):
@@ -286,7 +287,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         return TemplateResponse(request, template, context)
 
     def answer_view(self, request: HttpRequest, action: str) -> HttpResponse:
-        """Applies `action` to the outcomes of a confirmation that have not changed since."""
+        """Applies `action` to the confirmed outcomes that have not changed since."""
         self._check(request)
         if request.method != "POST":
             return HttpResponse(status=405, headers={"Allow": "POST"})
@@ -321,7 +322,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         idempotent: Sequence[IdempotentTaskLike],
         action: _Action,
     ) -> tuple[str, str]:
-        """Returns the key and the case of an outcome as it was shown."""
+        """Applies `action` to an outcome if unchanged since shown; returns its key and the case."""
         try:
             pk, owner, *shown_record = map(str, json.loads(text))
         except (ValueError, TypeError):
@@ -370,7 +371,7 @@ _ACTIONS = {
 
 
 def _read(found: SqlOutcome | None) -> tuple[RecordView | None, str]:
-    """Returns the record of an outcome's key, and why it cannot be read."""
+    """Returns the record of an outcome's key, or why it cannot be read."""
     if found is None:
         return None, "Its task is not in this process, or has another database."
     try:
@@ -382,7 +383,7 @@ def _read(found: SqlOutcome | None) -> tuple[RecordView | None, str]:
 def _arguments(
     found: SqlOutcome, view: RecordView | None, idempotent: Sequence[IdempotentTaskLike]
 ) -> str:
-    """Returns the arguments with which a call would run again, or why it cannot."""
+    """Returns the arguments for running a call again, or why it cannot run."""
     try:
         call = rerunning.find_ended(idempotent, found.key, view, found)
     except IdempotencyError as error:
@@ -391,12 +392,12 @@ def _arguments(
 
 
 def _record_version(view: RecordView | None) -> list[str]:
-    """Returns what identifies the version of a record."""
+    """Returns the values that identify a record's version."""
     return ["absent", "0"] if view is None else list(map(str, view.version))
 
 
 def _rows(outcome: Outcome, view: RecordView | None) -> list[tuple[str, Any, Any]]:
-    """Returns the name of each field, and its values in the database and in Redis."""
+    """Returns the name of each field with its values in the database and in Redis."""
     record = view.record if view else None
     in_redis = json_format.record_fields(record) if record else {}
     in_redis["state"] = view.state.replace("CORRUPT", "unreadable") if view else "absent"
@@ -412,7 +413,7 @@ _COMPARED = (
 
 
 def _outcome_text(found: SqlOutcome) -> dict[str, str]:
-    """Returns the outcome in the database as text; `hidden` says why it is not shown."""
+    """Returns the database's outcome as text; `hidden` says why it is not shown."""
     if found.row.format.startswith(OFFLOADED):
         return {"hidden": "It is stored outside: celery idempotency show fetches it."}
     fields = found.outcome_fields()
@@ -433,7 +434,7 @@ def _time(milliseconds: Any) -> str:
 
 
 def _log(request: HttpRequest, outcome: Outcome, action: _Action) -> None:
-    """Adds an entry to the admin's log; the functions for that differ between Django's versions."""
+    """Adds an entry to the admin's log, for which Django's functions differ between versions."""
     LogEntry.objects.create(
         user_id=request.user.pk,
         content_type_id=ContentType.objects.get_for_model(outcome).pk,

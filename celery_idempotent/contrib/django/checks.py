@@ -1,4 +1,4 @@
-"""System checks for ``manage.py check``; those of the database run with ``--database <alias>``."""
+"""System checks for ``manage.py check``; database checks run with ``--database <alias>``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAG = "celery_idempotent"
 
 _PACKAGE = "celery_idempotent.contrib.django"
 _MIDDLEWARE = f"{_PACKAGE}.middleware.IdempotencyMiddleware"
-#: Middleware that ours has to follow.
+#: Middleware that ours must follow.
 _AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 _CSRF = "django.middleware.csrf.CsrfViewMiddleware"
 
@@ -33,7 +33,7 @@ def register() -> None:
 
 
 def check_configuration(**_: Any) -> list[CheckMessage]:
-    """Reports options that are refused, and databases that do not exist."""
+    """Reports invalid options, missing databases, and ATOMIC_REQUESTS."""
     if is_loading():
         return []
     try:
@@ -64,7 +64,7 @@ def check_configuration(**_: Any) -> list[CheckMessage]:
 
 
 def check_middleware(**_: Any) -> Iterator[CheckMessage]:
-    """Reports options and a place of the middleware that are refused at the first request."""
+    """Reports invalid options and a wrong position of the middleware."""
     from celery_idempotent.contrib.django.middleware import IdempotencyMiddleware
     from celery_idempotent.contrib.django.settings import SETTING
 
@@ -92,7 +92,7 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
 
 
 def check_databases(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator[CheckMessage]:
-    """Reports a missing table, and a database that does not roll back.
+    """Reports missing tables and databases that do not roll back.
 
     They are warnings, because ``manage.py migrate`` runs these checks before it creates the table.
     """

@@ -1,8 +1,8 @@
 """Idempotency-Key middleware for Django, under WSGI and ASGI; see docs/http.md.
 
-It belongs below AuthenticationMiddleware and CsrfViewMiddleware in ``MIDDLEWARE``. The key is
-checked after the CSRF token and before the view, so that a request which no view handles, or whose
-token is wrong, leaves nothing behind.
+Place it below AuthenticationMiddleware and CsrfViewMiddleware in ``MIDDLEWARE``. The key is checked
+after the CSRF token and before the view, so a request that no view handles, or with a wrong token,
+leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = [
     "stored_by_default",
 ]
 
-#: The attribute of a request that has its exchange.
+#: The request attribute that holds its exchange.
 ATTRIBUTE = "_idempotency"
 
 
 def by_user(request: HttpRequest) -> str | None:
-    """Identifies a client by `request.user`: the default. Users who are not logged in have none."""
+    """Identifies a client by `request.user`, the default. Anonymous users have no identity."""
     user = getattr(request, "user", None)
     if user is None:
         raise ImproperlyConfigured(
@@ -91,7 +91,7 @@ class IdempotencyMiddleware(BaseMiddleware):
         async with Exchange() as exchange:
             setattr(request, ATTRIBUTE, exchange)
             try:
-                # Before the view: once a form was parsed, the body would be gone.
+                # Before the view, which may parse a form and consume the body.
                 self._check_body(request)
                 response = get_response(request)  # calls process_view, which begins the execution
                 if self._is_async:
@@ -103,7 +103,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                 return django_response(answered.response)
 
     async def _process_view(self, request: HttpRequest, *view: object) -> HttpResponse | None:
-        """Begins the execution; returns a response, unless the view is to run."""
+        """Begins the execution; returns a response unless the view is to run."""
         try:
             await self._begin_view(request)
         except Answered as answered:
@@ -143,7 +143,7 @@ class IdempotencyMiddleware(BaseMiddleware):
     async def _settle_view(
         self, exchange: Exchange, request: HttpRequest, response: HttpResponseBase
     ) -> None:
-        """Settles the view's response; of one that is streamed, that there was one."""
+        """Settles the view's response; a streamed one without its body."""
         whole = isinstance(response, HttpResponse)
         body = response.content if isinstance(response, HttpResponse) else b""
         headers = [(name, str(value)) for name, value in response.items()]
@@ -158,7 +158,7 @@ class IdempotencyMiddleware(BaseMiddleware):
 
 
 def django_response(response: Response) -> HttpResponse:
-    """Returns a response with these headers alone."""
+    """Returns the response as Django's, with no other headers."""
     converted = HttpResponse(response.body, status=response.status, reason=response.reason or None)
     del converted["Content-Type"]
     for name, value in response.headers:

@@ -1,4 +1,4 @@
-"""The table of outcomes as a Django model. The statements that write it are not Django's."""
+"""The table of outcomes as a Django model, which is not used to write it."""
 
 from __future__ import annotations
 

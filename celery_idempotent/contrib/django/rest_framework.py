@@ -1,7 +1,7 @@
 """A mixin for views of Django REST framework; see docs/http.md.
 
-The framework authenticates in the view, where a middleware cannot see it: the mixin looks the key
-up after authentication, permissions and throttles, for retries as for first requests.
+The framework authenticates in the view, where middleware cannot see it. The mixin looks up the key
+after authentication, permissions and throttles, for retries and first requests alike.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ else:
 
 
 class IdempotencyMixin(View):
-    """Runs each request once for its key; the first of the bases of an APIView or a viewset.
+    """Runs each request once for its key; must be the first base of an APIView or a viewset.
 
-    The options are those of the setting IDEMPOTENCY_MIDDLEWARE, changed by `idempotency_options`;
-    `identity`, `required` and `authorize_replay` get the framework's request. A view that runs in a
-    transaction because of ATOMIC_REQUESTS is committed before its response is stored.
+    The options are those of the setting IDEMPOTENCY_MIDDLEWARE, overridden by
+    `idempotency_options`. `identity`, `required` and `authorize_replay` get the framework's
+    request. With ATOMIC_REQUESTS, the view's transaction is committed before its response is stored.
     """
 
     #: Options of this view, with the names of the setting.
@@ -58,7 +58,7 @@ class IdempotencyMixin(View):
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Callable[..., HttpResponseBase]:
-        """Returns the view; its options are checked, and its transactions are left to it."""
+        """Returns the view, after checking its options; the view begins its own transactions."""
         protection = _Protection(cls)
         view: Any = super().as_view(*args, _idempotency=protection, **initkwargs)
         without: set[str] = getattr(view, "_non_atomic_requests", set())
@@ -84,7 +84,7 @@ class IdempotencyMixin(View):
         return self._idempotency.respond(request, respond)
 
     def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        """Authenticates, checks permissions and throttles, and then looks the key up."""
+        """Authenticates, checks permissions and throttles, then looks up the key."""
         super().initial(request, *args, **kwargs)
         self._idempotency.begin(request)
 
@@ -98,7 +98,7 @@ class IdempotencyMixin(View):
     def finalize_response(
         self, request: Any, response: Any, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
-        """Leaves a stored response, which has all its headers, as it is."""
+        """Leaves a stored response or a refusal, which has all its headers, unchanged."""
         if response is getattr(self, "_idempotency_answer", None):
             return response
         return super().finalize_response(request, response, *args, **kwargs)

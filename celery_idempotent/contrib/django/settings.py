@@ -15,13 +15,13 @@ from celery_idempotent.functions.engine import Idempotency
 
 SETTING = "IDEMPOTENCY_MIDDLEWARE"
 
-#: Each with the argument of the middleware that it gives.
+#: Each option with the middleware argument that it sets.
 OPTIONS = {
     "ENGINE" if name == "idem" else name.upper(): name
     for name in signature(BaseMiddleware).parameters
     if name != "app"
 }
-#: Options that may be given as the dotted path of an object.
+#: Options that may be dotted paths of objects.
 _PATHS = ("ENGINE", "IDENTITY", "REQUIRED", "STORE_RESPONSE", "AUTHORIZE_REPLAY")
 
 
@@ -32,7 +32,7 @@ def middleware_options(**changes: Any) -> dict[str, Any]:
         changes: options of one view.
 
     Raises:
-        ImproperlyConfigured: for the first wrong option, in one line.
+        ImproperlyConfigured: for the first invalid option, in one line.
     """
     options = getattr(settings, SETTING, None)
     if changes:

@@ -1,4 +1,4 @@
-"""The idempotent tasks of the Celery app in a process of Django."""
+"""The idempotent tasks of the Celery app in a Django process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from celery.app import app_or_default
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 
-#: The current app of the thread that has set up Django. Celery's is one of each thread: in others,
-#: it is an app without configuration.
+#: The current app of the thread that set up Django. Celery's current app is per thread; in other
+#: threads, it has no configuration.
 _project_app: Any = None
 
 
 def remember_app() -> None:
-    """Makes the current app of this thread that of all threads without one."""
+    """Makes this thread's current app the app of all threads without one."""
     global _project_app
     _project_app = app_or_default()
 
@@ -27,18 +27,18 @@ def _current_app() -> Any:
 
 
 def idempotent_tasks() -> list[IdempotentTaskLike]:
-    """Returns the tasks of the current app; the first call in a process loads their modules.
+    """Returns the current app's tasks; the first call in a process loads their modules.
 
     Raises:
-        ConfigurationError: for the first option that is refused.
+        ConfigurationError: for the first invalid option.
     """
     return app_tasks.load(_current_app())
 
 
 def is_loading() -> bool:
-    """Whether Celery is loading the modules of tasks.
+    """Returns whether Celery is loading the task modules.
 
-    It runs all system checks then, in workers and commands, which report their errors themselves.
+    It then runs all system checks in workers and commands, which report errors themselves.
     """
     frame = inspect.currentframe()
     while frame is not None:

@@ -1,1 +1,1 @@
-"""What the middleware for ASGI, WSGI and Django have in common: everything but their I/O."""
+"""The common part of the ASGI, WSGI and Django middleware: everything but their I/O."""

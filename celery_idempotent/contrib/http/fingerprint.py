@@ -1,4 +1,4 @@
-"""A digest of a request: a key is not used for two different ones."""
+"""A digest of a request, so that no key is used for two different ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from hashlib import blake2b
 
-#: A type whose boundary every parser finds at the same place.
+#: A content type whose boundary every parser finds in the same place.
 _MULTIPART = re.compile(
     r'multipart/[\w-]+; *boundary=("?)([\w.=+-]{1,70})\1(?:; *charset=[\w-]+)?', re.ASCII | re.I
 )
@@ -15,11 +15,11 @@ _MULTIPART = re.compile(
 def fingerprint(
     target: Iterable[str], content_type: str, content_encoding: str, body: bytes
 ) -> list[str | bytes]:
-    """Returns what must be the same in all requests with one key.
+    """Returns the values that must be the same in all requests with one key.
 
     Args:
-        target: the method, the path at which the app is mounted, so that two apps never share a
-            request, the path in the app, and the query.
+        target: the method, the app's mount path (so that two apps never share a request), the path
+            in the app, and the query.
     """
     digest = blake2b(body, digest_size=32)
     multipart = None if content_encoding else _MULTIPART.fullmatch(content_type)
@@ -34,10 +34,10 @@ def fingerprint(
 
 
 def _parts(body: bytes, boundary: bytes) -> list[bytes] | None:
-    """Returns the parts of a multipart body, which are the same with every boundary.
+    """Returns the parts of a multipart body, which do not depend on the boundary.
 
-    Clients generate a boundary for each attempt. None if the boundary is anywhere but in the lines
-    between the parts, or if these are not as RFC 2046 has them: parsers then read different parts.
+    Clients generate a boundary for each attempt. Returns None if it occurs outside the lines
+    between the parts, or if these lines violate RFC 2046, as parsers then read different parts.
     """
     preamble, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary)
     if preamble or len(parts) < 2 or body.count(boundary) != len(parts):

@@ -1,8 +1,8 @@
-"""Who sends a request, so that a key of one client never leads to the response of another.
+"""The sender of a request, so that one client's key never returns another's response.
 
-An identity is the text that a credential consists of, never a part of it, and never a default: two
-requests have the same identity only if they present the same credential. It is hashed into the key
-and is stored nowhere.
+An identity is the whole text of a credential, never a part of it or a default: two requests have
+the same identity only if they present the same credential. It is hashed into the key and is stored
+nowhere.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ logger = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
-#: Payload, time and signature: a session that is in the cookie itself, as Flask, Starlette
-#: (itsdangerous) and Django write it. Each write of the session makes another value.
+#: Payload, time and signature: a session stored in the cookie itself, as Flask, Starlette
+#: (itsdangerous) and Django write it. Each write of the session changes the value.
 _SIGNED_SESSION = re.compile(r'"?[\w+/=.-]+([.:])[\w-]{6}\1[\w-]{27,86}"?', re.ASCII)
-#: Schemes of Authorization whose credentials have a signature or a nonce of each request.
+#: Authorization schemes whose credentials have a signature or a nonce for each request.
 _SIGNED_REQUEST = re.compile(
     r"(?:aws4-\S+|digest|hawk|mac|negotiate|ntlm|signature)\s|oauth\s.*oauth_nonce=", re.I
 )
 
 
 def anonymous(request: Any) -> str:
-    """Identifies all clients as one, so that a client which guesses another one's key, and sends
-    the same request, gets its response.
+    """Identifies all clients as one.
+
+    A client that guesses another's key and sends the same request gets its response.
     """
     return "anonymous"
 
@@ -35,7 +36,7 @@ def anonymous(request: Any) -> str:
 def fields_of(request: Any, name: str) -> list[str]:
     """Returns the header fields `name` of an ASGI scope, a WSGI environ or a framework's request.
 
-    WSGI servers join repeated fields with commas, and so does Django under ASGI.
+    WSGI servers, and Django under ASGI, join repeated fields with commas.
     """
     environ = getattr(request, "META", getattr(request, "environ", request))
     if environ.get("type") == "http":  # an ASGI scope
@@ -50,10 +51,8 @@ def fields_of(request: Any, name: str) -> list[str]:
 def by_header(name: str) -> Callable[[Any], str | None]:
     """Identifies a client by a header field that only it can send, such as Authorization.
 
-    It does not if the field is absent, empty or repeated.
-
-    Which one of two fields the app uses cannot be known here. Nor does an Authorization identify
-    a client if it differs in each request.
+    A client is not identified if the field is absent, empty or repeated, since the app may use
+    either of two fields. An Authorization that differs in each request identifies none.
 
     Raises:
         ValueError: if `name` cannot be the name of a header, or is Cookie.
@@ -76,10 +75,10 @@ def by_header(name: str) -> Callable[[Any], str | None]:
 
 
 def by_cookie(name: str) -> Callable[[Any], str | None]:
-    """Identifies a client by a cookie that only it has, such as that of its session.
+    """Identifies a client by a cookie that only it has, such as its session cookie.
 
-    It does not if the cookie is absent, empty or sent with several values, since frameworks differ
-    in which of these they use. Nor does a signed session, since it differs after each write.
+    A client is not identified if the cookie is absent, empty or sent with several values, since
+    frameworks differ in which they use. A signed session, changed by each write, identifies none.
 
     Raises:
         ValueError: if `name` cannot be the name of a cookie.

@@ -1,7 +1,7 @@
 """The request header field Idempotency-Key.
 
-The IETF draft defines it as a String of RFC 8941, such as ``"8e03978e"`` with its quotes. Most
-clients send the bare key, so that form is accepted, too, as long as it is unambiguous.
+The IETF draft defines it as an RFC 8941 String, such as ``"8e03978e"`` with its quotes. Most
+clients send the bare key, so that form is also accepted if it is unambiguous.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 
 KEY_HEADER = "idempotency-key"
-#: Characters of a key, as at Stripe.
+#: In characters, as at Stripe.
 MAX_KEY_LENGTH = 255
-#: Characters of the whole field: a key of quotes alone, each escaped, and some parameters.
+#: In characters of the whole field: a key of only escaped quotes, and some parameters.
 _MAX_FIELD_LENGTH = 1024
 
 _STRING = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
@@ -20,14 +20,14 @@ _BARE_ITEM = (
     r'(?:"(?:[ !#-\[\]-~]|\\["\\])*"|-?[0-9]{1,15}(?:\.[0-9]{1,3})?'
     r"|[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*|:[A-Za-z0-9+/=]*:|\?[01])"
 )
-#: Any item may have parameters; none is defined for this field, so they mean nothing.
+#: Any item may have parameters; this field defines none, so they are ignored.
 _QUOTED_KEY = re.compile(_STRING + rf"(?:; *[a-z*][a-z0-9_\-.*]*(?:={_BARE_ITEM})?)*")
 #: Visible ASCII without quotes, backslashes, commas (which join repeated fields) and semicolons.
 _BARE_KEY = re.compile(r"[!#-+\--:<-\[\]-~]+")
 
 
 def parse_key(fields: Sequence[str]) -> str | None:
-    """Returns the key that a request's Idempotency-Key fields name, or None if they are invalid.
+    """Returns the key in a request's Idempotency-Key fields, or None if they are invalid.
 
     A quoted key equals the same key without quotes.
     """

@@ -1,11 +1,10 @@
-"""What happens to a request with a key: the same for all middleware and for single endpoints.
+"""Handling of a request with a key, shared by all middleware and single endpoints.
 
-They read the request, and then take three steps: `_admit` checks the key and who
-sends it, `_begin` begins its execution, and, once the app has responded, `_settle` stores the
-response or releases the key. Each step raises :class:`Answered` if the client is to get another
-response than that of the app.
+They read the request, and then take three steps: `_admit` checks the key and its sender, `_begin`
+begins the execution, and once the app has responded, `_settle` stores the response or releases the
+key. A step raises :class:`Answered` to send the client a response other than the app's.
 
-A step that waits for the store is a coroutine. Under WSGI it blocks instead of waiting, so that
+A step that waits for the store is a coroutine. Under WSGI it blocks instead of suspending, so that
 `run_sync` can run it.
 """
 
@@ -37,17 +36,17 @@ from celery_idempotent.functions.engine import DEFAULT_NAME, Idempotency
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1024 * 1024
-#: Of a larger error only the fact is stored: clients without rights choose what errors quote.
+#: Larger error bodies are not stored: clients without rights can choose what errors quote.
 MAX_ERROR_BYTES = 64 * 1024
 
 _LENGTH = re.compile("[0-9]{1,18}")
 
-#: Their responses are about the resource or the connection as it is now.
+#: Their responses describe the current resource or connection.
 _NEVER_KEYED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
 
 
 class Answered(Exception):
-    """A client gets this response, and none of the app."""
+    """The client gets this response instead of the app's."""
 
     def __init__(self, response: Response) -> None:
         self.response = response
@@ -65,33 +64,33 @@ class BaseMiddleware:
 
     Args:
         app: handles the requests.
-        idem: the engine that stores the responses, with a name that no other service has.
-        identity: returns the text that identifies the sender of a request, or None if it is
-            unknown; gets what the app gets. A key belongs to an identity, so no client can read
-            another one's response.
+        idem: the engine that stores the responses, with a name unique to this service.
+        identity: given what the app gets, returns the text that identifies the sender of a request,
+            or None if it is unknown. A key belongs to an identity, so no client can read another
+            one's response.
         methods: the HTTP methods to which keys apply; other requests are passed to the app.
-        required: whether requests with these methods must have a key; or a function that returns
+        required: whether requests with these methods must have a key, or a function that decides
             it for a request.
-        store_response: returns, from the status and the headers (a list of pairs of text), whether
-            a response is stored. After one that is not, a retry runs the request again.
-        authorize_replay: returns, for a request whose response is stored, whether the client may
-            still have it; if not, the client gets 403. Under ASGI it may be a coroutine function.
+        store_response: returns whether to store a response, given its status and headers (a list of
+            pairs of text). If it is not stored, a retry runs the request again.
+        authorize_replay: returns whether the client of a request may still have the stored
+            response; if not, it gets 403. Under ASGI it may be a coroutine function.
         wait_timeout: seconds that a request waits for a running one with its key before 409.
         retry_after: seconds in the Retry-After header.
         max_body_bytes: the largest body of a request with a key; a larger one gets 413.
-        max_response_bytes: the largest body of a response that is stored, by default the engine's
-            max_result_size. Of a larger one, of an error above 64 KiB and of a response with
-            ``Cache-Control: no-store`` only the fact is stored.
+        max_response_bytes: the largest response body to store, by default the engine's
+            max_result_size. For a larger body, an error above 64 KiB or a response with
+            ``Cache-Control: no-store``, only the status is stored.
         problem_type_base: precedes the name of a problem in its type, such as the URL of a page
             that describes them.
 
     Raises:
-        SettingsError: for the first option with a wrong value, in one line.
+        SettingsError: for the first invalid option, in one line.
     """
 
     #: Whether the app runs on an event loop.
     _is_async = False
-    #: Begins the line about a wrong option.
+    #: Begins messages about invalid options.
     _title = "IdempotencyMiddleware"
 
     def __init__(
@@ -146,7 +145,7 @@ class BaseMiddleware:
         self._required = required
         self._store_response = store_response
         self._authorize_replay = authorize_replay
-        # The middleware itself decides which ends are stored.
+        # The middleware itself decides which outcomes are stored.
         options = {"wait_timeout": wait_timeout, "replay_errors": ()}
         self._settings = idem.settings_for(options, self._title)
         self._retry_after = retry_after
@@ -159,13 +158,13 @@ class BaseMiddleware:
             raise SettingsError(f"{self._title}: {name} must be {kind}, not {value!r}")
 
     def _applies(self, request: Any, method: str) -> bool:
-        """Returns whether the request may be more than one to pass to the app."""
+        """Returns whether the request may need more than being passed to the app."""
         wanted = self._key_fields(request) or self._required is not False
-        # Some servers pass a method as it came, and some frameworks take post for POST.
+        # Some servers pass a method unchanged, and some frameworks accept post as POST.
         return bool(wanted) and method.upper() in self._methods and self._settings.enabled
 
     def _admit(self, request: Any) -> tuple[str, ...] | None:
-        """Returns the key of a request for the engine, or None if it needs no key and has none."""
+        """Returns a request's key for the engine, or None if it needs no key and has none."""
         key_fields = self._key_fields(request)
         if not key_fields:
             required = self._required(request) if callable(self._required) else self._required
@@ -189,8 +188,8 @@ class BaseMiddleware:
         """Refuses a body that is too large or, at its end, incomplete.
 
         Args:
-            declared: the field Content-Length.
-            received: bytes of the body until now.
+            declared: the Content-Length field.
+            received: bytes of the body so far.
         """
         if declared and not _LENGTH.fullmatch(declared):
             raise self._refusal(Problem.BODY_INCOMPLETE)
@@ -203,7 +202,7 @@ class BaseMiddleware:
     async def _begin(
         self, exchange: Exchange, request: Any, admitted: tuple[str, ...], fingerprint: Any
     ) -> None:
-        """Begins the execution of a request, unless it runs or has a response."""
+        """Begins the execution of a request, unless one is running or has a response."""
         with self._refusing():
             key = self._idem.key_of(admitted, fingerprint)
             context = ExecutionContext(self._idem, key, self._settings)
@@ -225,10 +224,10 @@ class BaseMiddleware:
     ) -> Headers:
         """Stores the app's response, or releases the key so that a retry runs the request again.
 
-        Returns the fields to add to it.
+        Returns the fields to add to the response.
 
         Args:
-            response: of a body that is larger than `max_response_bytes`, the beginning is enough.
+            response: a body larger than `max_response_bytes` may be cut off beyond that size.
             whole: False if the size of its body is unknown.
         """
         returned = stored = self._to_store(response, whole=whole)
@@ -244,7 +243,7 @@ class BaseMiddleware:
         return [] if exchange.execution.protected else [(UNPROTECTED_HEADER, "true")]
 
     async def _replay(self, request: Any, stored: Any) -> NoReturn:
-        """Answers with a stored response, unless `authorize_replay` refuses it to the client."""
+        """Answers with a stored response, unless `authorize_replay` denies it to the client."""
         with self._refusing():
             response = Response.from_record(stored)
         if response is None:
@@ -261,9 +260,9 @@ class BaseMiddleware:
         raise Answered(response)
 
     def _to_store(self, response: Response, *, whole: bool) -> dict[str, Any] | None:
-        """Returns what to store of a response, at least that there was one.
+        """Returns the data to store for a response: at least its status.
 
-        None: a retry is to run the request again.
+        None means that a retry runs the request again.
         """
         if not self._store_response(response.status, [(n.lower(), v) for n, v in response.headers]):
             return None
@@ -288,7 +287,7 @@ class BaseMiddleware:
             raise self._refusal(found) from error
 
     def _refusal(self, reason: Problem) -> Answered:
-        """Returns what to raise so that the client gets a problem document."""
+        """Returns the exception that sends the client a problem document."""
         text = reason.value
         document = {
             "type": self._problem_type_base + reason.type_name,

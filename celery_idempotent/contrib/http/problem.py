@@ -16,12 +16,12 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 
-#: What precedes the name of a problem in its type.
+#: Precedes the name of a problem in its type.
 TYPE_BASE = "urn:celery-idempotent:"
 
 
 class Text(NamedTuple):
-    """What a problem document says."""
+    """The contents of a problem document."""
 
     status: int
     title: str
@@ -31,7 +31,7 @@ class Text(NamedTuple):
 
 
 class Problem(Enum):
-    """Why a request gets no response of the app, and what the client can do."""
+    """Reasons why the app does not answer a request, and what the client can do."""
 
     KEY_MISSING = Text(
         400,
@@ -120,11 +120,11 @@ class Problem(Enum):
 
     @property
     def type_name(self) -> str:
-        """The end of its type; clients may depend on it."""
+        """The end of the problem's type; clients may depend on it."""
         return self.name.lower().replace("_", "-")
 
 
-#: Errors of the engine about which the client can do something.
+#: The problems that report errors of the engine to clients.
 OF_ERRORS: dict[type[IdempotencyError], Problem] = {
     KeyReusedError: Problem.KEY_REUSED,
     LeaseLostError: Problem.EXECUTION_REPLACED,

@@ -1,4 +1,4 @@
-"""A response: whether it is stored, and which parts of it."""
+"""Responses: whether they are stored, and which parts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from celery_idempotent.errors import CorruptRecordError
 REPLAYED_HEADER = "Idempotency-Replayed"
 UNPROTECTED_HEADER = "Idempotency-Unprotected"
 
-#: Fields of one connection (RFC 9110, section 7.6.1), beside those that Connection names.
+#: Fields of one connection (RFC 9110, section 7.6.1), besides those that Connection names.
 _CONNECTION_FIELDS = frozenset(
     {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 )
-#: Fields that are about one response: when and by whom it was sent.
+#: Fields about one response, such as when and by which server it was sent.
 _RESPONSE_FIELDS = frozenset(
     {"age", "date", "server", REPLAYED_HEADER.lower(), UNPROTECTED_HEADER.lower()}
 )
-#: Fields that have credentials, or the challenges to prove them.
+#: Fields with credentials or challenges to prove them.
 _CREDENTIAL_FIELDS = frozenset(
     {"authentication-control", "authentication-info", "authorization", "dpop-nonce"}
     | {"optional-www-authenticate", "set-cookie", "set-cookie2", "www-authenticate"}
@@ -28,15 +28,15 @@ _CREDENTIAL_FIELDS = frozenset(
 )
 NEVER_STORED = _CONNECTION_FIELDS | _RESPONSE_FIELDS | _CREDENTIAL_FIELDS
 
-#: Statuses below 500 after which a client is meant to send the same request again: it came too
-#: late, too early or too often, without valid credentials, or met a state that changes.
+#: Statuses below 500 after which a client should send the same request again: it came too late,
+#: too early or too often, lacked valid credentials, or met a temporary state.
 RETRIED_STATUSES = frozenset({401, 408, 409, 421, 423, 425, 429})
 
 Headers = list[tuple[str, str]]
 
 
 def stored_by_default(status: int, headers: Headers) -> bool:
-    """Returns whether a response is final: below 500, and not one to be followed by a retry."""
+    """Returns whether a response is final: below 500, and not in RETRIED_STATUSES."""
     return status < 500 and status not in RETRIED_STATUSES
 
 
@@ -60,7 +60,7 @@ class Response:
         )
 
     def as_record(self) -> dict[str, Any]:
-        """Returns the parts that are stored, in a form that every serializer accepts."""
+        """Returns the parts to store, in a form that every serializer accepts."""
         headers = [list(field) for field in _storable(self.headers, len(self.body))]
         stored = {"status": self.status, "reason": self.reason, "headers": headers}
         try:
@@ -70,7 +70,7 @@ class Response:
 
     @classmethod
     def from_record(cls, stored: Any) -> Response | None:
-        """Returns a stored response, marked as a replay; None if only the fact was stored.
+        """Returns a stored response, marked as a replay; None if its contents were not stored.
 
         Raises:
             CorruptRecordError: if `stored` is not a response.

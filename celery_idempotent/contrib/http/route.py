@@ -1,7 +1,7 @@
-"""One endpoint, whose decorator gets the framework's request and the endpoint's arguments.
+"""Decorators of one endpoint, which get the framework's request and the endpoint's arguments.
 
-A subclass knows a framework: how to read the body of a request, and how to turn what an endpoint
-returns into a response. Its coroutines do not suspend if the endpoint blocks.
+A subclass adapts a framework: it reads the body of a request, and turns an endpoint's return value
+into a response. Its coroutines do not suspend if the endpoint blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.functions.direct_call import current_execution
 from celery_idempotent.functions.engine import Idempotency
 
-#: An endpoint that is decorated is meant, whatever it is; a GET request has no effect to protect.
+#: Decorating an endpoint selects any of its methods but GET, which has no effect to protect.
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
 
 
@@ -27,25 +27,25 @@ METHODS = ("POST", "PUT", "PATCH", "DELETE")
 class Call:
     """A request that has reached its endpoint."""
 
-    #: The framework's.
+    #: The framework's request.
     request: Any
-    #: Those of the endpoint, by name.
+    #: The endpoint's arguments, by name.
     arguments: Mapping[str, Any]
-    #: The ASGI scope or the WSGI environ, under Django's name for it.
+    #: The ASGI scope or WSGI environ, under Django's name for it.
     META: Any
     #: Calls the endpoint.
     run: Callable[[], Any]
 
 
 class BaseRoute(BaseMiddleware):
-    """Runs the endpoint once for a key, as :class:`BaseMiddleware` does an app.
+    """Runs the endpoint once for a key, as :class:`BaseMiddleware` runs an app.
 
     Args:
         endpoint: the function; `identity`, `required`, `authorize_replay`, `key` and `fingerprint`
-            get the request, and those of its arguments that they have as further parameters.
-        key: returns the key as text, or None if the request needs none; by default that is the
-            header Idempotency-Key.
-        fingerprint: returns what must be equal in all requests with one key; by default that is
+            get the request and any of its arguments that they name as further parameters.
+        key: returns the key as text, or None if the request needs none; by default, the
+            Idempotency-Key header.
+        fingerprint: returns a value that must be equal in all requests with one key; by default,
             the whole request.
     """
 
@@ -78,7 +78,7 @@ class BaseRoute(BaseMiddleware):
         self._name = f"{endpoint.__module__}.{endpoint.__qualname__}"
 
     def _of_call(self, option: str, function: Callable[..., Any]) -> Callable[[Call], Any]:
-        """Returns a function of a call that passes the request and the arguments it wants."""
+        """Returns a function of a call, which passes `function` the arguments it wants."""
         self._check(callable(function), option, "a function of the request", function)
         known = self._signature.parameters
         _, *wanted = inspect.signature(function).parameters.values()
@@ -121,7 +121,7 @@ class BaseRoute(BaseMiddleware):
 
     def _admit(self, request: Call) -> tuple[str, ...] | None:
         admitted = super()._admit(request)
-        # Clients choose the keys of headers; two functions may well return the same number.
+        # Clients choose header keys, but key functions of two endpoints may return the same number.
         return admitted if admitted is None or self._key is None else (*admitted, self._name)
 
     def _key_fields(self, request: Call) -> list[str]:
@@ -157,7 +157,7 @@ class BaseRoute(BaseMiddleware):
         raise NotImplementedError
 
     async def _captured(self, call: Any, value: Any) -> tuple[Any, Response, bool]:
-        """Returns the response to what the endpoint has returned, and whether its body is known."""
+        """Returns the framework's and the captured response, and whether the body is known."""
         raise NotImplementedError
 
     async def _captured_error(self, call: Call, error: Exception) -> tuple[Response, bool]:
