@@ -47,7 +47,7 @@ class IdempotencyMixin(View):
 
     The options are those of the setting IDEMPOTENCY_MIDDLEWARE, overridden by
     `idempotency_options`. `identity`, `required` and `authorize_replay` get the framework's
-    request. With ATOMIC_REQUESTS, the view's transaction is committed before its response is stored.
+    request. With ATOMIC_REQUESTS, the view's transaction commits before its response is stored.
     """
 
     #: Options of this view, with the names of the setting.
