@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from celery_idempotent.testing.server import RedisServer
 from tests.dashboard.chromium import find_chromium
@@ -50,6 +50,7 @@ def order() -> str:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=SOON_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium())
         yield browser
