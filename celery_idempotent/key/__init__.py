@@ -1,1 +1,1 @@
-"""Keys: from a task's arguments to the name of its record. Pure, no I/O."""
+"""Derives keys, which name records, from a task's arguments. No I/O."""

@@ -1,10 +1,10 @@
 """Canonical bytes: equal arguments give equal bytes, different ones never do.
 
-Every value is written with a tag for its type, so ``1``, ``1.0``, ``True`` and ``"1"`` differ, and
-text and bytes with their length, so no value can imitate the end of another one. Mappings and
-sets are sorted by the bytes of their members. Lists and tuples are the same, because a message
-turns tuples into lists. Every process, platform and Python version yields the same bytes, which
-golden keys in the tests guarantee; `VERSION` is part of every digest in case they must change.
+Every value has a tag for its type, so ``1``, ``1.0``, ``True`` and ``"1"`` differ. Text and bytes
+include their length, so no value can imitate the end of another. Mappings and sets are sorted by
+the bytes of their members. Lists and tuples are the same, because messages turn tuples into lists.
+Every process, platform and Python version yields the same bytes, which golden keys in the tests
+check. `VERSION` is part of every digest in case they must change.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from uuid import UUID
 
 VERSION = b"idempotent1"
 
-#: Deeper nesting is refused: the structure probably contains itself.
+#: Deeper nesting is rejected: the structure probably contains itself.
 MAX_DEPTH = 100
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
 #: Bytes that one value may cost: text costs its bytes, each member of a structure `MEMBER_COST`.
-#: Sixty nested lists, each holding the next one twice, are small as pickle and endless as bytes.
+#: Sixty nested lists, each holding the next one twice, are small in pickle but endless as bytes.
 MAX_COST = 64 * 1024 * 1024
 MEMBER_COST = 64
 #: An integer of fewer bits costs no more than any member, its sign included.
@@ -34,7 +34,7 @@ _TOO_LARGE = f"is larger than {MAX_COST >> 20} MiB, or has more than a million m
 
 
 class NotCanonicalError(TypeError):
-    """The value cannot be encoded. The message names its type, never what it holds."""
+    """The value cannot be encoded. The message never shows the value."""
 
 
 def digest(data: bytes, size: int) -> bytes:
@@ -54,7 +54,7 @@ def canonical(value: Any) -> bytes:
     except NotCanonicalError:
         raise
     except RecursionError:
-        # The caller's own stack was deep already.
+        # The caller's stack was already deep.
         raise NotCanonicalError(_TOO_DEEP) from None
     except Exception as error:
         # Raised by a type of the application; its message may quote a value.
@@ -62,7 +62,7 @@ def canonical(value: Any) -> bytes:
 
 
 def has_canonical_bytes(kind: type) -> bool:
-    """Returns whether values of this type can be encoded, as far as the type alone shows."""
+    """Returns whether values of this type can be encoded, judging by the type alone."""
     known = kind in _ENCODERS or issubclass(kind, Enum) or dataclasses.is_dataclass(kind)
     return known or any(issubclass(kind, base) for base, _ in _ENCODERS_OF_BASES)
 
@@ -70,7 +70,7 @@ def has_canonical_bytes(kind: type) -> bool:
 class Budget:
     """How deep one value is nested, and how many bytes it costs, while it is encoded."""
 
-    # Class attributes, so that a scalar, which never changes them, does not pay for them.
+    # Class attributes: a scalar never changes them, and should not pay for them.
     depth = 0
     cost = 0
 
@@ -186,7 +186,7 @@ def _timedelta(value: timedelta, _: Budget) -> bytes:
 
 _Encoder = Callable[[Any, Budget], bytes]
 
-#: They raise NotCanonicalError alone.
+#: These raise only NotCanonicalError.
 SCALAR_ENCODERS: dict[type, _Encoder] = {
     str: _text,
     int: _int,

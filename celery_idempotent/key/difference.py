@@ -1,8 +1,8 @@
 """Names the argument in which a call differs from another one with the same key.
 
-A record keeps a fingerprint of the other call's arguments, not the arguments. Confusions of types,
-and arguments that are passed in one call alone, are found by their effect on the fingerprint. Of
-anything else it is known which arguments the key leaves open. No value is part of the text.
+A record keeps a fingerprint of the other call's arguments, not the arguments. Confused types, and
+an argument that only this call passes, are found by their effect on the fingerprint. Otherwise, all
+arguments that the key leaves open are named. The text contains no values.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from uuid import UUID
 from celery_idempotent.key.key import fingerprint_of
 from celery_idempotent.key.parameters import Parameters
 
-#: Types whose values are confused with one another.
+#: Types whose values are easily confused.
 _SIMILAR = (int, float, str, bool, Decimal, UUID)
 
 
 def describe(
     parameters: Parameters, bound: Mapping[str, Any], fixed: Collection[str], fingerprint: bytes
 ) -> str:
-    """Returns the argument that differs, or those that may; empty if there is none.
+    """Describes the argument that differs, or those that may; empty if none.
 
     Args:
         bound: the arguments of this call.
-        fixed: names of those that the key determines, but for their type.
+        fixed: names of those that the key determines, except for their type.
         fingerprint: of the other call.
     """
 

@@ -1,4 +1,4 @@
-"""How a key was derived, to find out why two calls have the same key or different ones."""
+"""Shows how a key was derived, and so why two calls share a key or do not."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Argument(NamedTuple):
     name: str
     #: Its canonical bytes; None if its type has none.
     canonical_bytes: bytes | None
-    #: Whether it equals its default: it is then left out of key and fingerprint, given or not.
+    #: Whether it equals its default, which leaves it out of fingerprint and all-arguments keys.
     at_default: bool
-    #: Whether the rule uses it; None where only the rule's own code could answer.
+    #: Whether the rule uses it; None if only the rule's own code knows.
     in_key: bool | None
 
 
 class Explanation(NamedTuple):
-    """A key, and what it was derived from."""
+    """A key and what it was derived from."""
 
     #: A description of the rule.
     rule: str

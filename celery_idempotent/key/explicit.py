@@ -1,4 +1,4 @@
-"""Explicit keys: those that callers bring, such as the id of a request."""
+"""Explicit keys: keys that callers supply, such as a request id."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import UUID
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.key import Key
 
-#: Characters that the key of a message may have, all parts of a tuple together.
+#: Maximum characters in the key of a message, over all parts of a tuple.
 MAX_LENGTH = 255
 
 
@@ -22,7 +22,7 @@ def message_form(task: str, value: Any) -> str | list[str]:
         KeyRuleError: if `value` cannot be a key. The message never shows it.
     """
     if isinstance(value, Key):
-        # The call would run even if the call with that key has.
+        # The call would run even if the call with that key already has.
         raise KeyRuleError(
             f"{task}: idempotency_key is a Key, and would be hashed to another key; leave it out "
             "to derive the key from the arguments, or pass its str()"

@@ -1,4 +1,4 @@
-"""A key: the name of a call's record, and a fingerprint of its arguments."""
+"""A key: names a call's record, with a fingerprint of its arguments."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ EXPLICIT_MARK = "~"
 class Key(str):
     """The key of a call: ``task:digest``, with the parts as attributes.
 
-    A key that a rule derives and an explicit key, which a caller brings, never meet: they are
-    hashed with different tags, and the digest of an explicit key begins with a tilde.
+    A derived key never equals an explicit key, which a caller supplies: they are hashed with
+    different tags, and the digest of an explicit key begins with a tilde.
 
     As text it fits in a URL, a log line, or the idempotency key of another API. `digest` is 128
     bits of BLAKE2b in URL-safe letters. What was hashed appears nowhere, so names in Redis contain
     no personal data, no braces and no line breaks. `fingerprint` differs between calls with the
-    same key and different arguments; it is empty if the key covers all arguments.
+    same key and different arguments; empty if the key covers all arguments or is the task id.
     """
 
     task: str
     digest: str
     fingerprint: bytes
-    #: Names one message of the key, whose record or entry is another one than the key's; empty for
-    #: the key.
+    #: Names one message of the key, which has its own record or entry; empty for the key itself.
     message: str
 
     def __new__(cls, task: str, digest: str, fingerprint: bytes = b"", message: str = "") -> Key:
@@ -61,7 +60,7 @@ class Key(str):
 
     @property
     def explicit(self) -> bool:
-        """Whether a caller has brought this key; else the task's rule has derived it."""
+        """Whether the caller supplied this key; else the task's rule derived it."""
         return self.digest.startswith(EXPLICIT_MARK)
 
     def with_fingerprint(self, fingerprint: bytes) -> Key:
@@ -70,17 +69,17 @@ class Key(str):
 
     def of_message(self, task_id: str) -> Key:
         """Returns the key of one message's record, for a key that may run again."""
-        # One that cannot be encoded is refused with the command.
+        # The command rejects an id that cannot be encoded.
         data = digest(task_id.encode(errors="surrogatepass"), KEY_BYTES)
         message = urlsafe_b64encode(data)[:22].decode()
         return Key(self.task, self.digest, self.fingerprint, message)
 
     def entry(self, root: bytes) -> Key:
-        """Returns the key of what is stored about the message with this root, beside the record."""
+        """Returns the key of the entry of the message with this root."""
         return Key(self.task, self.digest, self.fingerprint, root.hex())
 
     def kept_message(self, task_id: str) -> Key:
-        """Returns the key of the message that is kept after `task_id` has ended for good."""
+        """Returns the key of the message that is kept after `task_id` ends for good."""
         return Key(self.task, self.digest, message=f"message:{self.of_message(task_id).message}")
 
     @property
@@ -103,7 +102,7 @@ class Key(str):
 
 
 def default_root(task_id: str) -> bytes:
-    """Returns the root of a message that carries none: all with its task id are copies of it."""
+    """Returns the root of a message without one: all with its task id are copies."""
     return digest(b"root" + task_id.encode(errors="surrogatepass"), ROOT_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""Labels: what people read beside a key, such as ``order 42``."""
+"""Labels: readable names shown beside keys, such as ``order 42``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Label:
     """The labels of the calls of one task, from a template with fields as in a key rule.
 
     Args:
-        rule: of the task; it binds the arguments.
+        rule: of the task; binds the arguments.
 
     Raises:
         SettingsError: if the template cannot be filled, or names an argument that the task lacks.
@@ -38,7 +38,7 @@ class Label:
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Returns the label of a call; empty if the template cannot be filled.
 
-        That is logged once; a call never fails because of its label.
+        The first failure is logged; a call never fails because of its label.
         """
         try:
             text, _ = self._template.fill(self._rule.arguments(args, kwargs))

@@ -1,4 +1,4 @@
-"""Binds the arguments of a call to a task's parameters, and encodes them canonically."""
+"""Binds the arguments of a call to a task's parameters and encodes them canonically."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Parameters:
     """The parameters of a task's function.
 
     ``f(1, b=2)``, ``f(1, 2)`` and ``f(a=1, b=2)`` bind to the same mapping. Extra positional
-    arguments are one entry under ``*name``, extra keyword arguments one under ``**name``, so
+    arguments are one entry under ``*name`` and extra keyword arguments one under ``**name``, so
     neither can be mistaken for a parameter.
 
     Args:
-        signature: of what the task runs, without ``self``.
-        normalise: what the task's serializer makes of a value: a default must equal itself when
-            it is passed explicitly.
+        signature: of the task's function, without ``self``.
+        normalise: returns a value as the task's serializer restores it: a default must equal
+            itself passed explicitly.
     """
 
     def __init__(self, signature: Signature, normalise: Callable[[Any], Any]) -> None:
@@ -78,12 +78,12 @@ class Parameters:
         return {entry_name(parameters[name]): value for name, value in arguments.items()}
 
     def with_defaults(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns every argument that a rule can name: also defaults and extra keywords."""
+        """Returns every argument that a rule can name, with defaults and extra keywords."""
         values: dict[str, Any] = {}
         for name, value in bound.items():
             if name.startswith("**"):
                 values.update(value)
-        # A parameter outranks an extra keyword of its name, which a positional-only one allows.
+        # A positional-only parameter outranks an extra keyword of the same name.
         values |= self._defaults
         for name, value in bound.items():
             values[name.lstrip("*")] = value
@@ -94,8 +94,8 @@ class Parameters:
     ) -> bytes:
         """Returns the canonical bytes of all arguments that are not at their default.
 
-        So a new parameter with a default changes no key. Encoded values are compared, because a
-        message turns a tuple into a list.
+        A new parameter with a default therefore changes no key. Encoded values are compared, since
+        a message turns tuples into lists.
 
         Args:
             on_error: returns the bytes of an argument that cannot be encoded, or raises.
@@ -107,7 +107,7 @@ class Parameters:
             if name in defaults and value is defaults[name]:
                 continue
             try:
-                # Scalars, the common case, are encoded here and now.
+                # Scalars, the common case, are encoded directly.
                 encode = SCALAR_ENCODERS.get(type(value))
                 encoded = encode(value, Budget()) if encode else canonical(value)
             except NotCanonicalError as error:
@@ -122,7 +122,7 @@ class Parameters:
         """Yields how :meth:`encode` treats each argument of a call.
 
         Args:
-            names_in_key: the arguments that the rule uses; None if that is not known.
+            names_in_key: the arguments that the rule uses; None if unknown.
         """
         for name in (*bound, *(other for other in self._defaults if other not in bound)):
             encoded = _encode_if_possible(bound.get(name, self._defaults.get(name)))

@@ -21,20 +21,20 @@ class _TaskId:
         return "celery_idempotent.TASK_ID"
 
 
-#: Rule under which only copies of one message are duplicates, which is what periodic tasks need.
+#: With this rule, only copies of one message are duplicates, as periodic tasks need.
 TASK_ID: Final = _TaskId()
 
 Normalise = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]
 
 
 class KeyRule:
-    """One task's rule, checked against its signature and ready to derive keys.
+    """One task's rule, checked against its signature, ready to derive keys.
 
     Args:
         task: the task's name; equal rules of different tasks never share a key.
         rule: the value of ``idempotency_key``.
-        signature: of what the task runs, without ``self``.
-        normalise: what the task's serializer makes of arguments on their way to the worker.
+        signature: of the task's function, without ``self``.
+        normalise: returns arguments as the task's serializer passes them to the worker.
 
     Raises:
         SettingsError: if the rule is of an unknown kind, or names an argument the task lacks.
@@ -46,9 +46,9 @@ class KeyRule:
         self._rule = rule
         self._normalise = normalise
         self._parameters = Parameters(signature, lambda value: normalise((value,), {})[0][0])
-        #: The arguments that the rule uses; None if only its own code could answer.
+        #: The arguments that the rule uses; None if only its own code knows.
         self.names: Sequence[str] | None
-        #: Arguments whose value, if it is a scalar, is in the key as a whole.
+        #: Arguments whose value, if scalar, is entirely in the key.
         self._fixed: Sequence[str] = ()
         #: The rule in words.
         self.description: str
@@ -62,7 +62,7 @@ class KeyRule:
         task_id: str | None = None,
         explicit: Any = None,
     ) -> Key:
-        """Returns the key of a call; `explicit` is the key that the caller brings.
+        """Returns the key of a call; `explicit` is the key that the caller supplies.
 
         Raises:
             KeyRuleError: naming the task and the argument, never its value.
@@ -87,7 +87,7 @@ class KeyRule:
         task_id: str | None = None,
         explicit: Any = None,
     ) -> Explanation:
-        """Returns how :meth:`derive` derives its key; raises what that raises."""
+        """Explains the key that :meth:`derive` returns; raises the same errors."""
         key = self.derive(args, kwargs, task_id=task_id, explicit=explicit)
         names, rule = self.names, self.description
         bound = {}
@@ -108,7 +108,7 @@ class KeyRule:
     def difference(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], key: Key, fingerprint: bytes
     ) -> str:
-        """Returns which of the arguments differ from those of another call; empty if unknown.
+        """Describes which arguments differ from those of another call; empty if unknown.
 
         Args:
             key: of both calls.
@@ -119,7 +119,7 @@ class KeyRule:
         return difference.describe(self._parameters, bound, fixed, fingerprint)
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arguments of a call by name, those at their default included.
+        """Returns the arguments of a call by name, including defaults.
 
         Raises:
             TypeError: if the arguments do not fit the task, as calling it would.
@@ -128,13 +128,13 @@ class KeyRule:
         return self._parameters.with_defaults(self._parameters.bind(args, kwargs))
 
     def of_text(self, text: Any) -> Key:
-        """Returns the key of the calls whose caller brings the key `text`, without fingerprint."""
+        """Returns the key of calls with the explicit key `text`, without a fingerprint."""
         return Key.of(self.task, self._encode_explicit(text), explicit=True)
 
     def _compile(
         self, rule: Any
     ) -> tuple[Callable[[Any, Any, Any], bytes], Sequence[str] | None, str]:
-        """Returns the encoder of a rule, the arguments that it uses (None: not known), its text.
+        """Returns a rule's encoder, the arguments that it uses (None: unknown) and its text.
 
         The encoder takes the bound arguments, args and kwargs.
         """
@@ -170,10 +170,10 @@ class KeyRule:
         """Rejects names that are not arguments of the task.
 
         Args:
-            option: that has the names, for the error.
+            option: the one with these names, for the error.
 
         Raises:
-            SettingsError: naming the first one, and the arguments that there are.
+            SettingsError: with the first such name and the task's arguments.
         """
         for name in names:
             if not self._parameters.accepts(name):
@@ -209,13 +209,13 @@ class KeyRule:
         return b"key" + self._encode_value(value, "what idempotency_key returned")
 
     def _encode_explicit(self, value: Any) -> bytes:
-        """Encodes a key that a caller brings, as :func:`explicit.message_form` writes it."""
+        """Encodes an explicit key, in the form that :func:`explicit.message_form` returns."""
         if isinstance(value, (list, tuple)):
             value = [as_text(part) for part in value]
         return b"explicit" + self._encode_value(value, "idempotency_key")
 
     def _encode_value(self, value: Any, name: str) -> bytes:
-        """Encodes a key that is given as a value: a number or a UUID is the same as its text."""
+        """Encodes a key given as a value: an integer or a UUID is the same as its text."""
         kinds = "it must be text, a number, a UUID or a tuple of these"
         if value is None or isinstance(value, bool):
             raise KeyRuleError(f"{self.task}: {name} is {value}, which is not a key; {kinds}")
@@ -238,5 +238,5 @@ def _encode_task_id(task_id: str | None) -> bytes:
 
 
 def _encode_any_type(name: str, error: NotCanonicalError) -> bytes:
-    """Encodes an argument of the fingerprint that may be of any type: the key leaves it out."""
+    """Encodes an argument of any type for the fingerprint: the key leaves it out."""
     return b"?"

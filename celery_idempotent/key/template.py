@@ -15,9 +15,8 @@ from celery_idempotent.key.canonical import NotCanonicalError, canonical
 class Template:
     """A template with fields as in :meth:`str.format`, by name.
 
-    The key is the formatted text. Where that alone would be ambiguous (``{a}:{b}`` with a colon
-    inside a value), the lengths of the values are hashed too, so different values never share a
-    key.
+    The key is the formatted text. If that alone would be ambiguous (``{a}:{b}`` with a colon inside
+    a value), the lengths of the values are hashed too, so different values never share a key.
 
     Args:
         option: that has the template, for errors.
@@ -43,7 +42,7 @@ class Template:
             )
         #: The arguments that the template uses.
         self.names = [field.replace("[", ".").split(".", 1)[0] for field in fields]
-        #: Those of which it uses all, without a format.
+        #: Those that it uses whole, without a format.
         self.whole = [
             field for _, field, spec, _ in self._pieces if field in self.names and not spec
         ]
@@ -98,7 +97,7 @@ class Template:
         try:
             value, _ = self._formatter.get_field(field, (), values)
             if isinstance(value, Enum) and isinstance(value, (str, int)):
-                value = value.value  # whose text is the same in all Python versions
+                value = value.value  # its text is the same in all Python versions
             _check_text_is_stable(value, conversion)
             if conversion:
                 value = self._formatter.convert_field(value, conversion)
@@ -109,7 +108,7 @@ class Template:
 
 
 def _check_text_is_stable(value: Any, conversion: str | None) -> None:
-    """Rejects a value whose text holds a memory address, or its members in any order."""
+    """Rejects a value whose text holds a memory address or has no fixed order."""
     kind: Any = type(value)
     if isinstance(value, (list, tuple)):
         for item in value:

@@ -1,1 +1,1 @@
-"""Values to bytes and back: serialization, compression, encryption, offload."""
+"""Converts values to bytes and back: serialization, compression, encryption, offload."""

@@ -1,6 +1,6 @@
 """Encodes results, errors and values of steps into payloads, and decodes them.
 
-The format of a payload describes how to read its body, from the outside to the inside:
+The format of a payload describes how to read its body, from the outermost layer inwards:
 
 =============================  ================================================================
 ``json``                       serialized by kombu's serializer of that name
@@ -8,7 +8,7 @@ The format of a payload describes how to read its body, from the outside to the 
 ``!json+gzip``                 … and encrypted (`payload.encryption_keys`)
 ``@json``, ``@!json+gzip``     … and offloaded: the body is the name of the object
                                (:mod:`celery_idempotent.payload.offload`)
-``=task``                      the result of another task counts; the body holds its id
+``=task``                      another task returns the result; the body holds its id
                                (:func:`celery_idempotent.record.layout.write_replacement`)
 ``=ignored``                   … and that task ignores its result
 empty                          the value is not stored; the body is the reason
@@ -59,7 +59,7 @@ DELEGATED = "=task"
 #: … and that task ignores its result.
 RESULT_IGNORED = "=ignored"
 _ENCRYPTED = "!"
-#: Formats that begin so are decoded with the help of the offload storage or the result backend.
+#: Formats with these prefixes are decoded using the offload storage or the result backend.
 _BLOCKING = (OFFLOADED, "=")
 
 RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -72,15 +72,15 @@ async def _run_here(work: Callable[[], Any]) -> Any:
 class PayloadCodec:
     """Encodes results, errors and steps, and decodes them to what the first caller got.
 
-    The coroutines never suspend, so that `run_sync` can run them: they block while they use the
-    offload storage or the result backend. Those of :meth:`for_asyncio` run that in a thread.
+    The coroutines never suspend, so `run_sync` can run them: they block while they use the offload
+    storage or the result backend. With :meth:`for_asyncio`, a thread does that.
 
     Args:
         result_codec: prepares values and errors as the app's result backend does.
         accept: content types that may be decoded.
         offload_storage: stores payloads that are too large for Redis.
         cipher: encrypts every payload. Payloads that are not encrypted can still be decoded.
-        run_in_thread: runs what blocks.
+        run_in_thread: runs blocking work.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PayloadCodec:
         self._run_in_thread = run_in_thread
 
     def for_asyncio(self) -> PayloadCodec:
-        """Returns the same codec for code on an event loop: what blocks runs in a thread."""
+        """Returns this codec for code on an event loop: blocking work runs in a thread."""
         return PayloadCodec(
             self._result_codec, self._accept, self._storage, self._cipher, asyncio.to_thread
         )
@@ -117,7 +117,7 @@ class PayloadCodec:
         Args:
             key: of the record that will hold the payload.
             token: of the execution; makes the name of an offloaded object unique.
-            field: which holds the payload.
+            field: that holds the payload.
 
         Returns:
             The payload, or the reason why there is none.
@@ -130,7 +130,7 @@ class PayloadCodec:
     async def protect(
         self, payload: Payload, settings: Settings, *, key: str, token: int, field: str = RESULT
     ) -> Payload:
-        """Encrypts and offloads what :class:`ValueCodec` returned; as :meth:`encode_result`."""
+        """Encrypts and offloads a payload of :class:`ValueCodec`; as :meth:`encode_result`."""
         if not payload.has_value:
             return payload
         if self._cipher is not None:
@@ -165,7 +165,7 @@ class PayloadCodec:
     async def decode_outcome(self, record: Record) -> tuple[Any, bool]:
         """Returns the value or the exception of a finished record, and whether it failed.
 
-        An error of a task that has replaced this one is returned as well.
+        An error of a task that replaced this one is returned, too.
 
         Raises:
             As :meth:`decode`.
@@ -193,7 +193,7 @@ class PayloadCodec:
         return await self._decode_field(payload, key, step_field(name), self._accept)
 
     async def decode_json(self, payload: Payload, key: str, field: str) -> Any:
-        """Returns an outbox, or a message that was kept.
+        """Returns an outbox or a kept message.
 
         Raises:
             As :meth:`decode`.
@@ -211,7 +211,7 @@ class PayloadCodec:
         await self._delete([(payload, field)], key)
 
     async def delete_step_objects(self, body: bytes, key: str) -> None:
-        """Deletes the offloaded objects of the steps, and errors, in `body`. Never raises."""
+        """Deletes the offloaded objects of the steps in `body`. Never raises."""
         if body and self._storage is not None:
             with contextlib.suppress(CorruptRecordError):
                 stored = steps.read(body, key).items()
@@ -235,7 +235,7 @@ class PayloadCodec:
 
         Raises:
             ResultNotStoredError: if the value was not stored, or no longer exists.
-            NotReadyError: if the outcome is that of a task which has not finished.
+            NotReadyError: if the outcome is that of a task that has not finished.
             CorruptRecordError: if it cannot be decoded, or the app does not accept its type.
             DecryptionError: if none of the keys decrypts it.
             StoreUnavailableError: if the offload storage cannot be read.
@@ -271,7 +271,7 @@ class PayloadCodec:
         return not_stored(payload, record.key, ERROR)
 
     def _restored_error(self, prepared: Any) -> BaseException | None:
-        """Returns a stored error; None if it cannot be restored, or is not one that is stored."""
+        """Returns a stored error; None if it cannot be restored, or is not storable."""
         try:
             error = self._result_codec.restore_error(prepared)
         except Exception:
@@ -313,7 +313,7 @@ class PayloadCodec:
 
 
 def not_stored(payload: Payload, key: str, field: str) -> ResultNotStoredError:
-    """Returns the error for a payload that holds the reason why the value is not stored."""
+    """Returns the error for a payload that holds the reason why no value is stored."""
     reason = payload.body.decode(errors="replace")
     kind = ResultDiscardedError if payload.body == NOT_STORED else ResultNotStoredError
     return kind(f"{subject(key, field)} was not stored" + (reason and f": {reason}"))

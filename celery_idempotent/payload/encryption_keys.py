@@ -1,6 +1,6 @@
-"""Encryption at rest: Fernet (AES-128-CBC with HMAC-SHA256), with keys that can be rotated.
+"""Encryption at rest: Fernet (AES-128-CBC with HMAC-SHA256), with rotatable keys.
 
-The setting ``idempotency_encryption_keys`` has the keys, or names a function that returns them.
+The setting ``idempotency_encryption_keys`` holds the keys, or a function that returns them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _CONTEXT_BYTES = 16
 
 
 class Cipher:
-    """Encrypts with the first key, decrypts with any.
+    """Encrypts with the first key and decrypts with any.
 
     Each body is encrypted together with a digest of its context (prefix, record, field and format),
     so that a payload copied to another deployment, record or step cannot be decrypted there.
 
     Args:
-        keys: Fernet keys, the newest first.
+        keys: Fernet keys, newest first.
         prefix: ``idempotency_key_prefix``.
 
     Raises:
@@ -61,7 +61,7 @@ class Cipher:
         return urlsafe_b64decode(self._fernet.encrypt(self._digest(context) + body))
 
     def decrypt(self, data: bytes, *context: str) -> bytes | None:
-        """Returns the body; None if no key fits, the context differs, or it was tampered with."""
+        """Returns the body; None if no key fits, the context differs or `data` was altered."""
         try:
             decrypted = self._fernet.decrypt(urlsafe_b64encode(data))
         except self._invalid_token:
@@ -78,7 +78,7 @@ def check(options: Settings) -> None:
     """Rejects invalid keys that are part of the settings.
 
     A function that returns keys is not called yet: a process that only publishes needs no keys, and
-    the module of the function may not be imported completely.
+    the function's module may not be fully imported.
 
     Raises:
         SettingsError: if a key is invalid. The message never quotes a key.

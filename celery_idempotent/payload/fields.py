@@ -1,4 +1,4 @@
-"""The fields that hold a payload: of a record, of a row (its outbox), or a message."""
+"""The fields that hold a payload: in a record, a row (its outbox) or a message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def step_field(name: str) -> str:
 
 
 def subject(key: str, field: str) -> str:
-    """Returns the subject of a sentence about a value that is missing."""
+    """Returns the subject of a sentence about a missing value."""
     if field == RESULT:
         return f"{key} has completed, but its result"
     if field == ERROR:

@@ -1,4 +1,4 @@
-"""Payloads that are too large for a record: the record holds the name of an object elsewhere.
+"""Stores payloads that are too large for a record: the record then holds the name of an object.
 
 The objects are in one of Celery's key-value backends.
 """
@@ -33,17 +33,17 @@ from celery_idempotent.record.payload import OFFLOADED, Payload
 
 logger = logging.getLogger(__name__)
 
-#: Marks data that is not ASCII: every backend takes text, some convert everything to text.
+#: Marks data that is not ASCII: every backend accepts text, some convert everything to text.
 _BASE64 = "base64:"
 
 
 class OffloadStorage:
     """Stores objects by name in the backend that a URL names: ``file://``, ``s3://``, ``gs://`` …
 
-    Its methods may block, and raise errors of any kind.
+    Its methods may block, and raise any error.
 
-    Each process and thread opens a backend of its own: few of their clients can be shared by
-    threads, and none across a fork.
+    Each process and thread opens its own backend: few clients can be shared by threads, and none
+    across a fork.
     """
 
     def __init__(self, app: Celery, url: str) -> None:
@@ -97,7 +97,7 @@ def _from_text(data: bytes | str) -> bytes:
 
 
 def check(app: Celery, url: str) -> None:
-    """Refuses a URL that does not name a key-value backend.
+    """Rejects a URL that does not name a key-value backend.
 
     Raises:
         SettingsError: naming the scheme, never the URL, which may hold a password.
@@ -138,7 +138,7 @@ def put(
 
 
 def get(storage: OffloadStorage | None, payload: Payload, key: str, field: str) -> Payload:
-    """Returns what :func:`put` was given.
+    """Returns the payload that :func:`put` stored.
 
     Raises:
         CorruptRecordError: if the record names an object that cannot be its own.
@@ -203,5 +203,5 @@ def _checked_name(body: bytes, key: str, field: str) -> str:
 
 
 def _field_code(field: str) -> str:
-    """Returns a name of fixed length: the name of a step may hold any character."""
+    """Returns a code of fixed length: the name of a step may hold any character."""
     return urlsafe_b64encode(digest(field.encode("utf-8", "surrogatepass"), 9)).decode()

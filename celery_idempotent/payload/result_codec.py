@@ -27,20 +27,20 @@ from kombu.utils.json import dumps
 from celery_idempotent.errors import NotReadyError, ResultNotStoredError
 from celery_idempotent.printable import one_line
 
-#: Exceptions by which code controls Celery or its pool. A MemoryError ends a worker of prefork; a
-#: WorkerLostError is stored for copies of a lost message, and Celery requeues one for it only once.
+#: Exceptions that control Celery or its pool; a MemoryError ends a prefork worker. WorkerLostError
+#: is storable, for copies of a lost message: Celery requeues a message for it only once.
 _CONTROL_FLOW = (TaskPredicate, Terminated, MemoryError)
 
 
 def is_storable(cls: object) -> bool:
-    """Whether `cls` is a class of errors that a body ends with, and that nothing acts upon."""
+    """Whether `cls` is a class of ordinary errors, which do not control Celery or its pool."""
     if not (isinstance(cls, type) and issubclass(cls, Exception)):
         return False
     return not issubclass(cls, _CONTROL_FLOW)
 
 
 def error_as_json(error: BaseException) -> dict[str, Any]:
-    """Returns type, module and arguments; arguments that are not JSON become their repr."""
+    """Returns type, module and arguments; non-JSON arguments become their repr."""
     cls = type(error)
     return {
         "exc_type": cls.__qualname__,
@@ -52,10 +52,10 @@ def error_as_json(error: BaseException) -> dict[str, Any]:
 def class_of(prepared: Mapping[str, Any]) -> type[Exception] | None:
     """Returns the class of a stored error; None if this process has not loaded it.
 
-    Imports no module, and executes no code of one.
+    Neither imports a module nor executes its code.
 
     Raises:
-        KeyError, TypeError: if `prepared` is no stored error, or its class is not storable.
+        KeyError, TypeError: if `prepared` is not a stored error, or its class not storable.
     """
     module, name, arguments = (
         prepared[field] for field in ("exc_module", "exc_type", "exc_message")
@@ -64,7 +64,7 @@ def class_of(prepared: Mapping[str, Any]) -> type[Exception] | None:
         raise TypeError("not a stored error")
     found: Any = sys.modules.get(module)
     for attribute in name.split("."):
-        # Not getattr: a module may import others for it.
+        # Not getattr: a module may import others on access.
         found = vars(found).get(attribute) if isinstance(found, (ModuleType, type)) else None
     if found is None:
         return None
@@ -77,7 +77,7 @@ def class_of(prepared: Mapping[str, Any]) -> type[Exception] | None:
 def set_arguments(error: BaseException, arguments: Sequence[Any]) -> None:
     """Gives a restored `error` the arguments that it was stored with.
 
-    A constructor may build a message from its arguments: called again with that message, it would
+    A constructor may build a message from its arguments. Called again with that message, it would
     build a longer one each time the error is stored and restored.
     """
     BaseException.__init__(error, *arguments)
@@ -87,25 +87,25 @@ class ResultCodec:
     """Encodes as the result backend does, so that a replay equals what the first caller got.
 
     Args:
-        app: has the result backend; without it, values are left unchanged, and errors are encoded
-            as Celery's backends do.
+        app: has the result backend; without an app, values are unchanged, and errors are encoded
+            as in Celery's backends.
     """
 
     def __init__(self, app: Celery | None = None) -> None:
         self._app = app
 
     def prepare_value(self, value: Any, serializer: str) -> Any:
-        """Returns `value`; for a result object what ``result_from_tuple`` reads, unless pickled."""
+        """Returns `value`; a result object becomes its tuple, unless it will be pickled."""
         if self._app and isinstance(value, ResultBase) and serializer != "pickle":
             return value.as_tuple()
         return value
 
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
-        """Returns type, module and arguments; arguments that are not JSON become their repr.
+        """Returns type, module and arguments; non-JSON arguments become their repr.
 
-        Celery's tracer replaces exceptions that cannot be pickled before any backend gets them.
+        Celery's tracer replaces unpicklable exceptions before any backend gets them.
         """
-        # Not by the backend's own method: its serializer may be another one than JSON.
+        # Not by the backend's own method: its serializer may not be JSON.
         return error_as_json(get_pickleable_exception(error) if self._app else error)
 
     def result_of(self, task_id: str, seconds: float) -> Any:
@@ -114,7 +114,7 @@ class ResultCodec:
         Raises:
             NotReadyError: if the task has not finished. Without an app, no task is replaced.
             ResultNotStoredError: if the backend cannot return the result, may have deleted it, or
-                has an error that would act upon the worker, such as a WorkerLostError.
+                holds an error that would affect the worker, such as WorkerLostError.
             Exception: what the task raised.
         """
         if self._app is None:
@@ -129,7 +129,7 @@ class ResultCodec:
             ) from error
         expires = self._app.backend.expires
         if state == PENDING and expires and seconds > expires:
-            # The result has most likely expired: waiting for it would never end.
+            # The result has probably expired: waiting for it would never end.
             raise ResultNotStoredError(
                 f"{task} replaced this one, and the result backend no longer has its "
                 "result: set result_expires to at least idempotency_result_ttl"
@@ -148,10 +148,10 @@ class ResultCodec:
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
         """Returns the exception that ``AsyncResult.get()`` would raise, with its arguments.
 
-        Its class has the same name if this process has not loaded it.
+        If this process has not loaded its class, a class of the same name is created.
 
         Raises:
-            Exception: of any kind, if `prepared` is no stored error.
+            Exception: any, if `prepared` is not a stored error.
         """
         name, arguments = prepared["exc_type"], prepared["exc_message"]
         cls = class_of(prepared)
@@ -166,7 +166,7 @@ class ResultCodec:
             try:
                 error = cls(*arguments)
             except Exception:
-                # Its constructor takes other arguments than those in `args`.
+                # Its constructor does not take the arguments in `args`.
                 error = cls.__new__(cls)
         set_arguments(error, arguments)
         return error

@@ -1,7 +1,7 @@
-"""Serializes values, and restores them: all callers get what the serializer makes of a value.
+"""Serializes and restores values: all callers get the restored value.
 
-Under JSON a tuple becomes a list, and ``{1: 2}`` becomes ``{"1": 2}``. The first caller of a
-function gets the restored value, too, so that it is equal to that of every duplicate.
+With JSON, a tuple becomes a list, and ``{1: 2}`` becomes ``{"1": 2}``. The first caller of a
+function also gets the restored value, so it equals that of every duplicate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAIN_JSON: dict[type, Callable[[Any], str]] = {
     type(None): lambda value: "null",
 }
 
-#: Bytes of the shortest data that is compressed.
+#: Minimum bytes of data to compress.
 COMPRESSION_THRESHOLD = 1024
 
 #: Serializers that are known to restore values of these types as they were.
@@ -36,7 +36,7 @@ _EXACT_TYPES = frozenset({int, float, bool, type(None)})
 def is_unchanged(value: Any, serializer: str | None) -> bool:
     """Returns whether :func:`load` is known to restore `value` as it is."""
     kind = type(value)
-    # Other text may change: JSON joins two surrogates to one character.
+    # Other text may change: JSON joins two surrogates into one character.
     is_exact = kind in _EXACT_TYPES or (kind is str and value.isascii())
     return is_exact and serializer in _EXACT_SERIALIZERS
 
@@ -44,7 +44,7 @@ def is_unchanged(value: Any, serializer: str | None) -> bool:
 def dump(value: Any, serializer: str, compression: str | None = None) -> Payload:
     """Returns the serialized `value`; errors of the serializer are raised unchanged.
 
-    Short data is not compressed, nor is data that would not shrink.
+    Data that is short or would not shrink is not compressed.
     """
     if serializer == "json" and (write := _PLAIN_JSON.get(type(value))):
         body = write(value).encode()
@@ -87,7 +87,7 @@ class ValueCodec:
         self._accept = accept
 
     def serialize(self, value: Any, settings: Settings) -> Payload:
-        """Returns the payload, without a value if there is none. Never raises."""
+        """Returns the payload; if this fails, one without a value. Never raises."""
         try:
             return self._dump(value, settings)
         except Exception:
@@ -100,7 +100,7 @@ class ValueCodec:
     def round_trip(self, value: Any, settings: Settings) -> tuple[Payload, Any]:
         """Returns the payload of `value`, and what :meth:`restore` makes of it. Never raises.
 
-        A value that cannot be serialized and restored has a payload without a value, whose body is
+        A value that cannot be serialized and restored gets a payload without a value, whose body is
         the reason.
         """
         payload = self.serialize(value, settings)
@@ -136,7 +136,7 @@ class ValueCodec:
 
 
 def _describe(value: Any, fails: Callable[[Any], bool]) -> str:
-    """Describes the innermost part of `value` that `fails`, by its type only."""
+    """Describes the innermost part of `value` that `fails`, only by type."""
     part = value
     for _ in range(_MAX_DEPTH):
         parts = _parts_of(part)
@@ -154,7 +154,7 @@ def _describe(value: Any, fails: Callable[[Any], bool]) -> str:
 
 
 def _parts_of(value: Any) -> list[tuple[tuple[Any] | None, Any]]:
-    """Returns the members of `value`; each key of a mapping is a part with that key alone."""
+    """Returns the members of `value`, and each key of a mapping in a mapping of its own."""
     if isinstance(value, Mapping):
         members = [(None, member) for member in value.values()]
         return [*members, *(((key,), {key: None}) for key in value)]

@@ -1,1 +1,1 @@
-"""The record of a key: its fields, bytes and parts. Pure, no I/O."""
+"""The record of a key: its fields, bytes and parts. No I/O."""

@@ -3,7 +3,7 @@
 ===========  =====  ==========================================================================
 field        bytes  content
 ===========  =====  ==========================================================================
-letter           1  R, S, C, F, P or Q: the state; other letters are of newer layouts
+letter           1  R, S, C, F, P or Q: the state; newer layouts use other letters
 attempt          1
 token            7  big-endian
 at_ms            6  big-endian, milliseconds
@@ -11,27 +11,26 @@ fingerprint    1 +  length, then 8 bytes (zeros: none) and the label in UTF-8; e
 task_id        2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
 worker         1 +  length, then UTF-8
 owner          1 +  length, then, if STARTED: the root of the message (8 bytes) and the execution id
-                    (8); if RESERVED: the root, and the generation of the first message that it is
-                    reserved for, in decimals (empty: any; "-": none); of an outcome that something
-                    follows: the root, and the execution id that sends that or has sent it; P and
-                    Q: also until when (6, milliseconds)
-format         1 +  length, then ASCII: the encoding of the body, see payload/codec.py, and after a
-                    space the traceparent of the outcome; if STARTED by a takeover: how many
-                    milliseconds the key was orphaned; if abandoned: how the execution ended; if
-                    STARTED, or RESERVED for a retry, behind these and a comma: the time in
-                    milliseconds until which the outcome is kept for calls that have met an
-                    execution
-body          rest  the outcome, or the reason why no value is stored; while there is none: the
+                    (8); if RESERVED: the root and, in decimal, the generation of the first message
+                    that it is reserved for (empty: any; "-": none); for an outcome with a
+                    continuation: the root, and the execution id that sends it or has sent it; P
+                    and Q: also the deadline for sending (6, milliseconds)
+format         1 +  length, then ASCII: the encoding of the body, see payload/codec.py, then a
+                    space and the traceparent of the outcome; if STARTED by a takeover: for how
+                    many milliseconds the key was orphaned; if abandoned: how the execution ended;
+                    if STARTED, or RESERVED for a retry, then a comma and the time in milliseconds
+                    until which the outcome is kept for calls that met an execution
+body          rest  the outcome, or the reason why no value is stored; before the outcome, the
                     finished steps, see record/steps.py
 ===========  =====  ==========================================================================
 
-P and Q are C and F while what follows the task (its continuation) is being sent.
+P and Q are C and F while the continuation of the task is being sent.
 
-Beside the record, the entry of a message has the same layout, with the generation of the message in
-the place of the token. Its name ends with the message's root. F and Q are the error that ended the
-message, but not the key; C and P, without an outcome, say that a duplicate has sent, or is sending,
-a continuation of its own. In place of an outcome that was replaced, because the message was
-published anew under its task id, an entry is that record.
+The entry of a message, stored beside the record, has the same layout, with the generation of the
+message in place of the token. Its name ends with the message's root. F and Q are an error that
+ended the message but not the key. C and P, without an outcome, mean that a duplicate has sent or is
+sending its own continuation. When a message is published again under its task id, the outcome that
+it replaces becomes an entry.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 from celery_idempotent.printable import printable
 from celery_idempotent.record.record import Record, State
 
-#: Of everything that two versions of this package exchange through Redis, messages and databases.
-#: It grows when the version before cannot read what this one writes: docs/upgrading.md.
+#: Covers everything that two releases exchange through Redis, messages and databases.
+#: Incremented when the previous release cannot read what this one writes: docs/upgrading.md.
 VERSION = 2
 
 _STATES = {
@@ -64,29 +63,29 @@ _SENDING = b"PQ"
 ID_BYTES = 8
 #: Bytes of the owner of an outcome whose continuation is being sent.
 _SENDING_OWNER = 2 * ID_BYTES + 6
-#: Owner of a RESERVED record that is not reserved for any message.
+#: Owner of a RESERVED record that is reserved for no message.
 NOBODY = b"-"
 #: Bytes before the first field of variable length.
 _FIXED = 15
-#: One less than the length field allows: some ids are stored with one more byte before them.
+#: One less than the length field allows, since some ids are stored with an extra leading byte.
 _MAX_TASK_ID = 2**16 - 2
 #: As `str` formats a UUID; `UUID` would accept other forms, too.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _FINGERPRINT_BYTES = 8
-#: Body of a FAILED record whose executions have died as often as ``idempotency_max_attempts``.
+#: Body of a FAILED record whose executions died ``idempotency_max_attempts`` times in a row.
 _POISONED = b"poisoned"
 #: In place of a fingerprint, before a label.
 _NO_FINGERPRINT = bytes(_FINGERPRINT_BYTES)
-#: Later times (year 6429) are damage.
+#: Later times (year 6429) mean damage.
 _MAX_MS = 2**47
 
 
-#: Letter, attempt, token, at_ms, fingerprint, task_id, worker, owner, format, body; not decoded.
+#: Letter, attempt, token, at_ms, fingerprint, task_id, worker, owner, format, body; undecoded.
 _Fields = tuple[int, int, int, int, bytes, bytes, bytes, bytes, bytes, bytes]
 
 
 def _unpack(raw: bytes) -> _Fields:
-    """Splits a record into its fields; raises IndexError if it is cut short."""
+    """Splits a record into its fields; raises IndexError if it is truncated."""
     task_id_start = _FIXED + 1 + raw[_FIXED] + 2
     task_id_end = task_id_start + int.from_bytes(raw[task_id_start - 2 : task_id_start], "big")
     worker_end = task_id_end + 1 + raw[task_id_end]
@@ -118,7 +117,7 @@ def read(
     """Returns the record that `raw` holds for `key`.
 
     Raises:
-        CorruptRecordError: if `raw` is cut short, or not a record of this layout.
+        CorruptRecordError: if `raw` is truncated, or not a record of this layout.
     """
     try:
         letter, attempt, token, at_ms, fingerprint, task_id, worker, owner, form, body = _unpack(
@@ -153,7 +152,7 @@ def read(
 
 
 def write_fingerprint(fingerprint: bytes, label: str) -> bytes:
-    """Returns the field of a fingerprint and a label, which :func:`printable` has returned."""
+    """Returns the field of a fingerprint and a label that :func:`printable` returned."""
     return (fingerprint or _NO_FINGERPRINT) + label.encode() if label else fingerprint
 
 
@@ -179,7 +178,7 @@ def owner(raw: bytes) -> bytes:
 
 
 def is_abandoned(raw: bytes, token: int, worker: str) -> bool:
-    """Whether lua/abandon.lua has ended the execution with `token`, and none has begun since."""
+    """Whether lua/abandon.lua ended the execution with `token` and none has begun since."""
     try:
         _, _, stored_token, _, _, _, stored_worker, owner, _, _ = _unpack(raw)
     except IndexError:
@@ -203,7 +202,7 @@ class Begun(NamedTuple):
 
 
 def begun(raw: bytes) -> Begun:
-    """Returns what an execution needs of the record in the reply to its begin."""
+    """Returns what an execution needs from the record in the reply to its begin."""
     _, attempt, token, _, _, _, _, _, orphaned_ms, body = _unpack(raw)
     orphaned_seconds = int(orphaned_ms.partition(b",")[0] or b"0") / 1000
     return Begun(token, attempt, body, orphaned_seconds)
@@ -239,7 +238,7 @@ def read_awaited(body: bytes) -> int:
 
 
 def is_poisoned(record: Record) -> bool:
-    """Whether the outcome of `record` is that its executions have died, and no error of a body."""
+    """Whether the outcome of `record` is that its executions died, not an error of a body."""
     return record.state is State.FAILED and not record.format and record.body == _POISONED
 
 
@@ -252,7 +251,7 @@ def corrupt(key: str) -> CorruptRecordError:
 
 
 def write_task_id(task_id: str) -> bytes:
-    """Encodes a task id: a UUID, as Celery generates them, in half its length; any other as it is.
+    """Encodes a task id: a UUID, as Celery generates, in half its length; any other unchanged.
 
     Raises:
         IdempotencyError: if it is too long for a record, or cannot be encoded.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Starts the format of a value that is stored outside Redis.
+#: Begins the format of a value that is stored outside Redis.
 OFFLOADED = "@"
 
 
@@ -13,7 +13,7 @@ class Payload(NamedTuple):
 
     #: Serializer and compression, as in payload/codec.py; empty if no value is stored.
     format: str
-    #: The value; the name of an offloaded object; or the reason why no value is stored.
+    #: The value, the name of an offloaded object, or the reason why no value is stored.
     body: bytes
 
     def to_bytes(self) -> bytes:

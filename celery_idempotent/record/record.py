@@ -33,8 +33,7 @@ class Record:
     """What Redis holds for a key. All times are the Redis server's, in UTC."""
 
     state: State
-    #: ``task:digest``, or ``task:~digest`` of an explicit key. Its name in Redis has the prefix
-    #: before it.
+    #: ``task:digest``, or ``task:~digest`` for an explicit key. In Redis, the prefix precedes it.
     key: str
     #: Name of the task.
     task: str
@@ -46,36 +45,36 @@ class Record:
     token: int
     #: Executions begun since the last release; all but the last of them have died.
     attempt: int
-    #: When Redis forgets the record; None unless it was read on request.
+    #: When Redis deletes the record; None if the expiry was not read.
     expires_at: datetime | None = None
 
     #: End of the lease (STARTED) or of the reservation (RESERVED); else when the outcome was
     #: stored. Milliseconds.
     at_ms: int = field(default=0, repr=False)
-    #: Until when one delivery may send callbacks, the rest of a chain or a chord's count;
+    #: Deadline for one delivery to send callbacks, the rest of a chain or a chord's count;
     #: milliseconds. 0: they were sent, or there are none.
     sending_until_ms: int = field(default=0, repr=False)
     fingerprint: bytes = field(default=b"", repr=False)
-    #: A readable name of the call, by ``idempotency_label``; empty without.
+    #: A readable name of the call, from ``idempotency_label``; else empty.
     label: str = field(default="", repr=False)
     #: Encoding of `body` (serializer, compression); empty if no value is stored.
     format: str = field(default="", repr=False)
     #: The W3C traceparent of the execution that stored the outcome; empty without tracing.
     traceparent: str = field(default="", repr=False)
-    #: The encoded outcome, or why no value is stored; before it finished, its finished steps.
+    #: The encoded outcome, or why no value is stored; before the outcome, the finished steps.
     body: bytes = field(default=b"", repr=False)
     decode: Callable[[Record], Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def explicit(self) -> bool:
-        """Whether a caller has brought the key; else the task's rule has derived it."""
+        """Whether the caller supplied the key; else the task's rule derived it."""
         return ":~" in self.key
 
     @property
     def started_at(self) -> datetime | None:
         """When the last execution began, derived from its token; None while RESERVED.
 
-        Tokens never decrease: after the server's clock was set back, this is later than it was.
+        Tokens never decrease, so this is too late after the server's clock is set back.
         """
         return None if self.state is State.RESERVED else _moment(self.token / 1e6)
 
@@ -96,14 +95,14 @@ class Record:
 
     @property
     def held_until_ms(self) -> int:
-        """When its lease, its reservation or the sending of what follows it ends."""
+        """When its lease, its reservation or the sending of its continuation ends."""
         return self.sending_until_ms if self.state.finished else self.at_ms
 
     @property
     def ended_by(self) -> str | None:
         """How the execution of a STARTED record ended; None if it runs, or its end was not seen.
 
-        ``hard_time_limit``, ``process_lost`` or ``terminated``: the worker's main process has ended
+        ``hard_time_limit``, ``process_lost`` or ``terminated``: the worker's main process ended
         its lease.
         """
         is_abandoned = self.state is State.STARTED and not self.format.isdigit()

@@ -1,4 +1,4 @@
-"""Reservations: for which message a key, or its next turn, is reserved."""
+"""Reservations of a key, or of its next turn, for one message."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Reservation(NamedTuple):
     """A message that may begin before all others."""
 
     task_id: str
-    #: The generation of the retry that it is for, among those of its root; None for a message that
-    #: was published with a reservation, or waits for its turn.
+    #: The generation, within its root, of the retry that holds it; None for a message that was
+    #: published with a reservation or waits for its turn.
     retry: int | None = None
 
 
@@ -24,7 +24,7 @@ def read(record: Record, raw: bytes) -> Reservation | None:
         raw: the bytes of `record`.
 
     Raises:
-        CorruptRecordError: if the entry of the message that waits is cut short.
+        CorruptRecordError: if the entry of the waiting message is truncated.
     """
     if record.state is State.RESERVED:
         owner = layout.owner(raw)

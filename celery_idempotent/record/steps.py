@@ -1,9 +1,9 @@
 """Finished steps of an execution, stored one after another in the body of its record.
 
 Each entry: length of the rest (4 bytes), length of the name (2) and the name, length of the format
-(1) and the format, the value. If a name occurs twice, the later entry counts.
+(1) and the format, the value. If a name occurs twice, the later entry wins.
 
-In the record of a turn, the body is one entry without a name: record/turn.py.
+The body of a turn's record is one entry without a name: record/turn.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read(body: bytes, key: str) -> dict[str, tuple[str, bytes]]:
     """Returns the format and value of each step in `body`, by name.
 
     Raises:
-        CorruptRecordError: if `body` is cut short.
+        CorruptRecordError: if `body` is truncated.
     """
     steps = {}
     position = 0
@@ -48,10 +48,10 @@ def read(body: bytes, key: str) -> dict[str, tuple[str, bytes]]:
 
 
 def read_field(data: bytes, position: int, length_bytes: int) -> tuple[bytes, int]:
-    """Returns the field at `position`, which starts with its length, and where the next one is.
+    """Returns the length-prefixed field at `position`, and the position of the next one.
 
     Raises:
-        IndexError: if `data` is cut short.
+        IndexError: if `data` is truncated.
     """
     start = position + length_bytes
     end = start + int.from_bytes(data[position:start], "big")
@@ -61,5 +61,5 @@ def read_field(data: bytes, position: int, length_bytes: int) -> tuple[bytes, in
 
 
 def corrupt(part: str, key: str) -> CorruptRecordError:
-    """Returns the error for a part of a record that is cut short."""
+    """Returns the error for a truncated part of a record."""
     return CorruptRecordError(f"the {part} of {key} cannot be read: forget the key to start afresh")

@@ -1,6 +1,6 @@
-"""The record of a turn: of a key that may run again (``idempotency_until``).
+"""The record of the turn of a key that may run again (``idempotency_until``).
 
-Its body is one entry, the message that waits: length of the rest (4 bytes), length of the name (2:
+Its body is one entry for the waiting message: length of the rest (4 bytes), length of the name (2:
 zero), W, zero (7), end of its reservation (6), length of the task id (2) and the task id, length of
 the fingerprint (1) and the fingerprint. Only the scripts write it: lua/prelude.lua.
 """
@@ -14,7 +14,7 @@ from celery_idempotent.record.record import Record
 
 
 class Waiting(NamedTuple):
-    """The message that has the next turn reserved."""
+    """The message that the next turn is reserved for."""
 
     task_id: str
     #: End of the reservation, in milliseconds.
@@ -25,7 +25,7 @@ def waiting(record: Record) -> Waiting | None:
     """Returns the message that waits while another one has the turn; None if there is none.
 
     Raises:
-        CorruptRecordError: if the entry is cut short.
+        CorruptRecordError: if the entry is truncated.
     """
     if record.state.finished or record.body[4:7] != b"\0\0W":
         return None

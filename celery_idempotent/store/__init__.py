@@ -1,1 +1,1 @@
-"""The records in Redis. This package alone imports redis-py."""
+"""The records in Redis; apart from `testing`, only this package imports redis-py."""

@@ -1,11 +1,11 @@
 """A circuit breaker: in an outage a call fails in microseconds instead of after a timeout.
 
-While it is closed, every command is sent. A few failures in a row open it, and commands fail at
-once. After a delay one caller sends a PING, which may take half a second, while all other commands
-still fail at once. The delay doubles with each PING that fails.
+While the breaker is closed, every command is sent. A few failures in a row open it, and commands
+fail at once. After a delay, one caller sends a PING, which may take half a second; all other
+commands still fail at once. The delay doubles with each failed PING.
 
-A library's circuit breaker is not used because those hold a lock while a command runs, so that one
-caller runs at a time, and probe with the next caller's command and its whole timeout.
+Circuit breaker libraries do not fit: they hold a lock while a command runs, which serializes the
+callers, and they probe with the next caller's command and its whole timeout.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import StoreUnavailableError
 
-#: Failures in a row that open it.
+#: Consecutive failures that open the breaker.
 THRESHOLD = 2
-#: Seconds before the first probe, and between two probes at most.
+#: Seconds before the first probe; maximum seconds between two probes.
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
 #: Seconds that a probe may take.
 PROBE_TIMEOUT = 0.5
@@ -37,7 +37,7 @@ class Breaker:
         self._lock = threading.Lock()
         self._delay = 0.0
         self._probe_at = 0.0
-        #: In a row.
+        #: Consecutive.
         self.failures = 0
         #: Whether commands fail without being sent.
         self.open = False
@@ -70,7 +70,7 @@ class Breaker:
         self.record_success()
 
     def record_success(self) -> None:
-        """Closes the breaker: Redis has replied, be it with an error."""
+        """Closes the breaker: Redis has replied, possibly with an error."""
         self.failures = 0
         self.open = False
         self._delay = 0.0

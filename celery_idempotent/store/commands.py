@@ -15,7 +15,7 @@ from celery_idempotent.store.scripts import Script
 
 #: Passed to `forget` for a record that cannot be read.
 UNREADABLE = "?"
-#: No record has this state, so that none is deleted.
+#: No record has this state, so none is deleted.
 NO_RECORD = "-"
 
 
@@ -26,9 +26,9 @@ class Command(NamedTuple):
     key: Key
     #: In the order of the script's head.
     arguments: list[Any]
-    #: The name of the task's result in its result backend, if the script writes that, too.
+    #: Name of the task's result in its result backend, if the script also writes that.
     result_name: str | bytes = b""
-    #: Of the message, if the script gets its entry.
+    #: Of the message, if the script takes its entry.
     root: bytes = b""
 
 
@@ -37,7 +37,7 @@ class BackendResult(NamedTuple):
 
     name: str | bytes
     meta: str | bytes
-    #: Seconds; 0: for ever.
+    #: Seconds; 0: never.
     expires: int
 
 
@@ -48,7 +48,7 @@ class Extension(NamedTuple):
     token: int
     lease_ms: int
     retention_ms: int
-    #: Of the message and the delivery, if the lease is that of a continuation.
+    #: Of the message and the delivery; set for the lease of a continuation.
     root: bytes = b""
     execution_id: bytes = b""
 
@@ -74,12 +74,12 @@ def begin(
     """Requests the right to run; lua/begin.lua lists the replies.
 
     Args:
-        root: of the message: `key.default_root`, or drawn when it was published.
-        continues: whether something follows the task.
-        wait_ms: how long the next turn of `key`, if it may run again, is reserved for this message
-            if it meets a run; 0: it is not.
-        keep_ms: how long the outcome of an execution that this call meets is kept for it, even if
-            its retention is shorter.
+        root: of the message: `key.default_root`, or generated when it was published.
+        continues: whether the task has a continuation.
+        wait_ms: how long to reserve the next turn of `key`, if it may run again, for this message
+            while another run is active; 0 disables it.
+        keep_ms: how long to keep the outcome of an execution that this call meets, even if its
+            retention is shorter.
     """
     arguments = [
         execution_id,
@@ -119,11 +119,11 @@ def complete(
     *,
     sending_ms: int | None = None,
 ) -> Command:
-    """Stores the result: ``ok`` or ``lost``; ``written``, if `backend_result` is stored, too.
+    """Stores the result: ``ok`` or ``lost``; ``written`` if it also stores `backend_result`.
 
     Args:
-        sending_ms: how long sending the continuation may take; 0: there is one, and it is not sent;
-            None: there is none. `backend_result` is for a task without one.
+        sending_ms: how long sending the continuation may take; 0: it is not sent; None: there is
+            none. `backend_result` is only for a task without a continuation.
     """
     arguments = [token, append_traceparent(result.format), result.body, retention_ms]
     if backend_result is None:
@@ -139,7 +139,7 @@ def write_result(key: Key, result: BackendResult) -> Command:
 
 
 def without_backend_result(command: Command) -> Command:
-    """Returns the command that completes the record of `command` alone."""
+    """Returns `command` without the backend result: it only completes the record."""
     return Command(scripts.load("complete"), command.key, [*command.arguments[:4], ""])
 
 
@@ -166,9 +166,9 @@ def release(
     """Releases the key, or reserves it for a retry of the message: ``ok`` or ``lost``.
 
     Args:
-        hold_ms: how long it is reserved; 0: released.
+        hold_ms: how long the key is reserved; 0 releases it.
         root: of the message.
-        generation: of the retry that it is reserved for, or of the message that `error` ended.
+        generation: of the retry that holds the key, or of the message that `error` ended.
         error: raised by copies of that message.
         sending_ms: how long sending the errbacks may take; None: there are none.
     """
@@ -214,12 +214,12 @@ def abandon(
 ) -> Command:
     """Ends the lease of a worker process that died or is about to: ``ok`` or ``lost``.
 
-    ``sending``, if the execution had ended, and only its continuation was left to send.
+    ``sending`` if the execution had ended and only its continuation was still being sent.
 
     Args:
         root: of the message.
-        reason: how the execution ends, without spaces; `Record.ended_by` until the next begins.
-        error: raised by copies of the message, if it does not return to the broker.
+        reason: how the execution ends, without spaces; `Record.ended_by` until the next one.
+        error: raised by copies of a message that does not return to the broker.
         execution_id: of the parent process, which sends the errbacks.
         sending_ms: how long that may take; None: there are none.
     """
@@ -241,8 +241,8 @@ def reserve(
     """Reserves the key for a task to be published; the script's head lists the replies.
 
     Args:
-        hold_ms: how long it is reserved; 0: the reservation is given back.
-        waits: while an execution runs, reserve the next turn of `key`, which may run again.
+        hold_ms: how long the key is reserved; 0 gives the reservation back.
+        waits: while an execution runs, reserve the next turn (for a key that may run again).
     """
     fingerprint = layout.write_fingerprint(key.fingerprint, label)
     arguments = [layout.write_task_id(task_id), fingerprint, hold_ms]
@@ -252,7 +252,7 @@ def reserve(
 
 
 def get(key: Key) -> Command:
-    """Reads the record with its remaining time: ``found`` or ``absent``."""
+    """Reads the record and its remaining time: ``found`` or ``absent``."""
     return Command(scripts.load("get"), key, [])
 
 
@@ -265,8 +265,8 @@ def forget(key: Key, shown: Record | str | None = None) -> Command:
     """Deletes the record: ``ok``, ``absent`` or ``changed``.
 
     Args:
-        shown: delete it only if it still has the state and token of this record; ``UNREADABLE``:
-            only if it cannot be read; ``NO_RECORD``: never; None: in any case.
+        shown: delete only a record that still has this state and token; ``UNREADABLE``: only one
+            that cannot be read; ``NO_RECORD``: none; None: any.
     """
     if isinstance(shown, Record):
         arguments = [shown.state.value[0], shown.token]
@@ -288,5 +288,5 @@ def _sending(sending_ms: int | None) -> int | str:
 
 @lru_cache(64)
 def _worker(name: str) -> bytes:
-    """Returns `name` cut to the size of the record's field; the pid at its end is kept."""
+    """Returns the end of `name` that fits in the record's field, including the pid."""
     return name.encode()[-255:].decode(errors="ignore").encode()

@@ -9,7 +9,7 @@ from typing import Any
 from celery_idempotent.key.key import Key
 from celery_idempotent.store.url import redacted
 
-#: Seconds that a command waits for replicas at most.
+#: Maximum seconds that a command waits for replicas.
 LONGEST_WAIT = 1.0
 
 
@@ -17,12 +17,12 @@ LONGEST_WAIT = 1.0
 class StoreConfig:
     """One Redis deployment and one prefix in it. Times are in seconds."""
 
-    #: In the form of Celery and kombu; empty if `client` is given.
+    #: In the format of Celery and kombu; empty if `client` is given.
     url: str = ""
     #: The first part of every name in Redis.
     prefix: str = "idem"
-    #: As Celery's transport options: master_name, sentinel_kwargs, ssl_…, and all other arguments
-    #: of redis-py's connections.
+    #: Like Celery's transport options: master_name, sentinel_kwargs, ssl_… and all other
+    #: arguments of redis-py's connections.
     options: Mapping[str, Any] = field(default_factory=dict)
     #: The user's redis-py client, or a callable that returns one.
     client: Any = None
@@ -32,18 +32,18 @@ class StoreConfig:
     wait_replicas: int = 0
 
     def name(self, key: Key) -> str:
-        """Returns the name of a record; a message's has the slot of its key's in a cluster."""
+        """Returns the name of a record; in a cluster, messages share the slot of their key."""
         name = f"{self.prefix}:{key}"
         return f"{self.prefix}:{{{name}}}:{key.message}" if key.message else name
 
     @property
     def wait_timeout(self) -> float:
-        """Limit of waiting for replicas; a command must not time out meanwhile."""
+        """Seconds to wait for replicas; shorter than the timeout of the command."""
         return min(LONGEST_WAIT, self.timeout / 4)
 
     @property
     def borrows_client(self) -> bool:
-        """Whether `client` belongs to the user, and so is never closed here."""
+        """Whether `client` belongs to the user, who closes it."""
         return self.client is not None and not callable(self.client)
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """Messages of tasks that have ended for good, beside the records of their keys.
 
-A message is for people, who can run it again. It is written after the end, and expires by itself.
+A message is written after its task ends, and expires by itself; an operator can run it again.
 Every function raises StoreUnavailableError if Redis does not reply.
 """
 
@@ -15,18 +15,18 @@ from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, tran
 
 
 def keep(store: RecordStore, key: Key, task_id: str, message: Payload, keep_ms: int) -> None:
-    """Writes `message`, in place of an earlier one of the task id."""
+    """Writes `message`, replacing an earlier one of the task id."""
     _execute(store, key, task_id, "SET", message.to_bytes(), "PX", keep_ms)
 
 
 def find(store: RecordStore, key: Key, task_id: str) -> Payload | None:
-    """Returns the message that was kept of `task_id`, if there is one."""
+    """Returns the kept message of `task_id`, or None."""
     value = _execute(store, key, task_id, "GET")
     return None if value is None else Payload.from_bytes(value)
 
 
 def delete(store: RecordStore, key: Key, task_id: str) -> Payload | None:
-    """Deletes the message that was kept of `task_id`, and returns it."""
+    """Deletes the kept message of `task_id` and returns it."""
     message = find(store, key, task_id)
     if message is not None:
         _execute(store, key, task_id, "DEL")

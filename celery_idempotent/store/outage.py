@@ -1,7 +1,6 @@
 """Limits the log of an outage to its first call, one line a minute, and one when it ends.
 
-During an outage every message fails, each time that it is delivered: a line for each would hide all
-others.
+During an outage, every delivery of every message fails: a line for each would hide all others.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class OutageLogger:
 
     def __init__(self, config: StoreConfig) -> None:
         self._config = config
-        #: Since the outage began.
+        #: In this outage.
         self.failed_calls = 0
         self._since = 0.0
         self._repeats = Repeats()
@@ -28,7 +27,7 @@ class OutageLogger:
     def another_call(self) -> int | None:
         """Counts a call without a reply, or with an error.
 
-        Returns how many calls its line stands for besides itself; None: it needs no line.
+        Returns how many earlier calls its line stands for; None: do not log it.
         """
         self.failed_calls += 1
         if self.failed_calls == 1:

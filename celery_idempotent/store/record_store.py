@@ -32,13 +32,13 @@ from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, conn
 from celery_idempotent.store.transport.server import Call, ServerTransport, pack
 from celery_idempotent.store.url import names_cluster
 
-#: Sent even while the breaker is open: an outcome must not be lost, and those who resend one wait
-#: between their attempts.
+#: Sent even while the breaker is open: an outcome must not be lost, and its sender waits between
+#: attempts.
 BYPASSES_BREAKER = frozenset({"complete", "fused_complete", "fail"})
-#: With ``idempotency_wait_replicas``: scripts whose writes must not be lost, and their replies when
-#: they have written. Redis replicates after it has replied: if a master fails in between, a begin
-#: is lost whose execution runs already, and the promoted replica grants another. WAIT closes most
-#: of that gap, not all of it: a replica that did not acknowledge the write may be promoted.
+#: With ``idempotency_wait_replicas``: scripts whose writes must not be lost, and their replies
+#: after a write. Redis replies before it replicates. If the master fails in between, the begin of
+#: a running execution is lost, and the promoted replica grants another. WAIT closes most of that
+#: gap, not all: a replica that did not acknowledge the write may be promoted.
 WAITING_SCRIPTS, WRITTEN = frozenset({"begin", "complete", "fail", "save_step"}), ("begun", "ok")
 #: Seconds after an error before another reference is written.
 RETRY_REFERENCES_AFTER = 30.0
@@ -49,9 +49,9 @@ logger = logging.getLogger(__name__)
 class RecordStore:
     """All records under one prefix in one Redis.
 
-    Commands are coroutines. With a blocking transport they do not suspend, and code that blocks
-    runs them by ``run_sync(store.execute(command))``. With `is_async` they are awaited;
-    a command that is cancelled may have been executed.
+    Commands are coroutines. With a blocking transport they never suspend, and blocking code runs
+    them with ``run_sync(store.execute(command))``. With `is_async` they are awaited; a cancelled
+    command may have been executed.
 
     Args:
         decode: returns the result that a finished record's body encodes.
@@ -80,7 +80,7 @@ class RecordStore:
         transport = ServerTransport if names_server else ClientTransport
         self._transport = transport(config, is_async=is_async)
         self._listener = InvalidationListener(self._transport)
-        # The heartbeat has a shorter timeout than other callers.
+        # The heartbeat needs a shorter timeout than other callers.
         self._heartbeat_transport: ServerTransport | ClientTransport | None = None
         self._heartbeat_timeout = config.timeout
         self._refuses_second_key = False
@@ -93,14 +93,14 @@ class RecordStore:
         return self.config.name(key)
 
     def _call(self, command: Command) -> Call:
-        """Returns the call of the command; a message's record comes with the turn of its key."""
+        """Returns the call of the command; for a message's record, also names the turn."""
         script, key, arguments, result_name, root = command
         turn = f"{self.config.prefix}:{key}"
         names: list[str | bytes] = [self.config.name(key) if key.message else turn]
         if result_name:
             names.append(result_name)
         if root:
-            # As StoreConfig.name returns for `key.entry(root)`.
+            # What StoreConfig.name returns for `key.entry(root)`.
             names.append(f"{self.config.prefix}:{{{turn}}}:{root.hex()}")
         if key.message:
             names.append(turn)
@@ -132,7 +132,7 @@ class RecordStore:
             self.breaker.record_success()
         reply = script.reply(replies[0])
         if wait and reply.case in WRITTEN and replies[1] < self.config.wait_replicas:
-            # Treated as failed: the command can be sent again.
+            # Treated as failed, since the command can be resent.
             raise StoreUnavailableError(
                 f"the write reached the primary, but only {replies[1]} of "
                 f"{self.config.wait_replicas} replicas within {self.config.wait_timeout:g} s "
@@ -147,7 +147,7 @@ class RecordStore:
             samples: as for :class:`Template`.
 
         Raises:
-            ValueError: if a call needs more than its bytes here.
+            ValueError: unless packed bytes suffice: one server, without `wait_replicas`.
         """
         if self.config.wait_replicas or not isinstance(self._transport, ServerTransport):
             raise ValueError("not a single server")
@@ -155,10 +155,10 @@ class RecordStore:
         return Template(pack(("EVALSHA", script.sha, *arguments)), *samples)
 
     def send_packed(self, packed: bytes, count: int = 1) -> list[bytes]:
-        """Sends `count` commands of templates once, for blocking code, and returns the replies.
+        """Sends `count` packed commands once, for blocking code, and returns the replies.
 
-        Empty if :meth:`execute` has to send them: Redis replies with an error, or not at all, or
-        did not reply before.
+        The list is empty if :meth:`execute` must send them: Redis replies with an error or not at
+        all, or an earlier call failed.
         """
         if self.breaker.failures or self.outage.failed_calls:
             return []
@@ -170,9 +170,9 @@ class RecordStore:
         return replies if {*map(type, replies)} == {bytes} else []
 
     async def _complete_alone(self, command: Command, error: ResponseError) -> Reply:
-        """Completes a record after the server has refused to write the task's result with it.
+        """Completes a record after the server refused to write the task's result with it.
 
-        It may distribute keys behind a proxy, or allow the user one of the keys only.
+        A proxy may shard the keys, or an ACL may allow only one of them.
         """
         reply = await self.execute(commands.without_backend_result(command))
         if not self._refuses_second_key:
@@ -184,9 +184,9 @@ class RecordStore:
         return reply
 
     async def write_result(self, key: Key, result: BackendResult) -> bool:
-        """Returns whether the result backend has `result` now, which is a replay's.
+        """Writes the `result` of a replay; returns whether the result backend has it now.
 
-        It raises no error of Redis: the result backend can write the result by itself.
+        Raises no Redis error: the result backend can write the result itself.
         """
         if self._refuses_second_key or self.breaker.open:
             return False
@@ -201,11 +201,11 @@ class RecordStore:
     async def execute_all(self, batch: Sequence[Command]) -> list[Reply | IdempotencyError]:
         """Returns the reply to each command, or the error that the server replied with.
 
-        It takes one round trip; on a cluster one for each node that has one of the records. A node
-        that does not reply is a StoreUnavailableError for each of its records.
+        It takes one round trip; on a cluster, one for each node that has one of the records. If a
+        node does not reply, each of its records gets a StoreUnavailableError.
 
         Raises:
-            StoreUnavailableError: if Redis does not reply, on a cluster: none of these nodes.
+            StoreUnavailableError: if Redis (all these nodes, on a cluster) does not reply.
         """
         await self.breaker.check()
         return await self._execute_all(batch, self._transport)
@@ -215,17 +215,17 @@ class RecordStore:
     ) -> list[Reply | IdempotencyError]:
         """Extends all `leases` in one round trip, with a reply for each.
 
-        The commands take twice `timeout` seconds at most; the next heartbeat sends them again. The
-        breaker does not hold them back: it may be open although Redis is back, and a lease that is
-        not extended expires. The reply closes it.
+        The commands take at most twice `timeout` seconds; the next heartbeat sends them again. They
+        bypass the breaker, which may still be open when Redis is back: an unextended lease would
+        expire. The reply closes the breaker.
 
         Raises:
             StoreUnavailableError: if Redis does not reply.
         """
         transport = self._heartbeat_transport
         shorter = timeout is not None and timeout < self._heartbeat_timeout
-        # A transport with connections of its own is used until a shorter timeout is needed, since
-        # another one opens connections anew.
+        # Replacing a blocking transport opens new connections, so it is kept until a shorter
+        # timeout is needed.
         if transport is None or shorter or self.is_async:
             if timeout is not None:
                 self._heartbeat_timeout = min(timeout, self.config.timeout)
@@ -252,7 +252,7 @@ class RecordStore:
         ]
 
     def _record(self, error: Exception) -> None:
-        """Counts a missing reply as a failure, and an error that the server replied with not."""
+        """Counts a missing reply as a failure, but not an error reply of the server."""
         if isinstance(error, ResponseError) and not isinstance(error, ClusterError):
             self.breaker.record_success()
         else:
@@ -261,7 +261,7 @@ class RecordStore:
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
         """Returns soon after the record's bytes differ from `seen`, or after `seconds`.
 
-        It may return earlier without a change: callers read the record and wait again.
+        It may return early without a change: callers read the record and wait again.
         """
         await self._listener.wait_for_change(self.name(key), seen, seconds)
 
@@ -275,7 +275,7 @@ class RecordStore:
         return self.record_of(key, await self.execute(commands.get(key)))
 
     def record_of(self, key: Key, reply: Reply) -> Record | None:
-        """Returns the record in a reply of the script get with its expiry, or None.
+        """Returns the record and its expiry from a reply of the script get, or None.
 
         Raises:
             CorruptRecordError: if the record cannot be read.
@@ -297,13 +297,13 @@ class RecordStore:
         return layout.read(raw, str(key), key.task, self.decode, expires_at)
 
     def refer(self, task_id: str, record: Record, *, replayed: bool, keep_ms: int) -> None:
-        """Writes a reference from `task_id` to `record`, which it has met; for blocking code.
+        """Writes a reference from `task_id` to the `record` that it met; for blocking code.
 
-        It does not wait for a reply, except on a cluster and with a client of the user, and raises
-        no error of Redis. After one, no reference is written for a while.
+        It waits for a reply only on a cluster or with the user's client, and raises no Redis
+        error. After an error, it writes no references for a while.
 
         Args:
-            keep_ms: milliseconds for which it is kept: since the outcome, if there is one.
+            keep_ms: milliseconds to keep it, counted from the outcome if there is one.
         """
         if monotonic() < self._no_references_until:
             return
@@ -322,7 +322,7 @@ class RecordStore:
         return pack(reference.command(self.config.prefix, task_id, record, True, keep_ms))
 
     def reference(self, task_id: str) -> Reference | None:
-        """Returns what the duplicate with this task id met; None if that is not known.
+        """Returns what the duplicate with this task id met; None if unknown.
 
         Raises:
             StoreUnavailableError: if Redis does not reply.
@@ -339,9 +339,9 @@ class RecordStore:
         return connect(self.config)
 
     def evictions(self) -> str:
-        """Returns `` (it has evicted 5 keys)``; empty if it has not, or if that is not known.
+        """Returns `` (it has evicted 5 keys)``; empty if there are none, or if unknown.
 
-        On an event loop it is not asked for: the client blocks.
+        Always empty on an event loop, because the client blocks.
         """
         if self.is_async:
             return ""
@@ -372,7 +372,7 @@ class RecordStore:
             await transport.aclose()
 
     async def aclose(self) -> None:
-        """Closes the connections (of the running event loop); the next command opens others."""
+        """Closes the connections (of the running event loop); the next command reconnects."""
         await self._listener.aclose()
         if self._heartbeat_transport is not None:
             await self._heartbeat_transport.aclose()

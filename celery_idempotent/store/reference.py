@@ -1,11 +1,11 @@
 """References: from the task id of a duplicate to the record that it met.
 
-A record names the task whose execution it is of, and monitoring shows the ids of its duplicates as
-well. So a duplicate leaves a key of its own in Redis, whose name is a digest of its task id. It
-expires with the record, as far as the duplicate has the record's retention.
+A record names only the task that executed, but monitoring also shows the ids of its duplicates.
+Each duplicate therefore writes a key to Redis, named by a digest of its task id. It expires with
+the record if both have the same retention.
 
-A reference is for people who search: it is written without waiting for a reply, it may be missing,
-and nothing that a call does depends on it.
+References only help people to search: they are written without waiting for a reply and may be
+missing, and no call depends on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from celery_idempotent.key.canonical import digest
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 
-#: Precedes the digest, where the name of a record has its task. A task's name is quoted there.
+#: Precedes the digest, where a record's name has the quoted name of its task.
 MARK = "@"
 
 _REPLAYED, _REFUSED = b"r", b"h"
@@ -28,11 +28,11 @@ _FIXED = 11
 class Reference(NamedTuple):
     """What a duplicate met."""
 
-    #: As `Record.key`.
+    #: A `Record.key`.
     key: str
-    #: Whether it got the record's outcome; else the record only kept it from running.
+    #: Whether it got the record's outcome; if not, the record only kept it from running.
     replayed: bool
-    #: Of the execution that the record was of.
+    #: Of the record's execution.
     task_id: str
     token: int
     attempt: int
@@ -50,7 +50,7 @@ def command(
     """Returns the command that writes a reference from `task_id` to `record`.
 
     Args:
-        keep_ms: milliseconds for which it is kept: since the outcome, if there is one.
+        keep_ms: milliseconds to keep it, counted from the outcome if there is one.
     """
     expiry = ("PXAT", record.at_ms + keep_ms) if record.state.finished else ("PX", keep_ms)
     return "SET", name(prefix, task_id), write(record, replayed=replayed), *expiry
@@ -72,7 +72,7 @@ def write(record: Record, *, replayed: bool) -> bytes:
 
 
 def read(raw: bytes) -> Reference | None:
-    """Returns the reference that `raw` holds; None if it is damaged, or of a newer version."""
+    """Returns the reference that `raw` holds; None if it is damaged or from a newer version."""
     end = _FIXED + int.from_bytes(raw[9:_FIXED], "big")
     if raw[:1] not in (_REPLAYED, _REFUSED) or not _FIXED < end < len(raw):
         return None

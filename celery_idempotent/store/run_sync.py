@@ -1,4 +1,4 @@
-"""Runs the store's coroutines in code that blocks."""
+"""Runs the store's coroutines in blocking code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs `coroutine`, which must never suspend, and returns its result.
 
-    The coroutines of a store with a blocking transport do not suspend: they block instead.
+    The coroutines of a store with a blocking transport block instead of suspending.
 
     Raises:
         RuntimeError: if the coroutine waits for an event loop.

@@ -2,9 +2,9 @@
 
 A script's head lists its KEYS, ARGV and REPLIES, each with its meaning. These lists are the
 signature: arguments are passed in the order of ARGV, and a reply that is not in REPLIES is an
-error. Unit tests compare heads, bodies and commands. INCLUDE names the file with the end of the
-script, if it shares its end with others. The line PRELUDE is where the shared functions come, if a
-part of the script precedes them.
+error. Unit tests compare heads, bodies and commands. INCLUDE names a file that scripts with a
+common end share. A PRELUDE line marks where to insert the shared functions if a part of the script
+precedes them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from celery_idempotent.errors import IdempotencyError
 
-#: The code that each script begins with: the form of a record, and the shared functions.
+#: The code that each script begins with: the record layout and the shared functions.
 LAYOUT, PRELUDE = "layout", "prelude"
-#: The line of a script at which the prelude is inserted; by default, that is before the script.
+#: The line at which the prelude is inserted; without it, the prelude precedes the script.
 PRELUDE_LINE = "-- PRELUDE\n"
 
 #: The scripts are inside the package in a wheel, and beside it in a checkout.
@@ -64,7 +64,7 @@ class Script:
 
 @cache
 def load(name: str) -> Script:
-    """Returns a script with the layout and the prelude, and the included file behind it."""
+    """Returns a script with the layout, the prelude and the included file after it."""
     text = read_source(name)
     head = read_head(text)
     before, _, after = text.rpartition(PRELUDE_LINE)

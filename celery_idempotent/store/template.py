@@ -1,4 +1,4 @@
-"""Commands that differ in a few places only: their bytes are cut out of one rendering."""
+"""Renders commands that differ in a few places from the bytes of one sample."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ class Template:
 
     Args:
         packed: the command, with a sample in each slot.
-        samples: in their order. Each occurs nowhere else. Where one is a whole argument, the values
-            have the length of the argument before it; where it is a part of one, each value has the
-            length of the sample.
+        samples: in order; each occurs only once. A sample that is a whole argument takes two
+            values, its length and its bytes; one that is part of an argument takes a value of the
+            same length.
 
     Raises:
         ValueError: if a sample is missing.

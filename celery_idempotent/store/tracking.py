@@ -1,8 +1,8 @@
 """Waits for CLIENT TRACKING invalidations instead of polling.
 
-A server remembers which keys a connection under CLIENT TRACKING has read, and sends an invalidation
-when one of them changes. In RESP2 a connection cannot receive it between replies, so a second
-connection subscribes to the invalidations of the first.
+The server remembers which keys a connection with CLIENT TRACKING has read, and sends an
+invalidation when one of them changes. A RESP2 connection cannot receive it between replies, so a
+second connection subscribes to the invalidations of the first.
 
 An invalidation can be lost with its connection, so callers also poll at intervals.
 """
@@ -23,7 +23,7 @@ from celery_idempotent.store.transport.server import ServerTransport
 logger = logging.getLogger(__name__)
 
 CHANNEL = "__redis__:invalidate"
-#: Bytes that differ between any two states of a record: all fields at a fixed position.
+#: Leading bytes of a record, its fixed-position fields, which differ between any two states.
 HEAD = 16
 
 #: Seconds between two polls of a server that sends no invalidations.
@@ -46,7 +46,7 @@ class InvalidationListener:
     async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> None:
         """Returns soon after the record of this name differs from `seen`, or after `seconds`.
 
-        Where the server sends no invalidations it returns after `POLL_INTERVAL`.
+        If the server sends no invalidations, it returns after `POLL_INTERVAL`.
         """
         if monotonic() >= self._unavailable_until:
             try:
@@ -78,7 +78,7 @@ class InvalidationListener:
             idle.append(connection)
 
     async def aclose(self) -> None:
-        """Closes the idle connections; the next call opens others."""
+        """Closes the idle connections; the next call reconnects."""
         await self._idle.aclose()
 
 
@@ -89,10 +89,10 @@ _RESP3_OPTIONS = ("maint_notifications", "oss_cluster_maint_notifications")
 
 
 class TrackedConnection:
-    """A connection that reads records, and one that receives the invalidations of what it read.
+    """A connection that reads records, and one that receives their invalidations.
 
     Args:
-        pool: of redis-py; its connections' options are used, in RESP2.
+        pool: redis-py's, whose connection options are used with RESP2.
     """
 
     def __init__(self, pool: Any, *, is_async: bool) -> None:
@@ -102,7 +102,7 @@ class TrackedConnection:
         self._reader = pool.connection_class(**kept | _RESP2)
 
     async def connect(self) -> None:
-        # Not left to the first command, which would not query the Sentinels for the master.
+        # Explicitly: the first command would not query the Sentinels for the master.
         await result_of(self._receiver.connect())
         await result_of(self._reader.connect())
         client_id = await _request(self._receiver, "CLIENT", "ID")

@@ -1,4 +1,4 @@
-"""Redis URLs: in the form of Celery and kombu, and in that of redis-py."""
+"""Redis URLs in the formats of Celery and kombu, and of redis-py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def scheme_of(url: str) -> str:
 
 
 def is_redis_url(url: object) -> bool:
-    """Returns whether the URL of a result backend or broker is one of Redis."""
+    """Returns whether the URL of a result backend or broker names Redis."""
     return isinstance(url, str) and scheme_of(url) in SCHEMES
 
 
@@ -46,7 +46,7 @@ def parts_of(url: str) -> list[str]:
 
 
 def addresses(urls: list[str], default_port: int) -> list[tuple[str, int]]:
-    """Returns host and port of each.
+    """Returns the host and port of each URL.
 
     Raises:
         ValueError: if a port is not a number.
@@ -91,7 +91,7 @@ def other_nodes(url: str) -> list[tuple[str, int]]:
 
 
 def sentinels(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Parses ``sentinel://host:port/db;sentinel://…``; the first has database and credentials.
+    """Parses ``sentinel://host:port/db;sentinel://…``; the first has the database and credentials.
 
     Returns:
         The addresses of the Sentinels, and the options of the master that they monitor.

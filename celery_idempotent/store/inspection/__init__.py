@@ -1,1 +1,1 @@
-"""Reading many records, and facts about the server, for people and monitoring."""
+"""Reads many records and server properties, for operators and monitoring."""

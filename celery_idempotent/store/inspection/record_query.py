@@ -23,13 +23,13 @@ class RecordFilter:
     #: A `State`, or ``CORRUPT`` for records that cannot be read.
     state: str | None = None
     task: str | None = None
-    #: Time since the outcome, or since the begin if there is no outcome yet.
+    #: Time since the outcome, or since the begin if there is none yet.
     older_than: timedelta | None = None
     #: Id of the task that holds the key, or stored the outcome.
     task_id: str | None = None
 
     def matches(self, view: RecordView) -> bool:
-        """Returns whether all but the task match, which the scan has selected."""
+        """Returns whether all fields match except the task, which the scan selects."""
         record = view.record
         if self.state not in (None, view.state):
             return False
@@ -44,7 +44,7 @@ def read_view(store: RecordStore, key: Key, *, whole: bool = False) -> RecordVie
     """Reads the record of `key`; None if it is absent.
 
     Args:
-        whole: also read what a scan leaves out of a long record: its finished steps.
+        whole: also read the finished steps of a long record, which a scan leaves out.
     """
     with RecordReader.open(store) as reader:
         return reader.get([key], whole=whole).get(key)
@@ -53,7 +53,7 @@ def read_view(store: RecordStore, key: Key, *, whole: bool = False) -> RecordVie
 def record_views(
     stores: Iterable[RecordStore], record_filter: RecordFilter, *, expiry: bool = True
 ) -> Iterator[list[RecordView]]:
-    """Returns the records in pages, which may be empty.
+    """Yields the records in pages, which may be empty.
 
     Records that cannot be read are included, unless the filter is by task id or age.
 
@@ -73,15 +73,15 @@ def records(
     task: str | None = None,
     older_than: timedelta | float | None = None,
 ) -> Iterator[Record]:
-    """Returns the records in `stores`, by SCAN on every primary of a cluster, in no order.
+    """Yields the records in `stores`, by SCAN on every primary of a cluster, unordered.
 
-    A result is decoded, and a large one is fetched, when `Record.result` is read. Records that
-    cannot be read are left out and logged.
+    Reading `Record.result` decodes the result, and fetches a large one. Records that cannot be
+    read are left out and logged.
 
     Args:
         state: only records in this state.
         task: only records of this task, by name.
-        older_than: only records that entered their state longer ago (seconds, or a timedelta).
+        older_than: only records that entered their state longer ago (seconds or timedelta).
 
     Raises:
         StoreUnavailableError: if Redis does not reply.

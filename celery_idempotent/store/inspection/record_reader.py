@@ -1,9 +1,9 @@
 """Reads all records and the properties of their server, for monitoring.
 
-SCAN returns names in pages, and one round trip reads the heads of a page's records, never a large
-result, so the server is not blocked. The primaries of a cluster are scanned one after the other. As
-SCAN documents, a record that is written or deleted during the scan may be missed, and a record may
-be returned twice.
+SCAN returns names in pages. One round trip reads the heads of a page's records, never a large
+result, so the server is not blocked. A cluster's primaries are scanned one after the other. As SCAN
+documents, a record that is written or deleted during the scan may be missed, and a record may be
+returned twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from celery_idempotent.store.transport.connection import (
     translate_error,
 )
 
-#: Names in one call of SCAN: some tenths of a millisecond of server time.
+#: Names in one call of SCAN: a few tenths of a millisecond of server time.
 PAGE = 500
 #: Bytes that hold every field before the outcome, unless a task id is unusually long.
 HEAD = 640
@@ -51,7 +51,7 @@ class RecordView:
     #: The time on its server.
     now: datetime
     store: RecordStore
-    #: How the duplicate met it by whose task id the record was found.
+    #: If the record was found by a duplicate's task id: how they met.
     reference: Reference | None = None
 
     @property
@@ -61,12 +61,12 @@ class RecordView:
 
     @property
     def version(self) -> tuple[str, int]:
-        """State and token: a record that has the same ones has not changed."""
+        """State and token; while both are the same, the record has not changed."""
         return self.state, 0 if self.record is None else self.record.token
 
     @property
     def since(self) -> datetime:
-        """When the record entered its state; without an outcome, its token is a time."""
+        """When the record entered its state: its outcome's time, or its token's."""
         finished_at = None if self.record is None else self.record.finished_at
         return finished_at or _utc(self.version[1] / 1e6)
 
@@ -78,7 +78,7 @@ class RecordView:
 
     @property
     def is_expired(self) -> bool:
-        """Whether its lease has expired, and no execution has taken over yet."""
+        """Whether its lease has expired and no execution has taken over yet."""
         return self.state == State.STARTED and self.is_past_deadline
 
 
@@ -95,7 +95,7 @@ class RecordReader:
 
     @classmethod
     def open(cls, store: RecordStore, timeout: float = 5.0) -> RecordReader:
-        """Returns a reader of all records of `store`, with a client of its own; for blocking code.
+        """Returns a reader of the records of `store`, with its own client; for blocking code.
 
         Args:
             timeout: seconds that one of its commands may take.
@@ -124,9 +124,9 @@ class RecordReader:
             run_sync(aclose_client(self.client))
 
     def scan(self, task: str | None = None, *, expiry: bool = True) -> Iterator[list[RecordView]]:
-        """Returns the records of all tasks or of one, in pages of about `PAGE` names.
+        """Yields the records of all tasks or of one, in pages of about `PAGE` names.
 
-        A page may be empty, because SCAN also passes names that are not records.
+        A page may be empty, because SCAN also returns names that are not records.
         """
         prefix = self.store.config.prefix
         match = scan.pattern(prefix, task)
@@ -144,7 +144,7 @@ class RecordReader:
         """Returns the records of `keys` that exist, in one round trip to each node.
 
         Args:
-            whole: read all bytes of long records, too: a scan leaves out their finished steps.
+            whole: also read the finished steps of long records, which a scan leaves out.
         """
         size = WHOLE if whole else HEAD
         with _translated_errors():
@@ -167,8 +167,8 @@ class RecordReader:
         """Returns the records under these names; names without a record are left out.
 
         Args:
-            expiry: read the expiry too, which is half of the work.
-            size: bytes of each record that are read.
+            expiry: also read the expiry, which is half of the work.
+            size: bytes to read of each record.
 
         Raises:
             RedisError: if the server replies with an error that is not about one record.
@@ -218,7 +218,7 @@ class RecordReader:
     def find_message(self, task_id: str) -> Key | None:
         """Returns the key of the message with this task id, if it has a record of its own.
 
-        Only a key that may run again has such records; this reads all names, and no record.
+        Only keys that may run again have such records. Scans all names, but reads no record.
         """
         match = scan.message_pattern(self.store.config.prefix, task_id)
         with _translated_errors():
@@ -231,7 +231,7 @@ class RecordReader:
         return None
 
     def count_names(self) -> int:
-        """Returns how many names a scan passes, including those that are not records."""
+        """Returns how many names a scan visits, including those that are not records."""
         with _translated_errors():
             return sum(node.dbsize() for node in self._primaries())
 
@@ -247,18 +247,18 @@ class RecordReader:
         return [size for size in replies if isinstance(size, int)]
 
     def server_info(self) -> ServerInfo:
-        """Returns the properties of the server; of a cluster, those of one primary."""
+        """Returns the properties of the server, or of one primary of a cluster."""
         with _translated_errors():
             name = f"{self.store.config.prefix}:{MARK}write-probe"
             error = server_info.write_error(self.client, name)
             return server_info.server_info(next(self._primaries()), error)
 
     def _primaries(self) -> Iterator[Any]:
-        """Returns a client for each primary."""
+        """Yields a client for each primary."""
         if not hasattr(self.client, "get_primaries"):
             yield self.client
             return
-        # In an order that another connection to the cluster has, too.
+        # In the same order on every connection to the cluster.
         for node in sorted(self.client.get_primaries(), key=lambda node: str(node.name)):
             yield self.client.get_redis_connection(node)
 

@@ -1,4 +1,4 @@
-"""The names of records: patterns for SCAN, and the keys that they stand for."""
+"""The names of records: patterns for SCAN, and the keys that they represent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEY = re.compile(r"[^:]+:~?[A-Za-z0-9_-]{22}")
 
 def key_of(text: str, prefix: str) -> Key | None:
     """Returns the key of a record's name, or of a `Record.key`; None if it is neither."""
-    # In this order, because a task may have the name of the prefix.
+    # In this order, because a task may have the same name as the prefix.
     return key_of_name(text, prefix) or _key(text)
 
 
@@ -30,18 +30,18 @@ def _key(text: str) -> Key | None:
 
 
 def pattern(prefix: str, task: str | None) -> str:
-    """Returns the pattern of the names of all records, or of one task's."""
+    """Returns the pattern for the names of all records, or of one task's."""
     # A quoted task has none of these special characters.
     return f"{_escaped(prefix)}:{'*' if task is None else quote(task, safe='') + ':*'}"
 
 
 def message_pattern(prefix: str, task_id: str) -> str:
-    """Returns the pattern of the name of a message's record, whatever its key."""
+    """Returns the pattern for the name of a message's record under any key."""
     return f"{_escaped(prefix)}:{{*}}:{Key('', '').of_message(task_id).message}"
 
 
 def key_of_message(name: str, prefix: str) -> Key | None:
-    """Returns the key that the record of a message belongs to; None if it is another name."""
+    """Returns the key that a message's record belongs to; None if it is another name."""
     of_key = name.removeprefix(f"{prefix}:{{").rpartition("}:")[0]
     return key_of_name(of_key, prefix)
 

@@ -1,4 +1,4 @@
-"""Properties of a Redis server, as far as its user may read them."""
+"""Properties of a Redis server that the Redis user may read."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """Properties that durability depends on; None if the server does not show them."""
+    """Properties that affect durability; None if the server does not report them."""
 
     #: "redis" or "valkey".
     flavour: str
-    #: Empty if the server does not show it.
+    #: Empty if the server does not report it.
     version: tuple[int, ...]
-    #: What it evicts when its memory is full.
+    #: What it evicts when memory is full.
     maxmemory_policy: str | None
     #: Bytes; 0 is no limit.
     maxmemory: int | None
     #: Bytes.
     used_memory: int | None
-    #: Keys, since it started.
+    #: Keys since it started.
     evicted: int | None
-    #: The error with which it refuses a write; empty if it accepts one, or the user may not write.
+    #: The error when it refuses a write; empty if it accepts writes, or the user may not write.
     write_error: str
     #: Whether every write is logged to disk.
     append_only: bool | None
-    #: When snapshots are made, as in redis.conf; empty if never.
+    #: When it takes snapshots, as in redis.conf; empty if never.
     snapshots: str | None
-    #: Replicas that are connected.
+    #: Connected replicas.
     replicas: int | None
-    #: Seconds that its clock is ahead of this machine's.
+    #: Seconds by which its clock is ahead of this machine's.
     clock_ahead: float
 
     @property
@@ -47,7 +47,7 @@ def server_info(client: Any, write_error: str) -> ServerInfo:
     """Reads the properties of the server that `client` is connected to.
 
     Args:
-        write_error: what :func:`write_error` has returned.
+        write_error: what :func:`write_error` returned.
     """
     sent_at = time.time()
     seconds, microseconds = client.time()
@@ -77,11 +77,11 @@ def server_info(client: Any, write_error: str) -> ServerInfo:
 
 
 def write_error(client: Any, name: str) -> str:
-    """Writes under `name` for a millisecond; returns the error with which the server refuses it."""
+    """Writes a one-millisecond key `name`; returns the error if the server refuses it."""
     try:
         client.set(name, b"", px=1)
     except NoPermissionError:
-        pass  # the user of a dashboard may be one that only reads
+        pass  # a dashboard may use a read-only user
     except ResponseError as error:
         return str(error)
     return ""

@@ -1,4 +1,4 @@
-"""From a task id, the one that monitoring shows, to the record that answered the task."""
+"""Finds the record that answered a task by its task id, which monitoring shows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from celery_idempotent.store.reference import Reference
 
 
 def find_duplicate(stores: Sequence[RecordStore], task_id: str) -> RecordView | Reference | None:
-    """As :func:`find_task` without a scan: only a duplicate is found."""
+    """Like :func:`find_task`, but without a scan: finds only duplicates."""
     for store in stores:
         reference = store.reference(task_id)
         key = key_of(reference.key, store.config.prefix) if reference else None
         if reference is None or key is None:
             continue
-        # It may have run since, under the key or, if that may run again, a message's.
+        # It may have run since: under the key, or a message's if the key may run again.
         for own_key in () if reference.replayed else (key, key.of_message(task_id)):
             view = read_view(store, own_key)
             if view and view.record and view.record.task_id == task_id:
@@ -32,11 +32,11 @@ def find_duplicate(stores: Sequence[RecordStore], task_id: str) -> RecordView | 
 def find_task(stores: Sequence[RecordStore], task_id: str) -> RecordView | Reference | None:
     """Returns the record of a task's execution, or the one that it met as a duplicate.
 
-    A duplicate is found by one read in each store, anything else by a scan of all records.
+    Finding a duplicate takes one read in each store; anything else takes a scan of all records.
 
     Returns:
-        The record, with the reference of a duplicate; the reference alone if the record that it met
-        is absent; None if no record names the task id, nor any duplicate left it.
+        The record, with its reference for a duplicate; the reference alone if that record is
+        absent; None if neither a record nor a reference has the task id.
 
     Raises:
         StoreUnavailableError: if Redis does not reply.
@@ -46,7 +46,7 @@ def find_task(stores: Sequence[RecordStore], task_id: str) -> RecordView | Refer
     for page in record_views(stores, RecordFilter(task_id=task_id)):
         if page:
             return page[0]
-    # The record of a key that may run again is of its last execution.
+    # The record of a key that may run again shows only its last execution.
     for store in stores:
         with RecordReader.open(store) as reader:
             key = reader.find_message(task_id)

@@ -1,7 +1,7 @@
 """The transport through a redis-py client: for Redis Cluster and for a user's client.
 
-It is slower than `ServerTransport`, but the client does all of its work: it finds the node, follows
-a slot that moves, and runs whatever a user's subclass adds.
+It is slower than `ServerTransport`, but the client does all the work: it finds the node, follows a
+moving slot, and runs whatever a user's subclass adds.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from celery_idempotent.store.transport.connection import (
 )
 from celery_idempotent.store.transport.server import BaseTransport, Call
 
-#: Replies after which the call has to be sent again: the script is not loaded, or the slot moves
+#: Replies after which the call must be sent again: the script is not loaded, or the slot is moving
 #: (MovedError is an AskError).
 _NOT_EXECUTED = (NoScriptError, AskError, TryAgainError)
 
 
 class ClientTransport(BaseTransport):
-    """Calls scripts through a client, which is made with the first command.
+    """Calls scripts through a client, which the first command creates.
 
-    The timeout does not apply to a client that the user gave, except on an event loop.
+    The timeout does not apply to the user's client, except on an event loop.
 
     Raises:
         SettingsError: if the config cannot be used from an event loop.
@@ -49,16 +49,16 @@ class ClientTransport(BaseTransport):
             )
         close = None if config.borrows_client else aclose_client
         make = partial(connect, config, library=self._library)
-        # Not now: a cluster's client connects as it is made.
+        # Created lazily: a cluster's client connects at once.
         self._clients = self.scoped(
             partial(make, timeout=self._timeout, retries=int(self._retry)), close
         )
         self._batch_clients = self._clients
         if self.is_async and config.client is None:
-            make()  # checks the config, and opens no connection
-            # A cluster's client closes the connections to all nodes before it retries, and cannot
-            # open any while its first master is unavailable. Without retries the other nodes stay
-            # reachable.
+            make()  # checks the config without opening a connection
+            # Before a retry, a cluster's client closes the connections to all nodes; it cannot
+            # open any while its first master is unavailable. Without retries, the other nodes
+            # stay reachable.
             self._batch_clients = self.scoped(
                 partial(make, timeout=self._timeout / 2, retries=0), close
             )
@@ -84,12 +84,12 @@ class ClientTransport(BaseTransport):
             reply = await result_of(client.eval(script.source, *arguments))
         if not followup:
             return [reply]
-        # Resent with `followup` behind it, on one connection to the record's node: the script
-        # replies as it did the first time, and WAIT refers to the writes of its own connection.
+        # Resent with `followup` on one connection to the record's node: the script replies as it
+        # did the first time, and WAIT refers to the writes of its own connection.
         try:
             return await _send_together(self._node(arguments[1]), script, arguments, followup)
         except AskError as error:
-            # The slot is being moved, and the record is at the new node already.
+            # The slot is moving, and the record is already on the new node.
             node = client.get_redis_connection(client.get_node(error.host, error.port))
             return await _send_together(node, script, arguments, followup, asking=True)
 
@@ -98,14 +98,14 @@ class ClientTransport(BaseTransport):
         replies: list[Any] = [None] * len(calls)
         resend: list[int] = []
         for indexes in await self._send_to_nodes(calls, range(len(calls)), replies):
-            # This client finds the new master if that of these calls has failed.
+            # This client finds the new master if the one for these calls has failed.
             reply = await self._reply_to(calls[indexes[0]])
             if not isinstance(reply, NO_REPLY):
                 replies[indexes[0]] = reply
                 resend += indexes[1:]
         if resend:
             if self._batch_clients is not self._clients:
-                await self._batch_clients.aclose()  # so that another one finds the new master
+                await self._batch_clients.aclose()  # so that a new one finds the new master
             with suppress(*NO_REPLY):
                 await self._send_to_nodes(calls, resend, replies)
         if calls and all(isinstance(reply, NO_REPLY) for reply in replies):
@@ -118,10 +118,10 @@ class ClientTransport(BaseTransport):
     async def _send_to_nodes(
         self, calls: Sequence[Call], indexes: Iterable[int], replies: list[Any]
     ) -> list[list[int]]:
-        """Sends the calls of `indexes`, and sets their replies.
+        """Sends the calls at `indexes` and sets their replies.
 
         Returns:
-            The indexes of the calls that have no reply, for each node of a cluster.
+            The indexes of calls without a reply, grouped by cluster node.
         """
         client = self._batch_clients.get()
         is_cluster = self._is_cluster(client)
@@ -137,7 +137,7 @@ class ClientTransport(BaseTransport):
         failed = [indexes_by_node.pop("")] if is_cluster and "" in indexes_by_node else []
         for node_indexes in indexes_by_node.values():
             first = calls[node_indexes[0]][1][1]
-            # A pipeline of redis.asyncio's cluster finds the node by itself.
+            # A cluster pipeline of redis.asyncio finds the node itself.
             pipeline = (client if self.is_async else self._node(first)).pipeline(transaction=False)
             for index in node_indexes:
                 script, arguments = calls[index]
@@ -179,7 +179,7 @@ class ClientTransport(BaseTransport):
     def pool_of(self, name: str) -> Any:
         """See `ServerTransport`."""
         node = self._node(name)
-        # A node of redis.asyncio's cluster has the attributes of a pool.
+        # A cluster node of redis.asyncio has the attributes of a pool.
         return getattr(node, "connection_pool", node)
 
     def _is_cluster(self, client: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Creates redis-py clients from the config, and translates their errors."""
+"""Creates redis-py clients from the config and translates their errors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from celery_idempotent.store.config import StoreConfig
 #: Raised by redis-py if Redis cannot be reached, or replies with an error.
 CONNECTION_ERRORS = (RedisError, RedisClusterException, OSError)
 
-#: Those that say that a server did not reply, or that a cluster has none for a slot.
+#: Errors that mean that a server did not reply, or that a cluster has none for a slot.
 NO_REPLY = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError)
 
-#: Seconds that connecting may take, unless ``idempotency_redis_options`` has another limit.
+#: Seconds that connecting may take, unless ``idempotency_redis_options`` sets another limit.
 CONNECT_TIMEOUT = 2.0
 
-#: No limit, as up to redis-py 7; from 8 on the default is 100.
+#: No limit, as in redis-py 7 and earlier; since 8 the default is 100.
 _UNLIMITED = 2**31
 
 #: Options for the Sentinels, not for the master.
@@ -42,11 +42,11 @@ def connect(
     retries: int = 1,
     library: Any = redis,
 ) -> Any:
-    """Creates a client. It connects when it is first used; a cluster's client connects at once.
+    """Creates a client. It connects on first use; a cluster's client connects at once.
 
     Args:
         timeout: seconds that one command may take, `retries` included; the config's by default.
-        retries: how often a command without a reply is sent again.
+        retries: how many times a command without a reply is resent.
         library: redis or redis.asyncio.
 
     Raises:
@@ -101,7 +101,7 @@ def connect(
 
 
 def _master(config: StoreConfig, options: Mapping[str, Any], library: Any) -> Any:
-    """Creates a client of the master; each new connection asks the Sentinels for its address."""
+    """Creates a client of the master; each new connection gets its address from the Sentinels."""
     addresses, master = urls.sentinels(config.url)
     timeout = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
     sentinel = library.sentinel.Sentinel(
@@ -115,7 +115,7 @@ def _master(config: StoreConfig, options: Mapping[str, Any], library: Any) -> An
 
 
 async def aclose_client(client: Any) -> None:
-    """Closes `client`, and what redis-py leaves open: Sentinels and the nodes of a cluster."""
+    """Closes `client` and what redis-py leaves open: Sentinels and cluster nodes."""
     pool = getattr(client, "connection_pool", None)  # a cluster's client has none
     manager = getattr(pool, "sentinel_manager", None)
     for each in (client, *(manager.sentinels if manager else ())):
@@ -129,7 +129,7 @@ class ClosedConnectionError(RedisConnectionError):
 
 
 async def result_of(returned: Any, timeout: float | None = None) -> Any:
-    """Returns what a method of redis-py has returned; that of redis.asyncio is awaited.
+    """Returns the result of a redis-py method, awaiting that of redis.asyncio.
 
     Args:
         timeout: seconds that it may take on an event loop.
@@ -141,7 +141,7 @@ async def result_of(returned: Any, timeout: float | None = None) -> Any:
     except asyncio.TimeoutError as error:  # not an OSError before Python 3.11
         raise RedisTimeoutError("Redis did not reply in time") from error
     except (AttributeError, TypeError) as error:
-        # What redis-py up to 8.1 raises then does not mention a connection (redis-py#4287).
+        # redis-py up to 8.1 raises these without mentioning a connection (redis-py#4287).
         raise ClosedConnectionError(f"the connection was closed: {error}") from error
 
 

@@ -1,7 +1,7 @@
 """Values that belong to one event loop or process, such as connections and heartbeats.
 
-Those of a loop are an attribute of it. A dictionary of loops would keep each loop alive, even with
-weak keys, because a connection refers to its loop.
+A loop's values are stored in an attribute of the loop. A dictionary of loops would keep each loop
+alive, even with weak keys, because a connection refers to its loop.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """One value for each event loop, for as long as both this and the loop exist.
+    """One value for each event loop, while both this object and the loop exist.
 
     Args:
         make: returns the value when a loop first needs it.
-        close: awaited with the value in its loop when this object is collected, or when the loop
-            shuts down as under asyncio.run. An asynchronous generator does it, because every loop
-            closes those.
+        close: awaited with the value in its loop when this object is collected or the loop shuts
+            down, as in asyncio.run. An asynchronous generator calls it, because every loop closes
+            its generators.
     """
 
     def __init__(
@@ -42,21 +42,21 @@ class PerLoop(Generic[T]):
             closing = None
             if self._close is not None:
                 closing = _closing(value, self._close, ref(self), values)
-                # The first step registers the generator with the loop, and does not suspend.
+                # The first step registers the generator with the loop without suspending.
                 with contextlib.suppress(StopIteration):
                     closing.__anext__().__await__().send(None)
             entry = values[self] = value, closing
         return cast("T", entry[0])
 
     async def aclose(self) -> None:
-        """Closes the running loop's value; the next call of :meth:`get` makes another."""
+        """Closes the running loop's value; the next call of :meth:`get` creates another."""
         _, closing = _values().pop(self, (None, None))
         if closing is not None:
             await closing.aclose()
 
 
 class PerProcess(PerLoop[T]):
-    """One value for each process: a forked one does not share its parent's."""
+    """One value for each process: a forked child does not share its parent's."""
 
     _pid = 0
 
@@ -67,7 +67,7 @@ class PerProcess(PerLoop[T]):
         return self._value
 
     async def aclose(self) -> None:
-        """Closes this process's value; the next call of `get` makes another."""
+        """Closes this process's value; the next call of `get` creates another."""
         pid, self._pid = self._pid, 0
         if self._close is not None and pid == os.getpid():
             await self._close(self._value)
@@ -90,8 +90,8 @@ async def _closing(
 
 _ATTRIBUTE = "_celery_idempotent"
 
-#: After so many loops that were closed without being shut down, the garbage collector is run: only
-#: it can close their sockets.
+#: Number of loops closed without shutdown before the garbage collector is run: only it can close
+#: their sockets.
 MOST_CLOSED = 8
 
 _loops: set[ref[asyncio.AbstractEventLoop]] = set()

@@ -1,8 +1,8 @@
-"""What all transports share, and the transport to a single server, or the master of Sentinels.
+"""The base of all transports, and the transport to a single server or a Sentinel master.
 
-The latter uses redis-py's connections without redis-py's client. For every command the client polls
-the socket for a closed connection, takes locks and records metrics, which takes longer than Redis
-does. Here a closed connection is detected when a command fails on it; the command is then resent.
+The latter uses redis-py's connections without its client. For every command, the client polls the
+socket for a closed connection, takes locks and records metrics, which takes longer than Redis does.
+Here, a command that fails on a closed connection is resent.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: A script; and how many keys it has, the keys and the arguments, in the order of its head. The
+#: A script; then the number of keys, the keys and the arguments, in the order of its head. The
 #: first key is the record's name.
 Call = tuple[Script, Sequence[Any]]
 
 
 class BaseTransport:
-    """What both transports share. A transport sends commands to Redis and returns the replies.
+    """Base of both transports, which send commands to Redis and return the replies.
 
     The methods of a blocking transport never suspend, so `run_sync` can run them. A command may
-    reach the server more than once: every script replies to a command that is resent as it did the
-    first time.
+    reach the server more than once: every script replies to a resent command as it did the first
+    time.
 
     Args:
         timeout: seconds that a command may take, resends included; the config's by default.
-        is_async: for event loops: it has connections of its own in each loop.
-        retry: resend a command whose reply does not arrive in half of that time.
+        is_async: for event loops; each loop has its own connections.
+        retry: resend a command whose reply does not arrive within half the timeout.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class BaseTransport:
         self._timeout = config.timeout if timeout is None else timeout
         self._retry = retry
         self._library: Any = redis.asyncio if is_async else redis
-        #: Of pings and batches on an event loop; the transport has the connections of another one.
+        #: Timeout of pings and batches, if this transport borrows another's connections (asyncio).
         self._limit: float | None = None
 
     async def sleep(self, seconds: float) -> None:
@@ -73,9 +73,9 @@ class BaseTransport:
             time.sleep(seconds)
 
     def with_timeout(self, timeout: float, *, retry: bool = True) -> Self:
-        """Returns a transport to the same Redis whose commands take `timeout` seconds at most.
+        """Returns a transport to the same Redis whose commands take at most `timeout` seconds.
 
-        It limits pings and batches, and shares the connections of this one, on an event loop.
+        On an event loop, it limits pings and batches, and shares this one's connections.
         """
         if not self.is_async:
             return type(self)(self.config, timeout, retry=retry)
@@ -99,7 +99,7 @@ RESEND_DELAYS = (0.0, 0.1)
 
 
 class ServerTransport(BaseTransport):
-    """A pool of connections for any number of threads; the connection used last is reused first.
+    """A pool of connections for any number of threads; reuses the last used connection first.
 
     Raises:
         SettingsError: if the config is invalid.
@@ -109,16 +109,16 @@ class ServerTransport(BaseTransport):
         super().__init__(config, timeout, **options)
         wait = self._timeout / 2 if self._retry else self._timeout
         make = partial(_Pool, config, wait, self._library)
-        make()  # checks the config, and opens no connection
+        make()  # checks the config without opening a connection
         self._pool = self.scoped(make, _Pool.aclose)
 
     async def call(
         self, script: Script, arguments: Sequence[Any], followup: Sequence[Any] = ()
     ) -> list[Any]:
-        """Calls a script, and returns its reply and that of the command `followup` if there is one.
+        """Calls a script; returns its reply and that of the command `followup`, if given.
 
-        Both are sent on the same connection in one round trip; it takes a second round trip where
-        the server has not loaded the script.
+        Both are sent on the same connection in one round trip, or two if the server has not
+        loaded the script.
 
         Raises:
             ResponseError: if the server replies with an error.
@@ -127,7 +127,7 @@ class ServerTransport(BaseTransport):
         followups = (followup,) if followup else ()
         replies = await self.send(("EVALSHA", script.sha, *arguments), *followups)
         if isinstance(replies[0], NoScriptError):
-            # The server was flushed or restarted, or it is a new master. EVAL also loads a script.
+            # The server was flushed or restarted, or is a new master. EVAL also loads the script.
             replies = await self.send(("EVAL", script.source, *arguments), *followups)
         for reply in replies:
             if isinstance(reply, Exception):
@@ -135,10 +135,10 @@ class ServerTransport(BaseTransport):
         return replies
 
     async def call_all(self, calls: Sequence[Call]) -> list[Any]:
-        """Returns the reply to each of `calls`; an error that the server replies with is a value.
+        """Returns the reply to each of `calls`; error replies are returned as values.
 
         All are sent in one round trip; to a cluster, in one for each node that has a record. If
-        some of these nodes do not reply, the errors of their calls are values, too.
+        only some of these nodes reply, the errors of the others are values, too.
 
         Raises:
             RedisError, OSError: if no server replies.
@@ -171,7 +171,7 @@ class ServerTransport(BaseTransport):
             raise reply
 
     async def send(self, *commands: Sequence[Any]) -> list[Any]:
-        """Sends `commands` in one round trip and returns the replies; error replies are values.
+        """Sends `commands` in one round trip; returns the replies, with errors as values.
 
         Raises:
             RedisError, OSError: if a reply is missing after all resends.
@@ -194,8 +194,8 @@ class ServerTransport(BaseTransport):
 
         Args:
             packed: the commands, as :func:`pack` returns them.
-            wait: for the replies; else the next command on the connection drops them. The commands
-                may be lost, and error replies are ignored.
+            wait: for the replies. Otherwise the next command on the connection drops them: the
+                commands may be lost, and error replies are ignored.
         """
         pool = self._pool.get()
         try:
@@ -217,15 +217,15 @@ class ServerTransport(BaseTransport):
                         raise
                     reply = error
                 if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
-                    # A push message of RESP3, which redis-py before 6 with hiredis returns like a
-                    # reply. No command that is sent here has a reply that begins so.
+                    # A RESP3 push message, which redis-py before 6 with hiredis returns like a
+                    # reply. No command sent here replies with such a list.
                     continue
                 if unread:
                     unread -= 1
                 else:
                     replies.append(reply)
         except BaseException:
-            # After an interruption a reply may still arrive; no other command must read it.
+            # After an interruption, a reply may still arrive; no other command must read it.
             await result_of(connection.disconnect(True))
             raise
         pool.idle.append((connection, 0 if wait else unread + count))
@@ -234,15 +234,15 @@ class ServerTransport(BaseTransport):
         return replies
 
     def server_of(self, name: str) -> str:
-        """Returns the address of the server that has the record of this name; empty if only one."""
+        """Returns the address of the server that has the record `name`; empty if only one."""
         return ""
 
     def pool_of(self, name: str) -> Any:
-        """Returns redis-py's pool of connections to the server that has the record of this name."""
+        """Returns redis-py's connection pool for the server that has the record `name`."""
         return self._pool.get().pool
 
     async def aclose(self) -> None:
-        """Closes the connections (of the running loop); the next command opens others."""
+        """Closes the connections (of the running loop); the next command reconnects."""
         if self._limit is None:
             await self._pool.aclose()
 
@@ -252,10 +252,10 @@ class _Pool:
 
     def __init__(self, config: StoreConfig, timeout: float, library: Any) -> None:
         self._client = connect(config, timeout=timeout, retries=0, library=library)
-        # The pool's make_connection is not used: from redis-py 8 on it counts the connections that
-        # it has made, lost ones included, and refuses beyond a limit.
+        # The pool's make_connection is not used: since redis-py 8 it counts all connections made,
+        # including lost ones, and refuses more than a limit.
         self.pool = self._client.connection_pool
-        #: Connections, each with the number of replies on it that nobody waits for.
+        #: Connections, each with its number of unread replies.
         self.idle: list[tuple[Any, int]] = []
         self.closed = False
 
@@ -275,14 +275,14 @@ class _Pool:
         await aclose_client(self._client)
 
 
-#: What precedes an argument of each size. The line break ends the argument before it.
+#: What precedes an argument of each size; the line break ends the previous argument.
 _SIZES = [b"\r\n$%d\r\n" % size for size in range(256)]
 
 
 def pack(command: Sequence[Any]) -> bytes:
     """Encodes a command as an array of bulk strings.
 
-    redis-py's encoding has the same result and takes several times as long.
+    redis-py's encoder has the same result but takes several times as long.
     """
     parts = [b"*%d" % len(command)]
     for argument in command:
