@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 
-from celery_idempotent.contrib.asgi import decoded, encoded, fingerprint_of
+from celery_idempotent.contrib.asgi import decoded, encoded
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.response import Headers, stored_by_default
 from celery_idempotent.contrib.http.response import Response as Captured
@@ -70,18 +70,10 @@ def idempotent_route(
     Raises:
         SettingsError: for the first invalid option, in one line.
     """
+    options |= {"identity": identity, "key": key, "fingerprint": fingerprint, "methods": methods}
 
     def decorate(endpoint: Endpoint) -> Endpoint:
-        route = _Route(
-            endpoint,
-            idem,
-            identity=identity,
-            key=key,
-            fingerprint=fingerprint,
-            methods=methods,
-            **options,
-        )
-        return route.decorated()  # type: ignore[return-value]
+        return _Route(endpoint, idem, **options).decorated()  # type: ignore[return-value]
 
     return decorate
 
@@ -164,23 +156,14 @@ class _Route(BaseRoute):
             ) from None
         return body
 
-    def _fingerprint_of_request(self, environ: Any, body: bytes) -> Any:
-        return fingerprint_of(environ, body)
-
-    async def _run(self, call: Call) -> Any:
-        returned = call.run()
-        return await returned if self._is_async else returned
-
-    async def _captured(self, call: Call, value: Any) -> tuple[Any, Captured, bool]:
-        response = value
-        if not isinstance(value, Response):
-            response = await self._await(self._render, call, value)
+    def _captured(self, response: Response) -> Captured:
         body = getattr(response, "body", None)  # streams and files have none
-        captured = Captured(response.status_code, decoded(response.raw_headers), bytes(body or b""))
-        return response, captured, body is not None
+        headers = decoded(response.raw_headers)
+        return Captured(response.status_code, headers, None if body is None else bytes(body))
 
-    async def _render(self, call: _Call, value: Any) -> Response:
-        """Returns the response that FastAPI makes of a return value."""
+    async def _rendered(self, call: _Call, value: Any) -> Response:
+        if isinstance(value, Response):
+            return value
         route: APIRoute = call.request.scope["route"]
         if id(route) not in self._renderers:
             options = {name: getattr(route, name) for name in _OF_RESPONSES}
@@ -188,10 +171,10 @@ class _Route(BaseRoute):
             self._renderers[id(route)] = route, handler
         _, handler = self._renderers[id(route)]
         scope = {**call.request.scope, _RETURNED: (value, call.collected)}
-        response: Response = await handler(Request(scope))
+        response: Response = await self._await(handler, Request(scope))
         return response
 
-    async def _captured_error(self, call: Call, error: Exception) -> tuple[Captured, bool]:
+    async def _error_response(self, call: Call, error: Exception) -> Response:
         default = ExceptionMiddleware(self._app).http_exception
         handlers = {HTTPException: default, **call.request.app.exception_handlers}
         kinds: list[Any] = [error.status_code] if isinstance(error, HTTPException) else []
@@ -199,9 +182,8 @@ class _Route(BaseRoute):
         handler = next((handlers[kind] for kind in kinds if kind in handlers), None)
         if handler is None:
             raise error
-        response = await self._await(_response_of, handler, call.request, error)
-        _, captured, whole = await self._captured(call, response)
-        return captured, whole
+        response: Response = await self._await(_response_of, handler, call.request, error)
+        return response
 
     def _add(self, response: Response, headers: Headers) -> None:
         response.raw_headers.extend(encoded(headers))
