@@ -102,19 +102,14 @@ class _Route(BaseRoute):
 
     def decorated(self) -> Callable[..., Any]:
         """Returns the function that FastAPI calls, in the event loop or in a thread."""
-        endpoint = self._app
 
-        @wraps(endpoint)
+        @wraps(self._app)
         async def run(*args: Any, **kwargs: Any) -> Any:
-            if (injected := _injected(args, kwargs)) is None:
-                return await endpoint(*args, **kwargs)
-            return await self._handle(injected, args, kwargs)
+            return await self._handle(args, kwargs)
 
-        @wraps(endpoint)
+        @wraps(self._app)
         def run_in_thread(*args: Any, **kwargs: Any) -> Any:
-            if (injected := _injected(args, kwargs)) is None:
-                return endpoint(*args, **kwargs)
-            return run_sync(self._handle(injected, args, kwargs))
+            return run_sync(self._handle(args, kwargs))
 
         decorated: Any = run if self._is_async else run_in_thread
         decorated.__signature__ = self._with_injected()
@@ -134,12 +129,14 @@ class _Route(BaseRoute):
         parameters = sorted([*signature.parameters.values(), added], key=lambda p: p.kind)
         return signature.replace(parameters=parameters)
 
-    async def _handle(self, injected: _Injected, args: Any, kwargs: Any) -> Any:
+    async def _handle(self, args: Any, kwargs: Any) -> Any:
+        injected = _injected(args, kwargs)
+        endpoint = partial(self._app, *args, **kwargs)
+        if injected is None:
+            return await self._run(endpoint)
         request, collected = injected
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        run = partial(self._app, *args, **kwargs)
-        call = _Call(request, bound.arguments, request.scope, run, collected)
+        arguments = self._arguments(args, kwargs)
+        call = _Call(request, arguments, request.scope, endpoint, collected)
         return await self._respond(call, request.method)
 
     async def _await(self, function: Callable[..., Any], *args: Any) -> Any:

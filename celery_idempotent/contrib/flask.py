@@ -69,10 +69,8 @@ class _Route(BaseRoute, WsgiReader):
     def respond_to(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the response to the current request."""
         request = flask.request
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        view = flask.current_app.ensure_sync(self._app)
-        call = Call(request, bound.arguments, request.environ, partial(view, *args, **kwargs))
+        view = partial(flask.current_app.ensure_sync(self._app), *args, **kwargs)
+        call = Call(request, self._arguments(args, kwargs), request.environ, view)
         return run_sync(self._respond(call, request.method))
 
     async def _body(self, call: Call) -> bytes:
