@@ -144,21 +144,20 @@ class _Route(BaseRoute):
             return await function(*args)
         return anyio.from_thread.run(function, *args)
 
-    async def _body(self, call: Call) -> bytes:
+    async def _body(self, call: Call) -> Any:
         try:
-            body: bytes = await self._await(call.request.body)
+            return await self._await(call.request.body)
         except RuntimeError:  # Starlette reads a form without keeping its bytes
             raise TypeError(
                 f"{self._title}: {self._name} has a form, which was read; pass fingerprint="
             ) from None
-        return body
 
     def _captured(self, response: Response) -> Captured:
         body = getattr(response, "body", None)  # streams and files have none
         headers = decoded(response.raw_headers)
         return Captured(response.status_code, headers, None if body is None else bytes(body))
 
-    async def _rendered(self, call: _Call, value: Any) -> Response:
+    async def _rendered(self, call: _Call, value: Any) -> Any:
         if isinstance(value, Response):
             return value
         route: APIRoute = call.request.scope["route"]
@@ -168,10 +167,9 @@ class _Route(BaseRoute):
             self._renderers[id(route)] = route, handler
         _, handler = self._renderers[id(route)]
         scope = {**call.request.scope, _RETURNED: (value, call.collected)}
-        response: Response = await self._await(handler, Request(scope))
-        return response
+        return await self._await(handler, Request(scope))
 
-    async def _error_response(self, call: Call, error: Exception) -> Response:
+    async def _error_response(self, call: Call, error: Exception) -> Any:
         default = ExceptionMiddleware(self._app).http_exception
         handlers = {HTTPException: default, **call.request.app.exception_handlers}
         kinds: list[Any] = [error.status_code] if isinstance(error, HTTPException) else []
@@ -179,8 +177,9 @@ class _Route(BaseRoute):
         handler = next((handlers[kind] for kind in kinds if kind in handlers), None)
         if handler is None:
             raise error
-        response: Response = await self._await(_response_of, handler, call.request, error)
-        return response
+        if not inspect.iscoroutinefunction(handler):
+            handler = partial(run_in_threadpool, handler)
+        return await self._await(handler, call.request, error)
 
     def _add(self, response: Response, headers: Headers) -> None:
         response.raw_headers.extend(encoded(headers))
@@ -191,23 +190,11 @@ class _Route(BaseRoute):
         return converted
 
 
-def _injected(args: Any, kwargs: dict[str, Any]) -> _Injected | None:
+def _injected(args: Any, kwargs: dict[str, Any]) -> Any:
     """Returns FastAPI's injected value; Starlette passes the request as an argument."""
-    if _PARAMETER in kwargs:
-        injected: _Injected = kwargs.pop(_PARAMETER)
-        return injected
     request = next((argument for argument in args if isinstance(argument, Request)), None)
-    return None if request is None else _Injected(request, Response())
-
-
-async def _response_of(handler: Any, request: Request, error: Exception) -> Response:
-    """Returns the response of an error handler."""
-    response: Any
-    if inspect.iscoroutinefunction(handler):
-        response = await handler(request, error)
-    else:
-        response = await run_in_threadpool(handler, request, error)
-    return response  # type: ignore[no-any-return]
+    default = None if request is None else _Injected(request, Response())
+    return kwargs.pop(_PARAMETER, default)
 
 
 def _returned(request: Request, response: Response) -> Any:

@@ -54,12 +54,8 @@ class Response:
     @property
     def has_no_store(self) -> bool:
         """Whether its Cache-Control says no-store."""
-        return any(
-            directive.strip().lower() == "no-store"
-            for name, value in self.headers
-            if name.lower() == "cache-control"
-            for directive in value.split(",")
-        )
+        fields = [value for name, value in self.headers if name.lower() == "cache-control"]
+        return "no-store" in (each.strip().lower() for each in ",".join(fields).split(","))
 
     def as_record(self, max_bytes: int) -> dict[str, Any]:
         """Returns the parts to store, in a form that every serializer accepts.

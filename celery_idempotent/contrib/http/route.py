@@ -154,7 +154,7 @@ class BaseRoute(BaseMiddleware):
         bound.apply_defaults()
         return bound.arguments
 
-    async def _body(self, call: Call) -> bytes:
+    async def _body(self, call: Call) -> Any:
         raise NotImplementedError
 
     async def _rendered(self, call: Any, value: Any) -> Any:
