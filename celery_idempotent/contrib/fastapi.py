@@ -133,7 +133,7 @@ class _Route(BaseRoute):
         injected = _injected(args, kwargs)
         endpoint = partial(self._app, *args, **kwargs)
         if injected is None:
-            return await self._run(endpoint)
+            return await self._finished(endpoint())
         request, collected = injected
         arguments = self._arguments(args, kwargs)
         call = _Call(request, arguments, request.scope, endpoint, collected)

@@ -22,8 +22,8 @@ from urllib.parse import unquote
 
 import prometheus_client
 from celery.signals import task_postrun, worker_process_init, worker_ready, worker_shutdown
-from prometheus_client import CollectorRegistry, Metric, values
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, values
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 

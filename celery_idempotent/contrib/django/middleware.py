@@ -93,9 +93,8 @@ class IdempotencyMiddleware(BaseMiddleware):
             try:
                 # Before the view, which may parse a form and consume the body.
                 self._check_body(request)
-                response = get_response(request)  # calls process_view, which begins the execution
-                if self._is_async:
-                    response = await response
+                # Calls process_view, which begins the execution.
+                response = await self._finished(get_response(request))
                 if exchange.execution is not None:
                     await self._settle_view(exchange, request, response)
                 return response
@@ -113,11 +112,9 @@ class IdempotencyMiddleware(BaseMiddleware):
     async def _begin_view(self, request: HttpRequest) -> None:
         if not self._applies(request, request.method or ""):
             return
-        if self._is_async:
-            # In a thread, because `identity` and `required` may query the database.
-            admitted = await sync_to_async(self._admit)(request)
-        else:
-            admitted = self._admit(request)
+        # In a thread, because `identity` and `required` may query the database.
+        admit: Any = sync_to_async(self._admit) if self._is_async else self._admit
+        admitted = await self._finished(admit(request))
         if admitted is not None:
             method_and_path = {"REQUEST_METHOD": request.method, "PATH_INFO": request.path_info}
             read = fingerprint({**request.META, **method_and_path}, request.body)

@@ -238,12 +238,14 @@ class BaseMiddleware:
             if stored is None:
                 await exchange.aclose()
             else:
-                returned = exchange.execution.complete(stored)
-                if self._is_async:
-                    returned = await returned
+                returned = await self._finished(exchange.execution.complete(stored))
         if returned != stored:  # another execution has completed first
             await self._replay(request, returned)
         return [] if exchange.execution.protected else [(UNPROTECTED_HEADER, "true")]
+
+    async def _finished(self, returned: Any) -> Any:
+        """Returns what a function of the app's kind, on an event loop or not, has returned."""
+        return await returned if self._is_async else returned
 
     async def _replay(self, request: Any, stored: Any) -> NoReturn:
         """Answers with a stored response, unless `authorize_replay` denies it to the client."""

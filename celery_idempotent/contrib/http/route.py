@@ -100,15 +100,15 @@ class BaseRoute(BaseMiddleware):
     async def _respond(self, call: Call, method: str) -> Any:
         """Returns the endpoint's response, or a stored one."""
         if method.upper() not in self._methods or not self._settings.enabled:
-            return await self._run(call.run)
+            return await self._finished(call.run())
         async with Exchange() as exchange:
             try:
                 admitted = self._admit(call)
                 if admitted is None or self._is_running(admitted):
-                    return await self._run(call.run)
+                    return await self._finished(call.run())
                 await self._begin(exchange, call, admitted, await self._fingerprint_of(call))
                 try:
-                    response = await self._rendered(call, await self._run(call.run))
+                    response = await self._rendered(call, await self._finished(call.run()))
                 except Exception as error:
                     response = await self._error_response(call, error)
                     await self._settle(exchange, call, self._captured(response))
@@ -144,10 +144,6 @@ class BaseRoute(BaseMiddleware):
         body = await self._body(call)
         self._check_length(len(body), declared)
         return fingerprint_of(call, body)
-
-    async def _run(self, endpoint: Callable[[], Any]) -> Any:
-        returned = endpoint()
-        return await returned if self._is_async else returned
 
     def _arguments(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
         bound = self._signature.bind(*args, **kwargs)
