@@ -31,12 +31,9 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
-        if scope["type"] == "http" and self._applies(scope, scope["method"]):
-            await self._handle(scope, receive, send)
-        else:
+        if scope["type"] != "http" or not self._applies(scope, scope["method"]):
             await self._app(scope, receive, send)
-
-    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+            return
         async with Exchange() as exchange:
             try:
                 admitted = self._admit(scope)
