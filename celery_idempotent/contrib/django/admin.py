@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
@@ -154,23 +154,16 @@ def _time(milliseconds: Any) -> str:
     return formatting.utc(moment(milliseconds)) if milliseconds else "–"
 
 
-_KEPT = {
-    forgetting.CHANGED: "has changed since it was shown",
-    forgetting.ABSENT: "was already absent",
-    "unknown": "is not of a task in this process, with this database",
-}
-_UNCONFIRMED = "unconfirmed"
-_FORGET_CASES = {
+_UNCONFIRMED, _UNKNOWN = "unconfirmed", "unknown"
+#: What has become of an outcome.
+_CASES = {
+    **rerunning.MESSAGES,
     forgetting.FORGOTTEN: "forgotten",
-    forgetting.RUNNING: "is running: it can be forgotten when its lease has expired",
-    **_KEPT,
-}
-_RERUN_CASES = {
-    rerunning.PUBLISHED: "published again",
-    rerunning.NOT_ENDED: "has not ended",
-    rerunning.NO_MESSAGE: "has no message: forget it, and publish the call with its arguments",
-    _UNCONFIRMED: "was kept: confirm that its effect is to be repeated",
-    **_KEPT,
+    forgetting.RUNNING: "kept: it is running, and its lease has not expired",
+    forgetting.CHANGED: "kept: it has changed since it was shown",
+    forgetting.ABSENT: "already absent",
+    _UNCONFIRMED: "kept: confirm that its effect is to be repeated",
+    _UNKNOWN: "kept: it is not of a task in this process, with this database",
 }
 
 
@@ -181,17 +174,19 @@ class _Action(NamedTuple):
     name: str
     noun: str
     act: Callable[..., str]
-    #: The values that `act` returns, each with the rest of a sentence; the first is success.
-    cases: Mapping[str, str]
+    #: The case that `act` returns if it has succeeded.
+    success: str
     #: For the entry in the admin's log.
     flag: int
     entry: str
 
 
 _FORGET = _Action(
-    "forget_selected", "outcome", ShownOutcome.forget, _FORGET_CASES, DELETION, "Forgotten"
+    "forget_selected", "outcome", ShownOutcome.forget, forgetting.FORGOTTEN, DELETION, "Forgotten"
 )
-_RERUN = _Action("rerun_selected", "call", ShownOutcome.rerun, _RERUN_CASES, CHANGE, "Run again")
+_RERUN = _Action(
+    "rerun_selected", "call", ShownOutcome.rerun, rerunning.PUBLISHED, CHANGE, "Run again"
+)
 
 
 class BoundedPaginator(Paginator):
@@ -348,20 +343,20 @@ class OutcomeAdmin(admin.ModelAdmin):
 
     def _act_on_shown(self, request: HttpRequest, action: _Action) -> None:
         """Applies `action` to the confirmed outcomes that have not changed since."""
-        success, number = next(iter(action.cases)), 0
+        number = 0
         for text in request.POST.getlist("shown")[: self.list_max_show_all]:
             try:
                 key, case = self._act(request, text, action)
             except IdempotencyError as error:
                 self.message_user(request, str(error), messages.ERROR)
                 break
-            number += case == success
-            if case != success:
-                text = f"The outcome of {key} {action.cases[case]}."
-                self.message_user(request, text, messages.WARNING)
+            number += case == action.success
+            if case != action.success:
+                # Django begins a message with a capital letter, which would change the key.
+                self.message_user(request, f"Outcome of {key}: {_CASES[case]}", messages.WARNING)
         if number:
             done = plural(number, action.noun)
-            self.message_user(request, f"{done} {action.cases[success]}.")
+            self.message_user(request, f"{done} {_CASES[action.success]}")
 
     def _act(self, request: HttpRequest, text: str, action: _Action) -> tuple[str, str]:
         """Applies `action` to an outcome if unchanged since shown; returns its key and the case.
@@ -378,14 +373,14 @@ class OutcomeAdmin(admin.ModelAdmin):
             return pk, forgetting.ABSENT
         shown = ShownOutcome(outcome)
         if shown.found is None:
-            return outcome.record_key, "unknown"
+            return outcome.record_key, _UNKNOWN
         if shown.record_error is not None:
             raise shown.record_error
         # A record that has expired meanwhile makes no difference.
         if outcome.owner != owner or (shown.view is not None and shown.version != text):
             return outcome.record_key, forgetting.CHANGED
         case = action.act(shown, request)
-        if case == next(iter(action.cases)):
+        if case == action.success:
             _log(request, outcome, action)
         return outcome.record_key, case
 

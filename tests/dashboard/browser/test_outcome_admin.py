@@ -41,6 +41,6 @@ def test_forget_asks_first(browser: Browser, admin_site: WebServer) -> None:
         links.first.click()
         page.get_by_role("button", name="Forget…").click()
         page.get_by_role("button", name="Forget").click()
-        expect(page.get_by_text("1 outcome forgotten.")).to_be_visible()
+        expect(page.get_by_text("1 outcome forgotten")).to_be_visible()
         expect(links).to_have_count(1)
     assert dialogs == [], "a hostile task id was executed"
