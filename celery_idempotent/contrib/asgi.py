@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from functools import partial
 from typing import Any
 
-from celery_idempotent.contrib.http.fingerprint import fingerprint
-from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header, fields_of
+from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.request import fingerprint
 from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
 
 __all__ = ["IdempotencyMiddleware", "anonymous", "by_cookie", "by_header", "stored_by_default"]
@@ -31,12 +31,9 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
-        if scope["type"] == "http" and self._applies(scope, scope["method"]):
-            await self._handle(scope, receive, send)
-        else:
+        if scope["type"] != "http" or not self._applies(scope, scope["method"]):
             await self._app(scope, receive, send)
-
-    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+            return
         async with Exchange() as exchange:
             try:
                 admitted = self._admit(scope)
@@ -46,7 +43,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                 body = await self._read_body(scope, receive)
                 if body is None:
                     return
-                await self._begin(exchange, scope, admitted, fingerprint_of(scope, body))
+                await self._begin(exchange, scope, admitted, fingerprint(scope, body))
             except Answered as answered:
                 await _send(send, answered.response)
                 return
@@ -56,8 +53,7 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
         """Returns the body, or None if the client disconnects before its end."""
-        declared = _field(scope, "content-length")
-        self._check_length(declared, 0, ended=False)
+        declared = self._declared_length(scope)
         body = bytearray()
         more = True
         while more:
@@ -66,7 +62,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                 return None
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            self._check_length(declared, len(body), ended=not more)
+            self._check_length(len(body), 0 if more else declared)
         return bytes(body)
 
 
@@ -136,18 +132,6 @@ def decoded(fields: Iterable[tuple[bytes, bytes]]) -> Headers:
 def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
     """Returns header fields in ASGI's form."""
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-
-
-def _field(scope: Scope, name: str) -> str:
-    return ",".join(fields_of(scope, name))
-
-
-def fingerprint_of(scope: Scope, body: bytes) -> list[str | bytes]:
-    """Returns the fingerprint of a request."""
-    query = scope["query_string"].decode("latin-1")
-    target = scope["method"], scope.get("root_path", ""), scope["path"], query
-    content_type, encoding = _field(scope, "content-type"), _field(scope, "content-encoding")
-    return fingerprint(target, content_type, encoding, body)
 
 
 def _without_sending(scope: Scope) -> Scope:

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 
-from celery_idempotent.contrib.asgi import decoded, encoded, fingerprint_of
+from celery_idempotent.contrib.asgi import decoded, encoded
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.response import Headers, stored_by_default
 from celery_idempotent.contrib.http.response import Response as Captured
@@ -70,18 +70,10 @@ def idempotent_route(
     Raises:
         SettingsError: for the first invalid option, in one line.
     """
+    options |= {"identity": identity, "key": key, "fingerprint": fingerprint, "methods": methods}
 
     def decorate(endpoint: Endpoint) -> Endpoint:
-        route = _Route(
-            endpoint,
-            idem,
-            identity=identity,
-            key=key,
-            fingerprint=fingerprint,
-            methods=methods,
-            **options,
-        )
-        return route.decorated()  # type: ignore[return-value]
+        return _Route(endpoint, idem, **options).decorated()  # type: ignore[return-value]
 
     return decorate
 
@@ -110,19 +102,14 @@ class _Route(BaseRoute):
 
     def decorated(self) -> Callable[..., Any]:
         """Returns the function that FastAPI calls, in the event loop or in a thread."""
-        endpoint = self._app
 
-        @wraps(endpoint)
+        @wraps(self._app)
         async def run(*args: Any, **kwargs: Any) -> Any:
-            if (injected := _injected(args, kwargs)) is None:
-                return await endpoint(*args, **kwargs)
-            return await self._handle(injected, args, kwargs)
+            return await self._handle(args, kwargs)
 
-        @wraps(endpoint)
+        @wraps(self._app)
         def run_in_thread(*args: Any, **kwargs: Any) -> Any:
-            if (injected := _injected(args, kwargs)) is None:
-                return endpoint(*args, **kwargs)
-            return run_sync(self._handle(injected, args, kwargs))
+            return run_sync(self._handle(args, kwargs))
 
         decorated: Any = run if self._is_async else run_in_thread
         decorated.__signature__ = self._with_injected()
@@ -142,12 +129,14 @@ class _Route(BaseRoute):
         parameters = sorted([*signature.parameters.values(), added], key=lambda p: p.kind)
         return signature.replace(parameters=parameters)
 
-    async def _handle(self, injected: _Injected, args: Any, kwargs: Any) -> Any:
+    async def _handle(self, args: Any, kwargs: Any) -> Any:
+        injected = _injected(args, kwargs)
+        endpoint = partial(self._app, *args, **kwargs)
+        if injected is None:
+            return await self._finished(endpoint())
         request, collected = injected
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        run = partial(self._app, *args, **kwargs)
-        call = _Call(request, bound.arguments, request.scope, run, collected)
+        arguments = self._arguments(args, kwargs)
+        call = _Call(request, arguments, request.scope, endpoint, collected)
         return await self._respond(call, request.method)
 
     async def _await(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -155,32 +144,22 @@ class _Route(BaseRoute):
             return await function(*args)
         return anyio.from_thread.run(function, *args)
 
-    async def _body(self, call: Call) -> bytes:
+    async def _body(self, call: Call) -> Any:
         try:
-            body: bytes = await self._await(call.request.body)
+            return await self._await(call.request.body)
         except RuntimeError:  # Starlette reads a form without keeping its bytes
             raise TypeError(
                 f"{self._title}: {self._name} has a form, which was read; pass fingerprint="
             ) from None
-        return body
 
-    def _fingerprint_of_request(self, environ: Any, body: bytes) -> Any:
-        return fingerprint_of(environ, body)
-
-    async def _run(self, call: Call) -> Any:
-        returned = call.run()
-        return await returned if self._is_async else returned
-
-    async def _captured(self, call: Call, value: Any) -> tuple[Any, Captured, bool]:
-        response = value
-        if not isinstance(value, Response):
-            response = await self._await(self._render, call, value)
+    def _captured(self, response: Response) -> Captured:
         body = getattr(response, "body", None)  # streams and files have none
-        captured = Captured(response.status_code, decoded(response.raw_headers), bytes(body or b""))
-        return response, captured, body is not None
+        headers = decoded(response.raw_headers)
+        return Captured(response.status_code, headers, None if body is None else bytes(body))
 
-    async def _render(self, call: _Call, value: Any) -> Response:
-        """Returns the response that FastAPI makes of a return value."""
+    async def _rendered(self, call: _Call, value: Any) -> Any:
+        if isinstance(value, Response):
+            return value
         route: APIRoute = call.request.scope["route"]
         if id(route) not in self._renderers:
             options = {name: getattr(route, name) for name in _OF_RESPONSES}
@@ -188,10 +167,9 @@ class _Route(BaseRoute):
             self._renderers[id(route)] = route, handler
         _, handler = self._renderers[id(route)]
         scope = {**call.request.scope, _RETURNED: (value, call.collected)}
-        response: Response = await handler(Request(scope))
-        return response
+        return await self._await(handler, Request(scope))
 
-    async def _captured_error(self, call: Call, error: Exception) -> tuple[Captured, bool]:
+    async def _error_response(self, call: Call, error: Exception) -> Any:
         default = ExceptionMiddleware(self._app).http_exception
         handlers = {HTTPException: default, **call.request.app.exception_handlers}
         kinds: list[Any] = [error.status_code] if isinstance(error, HTTPException) else []
@@ -199,9 +177,9 @@ class _Route(BaseRoute):
         handler = next((handlers[kind] for kind in kinds if kind in handlers), None)
         if handler is None:
             raise error
-        response = await self._await(_response_of, handler, call.request, error)
-        _, captured, whole = await self._captured(call, response)
-        return captured, whole
+        if not inspect.iscoroutinefunction(handler):
+            handler = partial(run_in_threadpool, handler)
+        return await self._await(handler, call.request, error)
 
     def _add(self, response: Response, headers: Headers) -> None:
         response.raw_headers.extend(encoded(headers))
@@ -212,23 +190,11 @@ class _Route(BaseRoute):
         return converted
 
 
-def _injected(args: Any, kwargs: dict[str, Any]) -> _Injected | None:
+def _injected(args: Any, kwargs: dict[str, Any]) -> Any:
     """Returns FastAPI's injected value; Starlette passes the request as an argument."""
-    if _PARAMETER in kwargs:
-        injected: _Injected = kwargs.pop(_PARAMETER)
-        return injected
     request = next((argument for argument in args if isinstance(argument, Request)), None)
-    return None if request is None else _Injected(request, Response())
-
-
-async def _response_of(handler: Any, request: Request, error: Exception) -> Response:
-    """Returns the response of an error handler."""
-    response: Any
-    if inspect.iscoroutinefunction(handler):
-        response = await handler(request, error)
-    else:
-        response = await run_in_threadpool(handler, request, error)
-    return response  # type: ignore[no-any-return]
+    default = None if request is None else _Injected(request, Response())
+    return kwargs.pop(_PARAMETER, default)
 
 
 def _returned(request: Request, response: Response) -> Any:

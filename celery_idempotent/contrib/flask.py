@@ -12,7 +12,7 @@ from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_hea
 from celery_idempotent.contrib.http.response import Headers, stored_by_default
 from celery_idempotent.contrib.http.response import Response as Captured
 from celery_idempotent.contrib.http.route import METHODS, BaseRoute, Call
-from celery_idempotent.contrib.wsgi import WsgiReader, fingerprint_of
+from celery_idempotent.contrib.wsgi import WsgiReader
 from celery_idempotent.functions.engine import Idempotency
 from celery_idempotent.store.run_sync import run_sync
 
@@ -49,17 +49,10 @@ def idempotent_route(
     Raises:
         SettingsError: for the first invalid option, in one line.
     """
+    options |= {"identity": identity, "key": key, "fingerprint": fingerprint, "methods": methods}
 
     def decorate(view: View) -> View:
-        route = _Route(
-            view,
-            idem,
-            identity=identity,
-            key=key,
-            fingerprint=fingerprint,
-            methods=methods,
-            **options,
-        )
+        route = _Route(view, idem, **options)
 
         @wraps(view)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -76,10 +69,8 @@ class _Route(BaseRoute, WsgiReader):
     def respond_to(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the response to the current request."""
         request = flask.request
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        view = flask.current_app.ensure_sync(self._app)
-        call = Call(request, bound.arguments, request.environ, partial(view, *args, **kwargs))
+        view = partial(flask.current_app.ensure_sync(self._app), *args, **kwargs)
+        call = Call(request, self._arguments(args, kwargs), request.environ, view)
         return run_sync(self._respond(call, request.method))
 
     async def _body(self, call: Call) -> bytes:
@@ -92,25 +83,19 @@ class _Route(BaseRoute, WsgiReader):
             )
         return request.get_data()  # a hook has read the body
 
-    def _fingerprint_of_request(self, environ: Any, body: bytes) -> Any:
-        return fingerprint_of(environ, body)
+    async def _rendered(self, call: Call, value: Any) -> flask.Response:
+        return flask.make_response(value)
 
-    async def _run(self, call: Call) -> Any:
-        return call.run()
-
-    async def _captured(self, call: Call, value: Any) -> tuple[Any, Captured, bool]:
-        response = flask.make_response(value)
-        whole = not (response.is_streamed or response.direct_passthrough)
-        body = response.get_data() if whole else b""
-        _, _, reason = response.status.partition(" ")
-        captured = Captured(response.status_code, list(response.headers), body, reason)
-        return response, captured, whole
-
-    async def _captured_error(self, call: Call, error: Exception) -> tuple[Captured, bool]:
+    async def _error_response(self, call: Call, error: Exception) -> flask.Response:
         response = flask.make_response(flask.current_app.handle_user_exception(error))
         response.make_sequence()  # Werkzeug would stream that of an abort(), a WSGI app
-        _, captured, whole = await self._captured(call, response)
-        return captured, whole
+        return response
+
+    def _captured(self, response: flask.Response) -> Captured:
+        is_whole = not (response.is_streamed or response.direct_passthrough)
+        body = response.get_data() if is_whole else None
+        _, _, reason = response.status.partition(" ")
+        return Captured(response.status_code, list(response.headers), body, reason)
 
     def _add(self, response: flask.Response, headers: Headers) -> None:
         response.headers.extend(headers)

@@ -8,21 +8,19 @@ redelivers the message. Delayed messages count against `prefetch_count`.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kombu.asynchronous.timer import Timer
 from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.message import Message
 from kombu.messaging import Producer
 from kombu.mixins import ConsumerMixin
 
-from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import (
     CorruptRecordError,
     IdempotencyError,
@@ -33,8 +31,9 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.conflict import requeue_delay
-from celery_idempotent.flow.end import Answer, Drop, End, Reject, Requeue
+from celery_idempotent.flow.end import Answer, Drop, Reject, Requeue
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.outcome import Failure, Result
 from celery_idempotent.functions.direct_call import DirectHost, direct_call
@@ -126,12 +125,12 @@ class IdempotentConsumer(ConsumerMixin):
             on_store_error=on_store_error,
             store_result=False,
         )
-        self._deliveries: list[_Delivery] = []
-        self._sequence_numbers = itertools.count()
+        #: Handles the messages that this consumer holds, each when it is due.
+        self._timer = Timer()
 
     def get_consumers(self, consumer: Any, channel: Any) -> list[Any]:
         """Returns one consumer for all queues."""
-        self._deliveries.clear()  # the broker redelivers the messages of an earlier connection
+        self._timer.clear()  # the broker redelivers the messages of an earlier connection
         return [
             consumer(
                 list(self._queues),
@@ -143,8 +142,9 @@ class IdempotentConsumer(ConsumerMixin):
 
     def on_iteration(self) -> None:
         """Handles new messages, and delayed ones that are due."""
-        while self._deliveries and self._deliveries[0].due <= monotonic() and not self.should_stop:
-            self._handle(heapq.heappop(self._deliveries))
+        entries = iter(self._timer)
+        while not self.should_stop and (due := next(entries)[1]) is not None:
+            due()
 
     def on_decode_error(self, message: Message, exc: Exception) -> None:
         """Dead-letters a message that cannot be decoded."""
@@ -153,28 +153,25 @@ class IdempotentConsumer(ConsumerMixin):
     def _receive(self, body: Any, message: Message) -> None:
         # Left to on_iteration: a handler that waits for the broker, such as for a confirmed
         # publish, receives further messages meanwhile, and nested handlers would fill the stack.
-        delivery = _Delivery(monotonic(), next(self._sequence_numbers), body, message)
-        heapq.heappush(self._deliveries, delivery)
+        self._timer.call_after(0, self._handle, [_Delivery(body, message)])
 
     def _handle(self, delivery: _Delivery) -> None:
         """Executes a delivery; its message is then acknowledged, delayed or dead-lettered."""
-        message = delivery.message
+        body, message = delivery.body, delivery.message
         try:
-            host = self._host(delivery)
+            call = delivery.call = delivery.call or self._call(body, message)
         except IdempotencyError as reason:
             self._dead_letter(message, str(reason))
             return
+        host = _MessageHost(call, partial(self._handler, body, message), self._idem.app)
         executor = self._idem.executor
-        call = executor.new_call(host.data, host, plan_for(self._settings))
-        end: End
         try:
-            end = executor.enter(call)
+            end = executor.enter(executor.new_call(call, host, plan_for(self._settings)))
         except Exception as error:
             end = Answer(Failure(error))
         if isinstance(end, Requeue):
-            delivery.unanswered_ids = end.unanswered_ids
-            delivery.rollback_count = end.rollback_count
-            self._delay(delivery, end.seconds)
+            ids, rollbacks = end.unanswered_ids, end.rollback_count
+            self._delay(delivery, end.seconds, unanswered_ids=ids, rollback_count=rollbacks)
         elif isinstance(end, Reject):
             self._dead_letter(message, end.reason)
         elif isinstance(end, Drop) or isinstance(end.outcome, Result):
@@ -190,10 +187,9 @@ class IdempotentConsumer(ConsumerMixin):
         else:
             self._handle_failure(delivery, end.outcome.error, final=False)
 
-    def _host(self, delivery: _Delivery) -> _MessageHost:
-        message = delivery.message
+    def _call(self, body: Any, message: Message) -> Call:
         try:
-            value = self._key(delivery.body, message)
+            value = self._key(body, message)
         except KeyRuleError:
             raise
         except Exception as error:
@@ -206,17 +202,12 @@ class IdempotentConsumer(ConsumerMixin):
         # Without a message id, every message with the same key counts as a redelivery.
         task_id = str(message.properties.get("message_id") or key.digest)
         layout.write_task_id(task_id)  # refuses an id that no record can hold
-        call = direct_call(self._idem, key, self._settings, task_id=task_id)._replace(
-            unanswered_ids=delivery.unanswered_ids,
-            requeue_count=delivery.requeue_count,
-            rollback_count=delivery.rollback_count,
-        )
-        return _MessageHost(call, partial(self._handler, delivery.body, message), self._idem.app)
+        return direct_call(self._idem, key, self._settings, task_id=task_id)
 
-    def _delay(self, delivery: _Delivery, seconds: float) -> None:
-        delivery.requeue_count += 1
-        delivery.due = monotonic() + seconds
-        heapq.heappush(self._deliveries, delivery)
+    def _delay(self, delivery: _Delivery, seconds: float, **changes: Any) -> None:
+        number = delivery.call.requeue_count + 1
+        delivery.call = delivery.call._replace(requeue_count=number, **changes)
+        self._timer.call_after(seconds, self._handle, [delivery])
 
     def _handle_failure(self, delivery: _Delivery, error: Exception, *, final: bool) -> None:
         delivery.failures += 1
@@ -256,19 +247,15 @@ def _fields(message: Message) -> dict[str, Any]:
     return log_extra(None, task_id=message.properties.get("message_id"))
 
 
-@dataclass(order=True)
+@dataclass
 class _Delivery:
-    """One unacknowledged message; deliveries are ordered by due time, then by arrival."""
+    """One unacknowledged message."""
 
-    #: Monotonic seconds.
-    due: float
-    sequence_number: int
-    body: Any = field(compare=False)
-    message: Message = field(compare=False)
-    requeue_count: int = field(default=0, compare=False)
-    rollback_count: int = field(default=0, compare=False)
-    failures: int = field(default=0, compare=False)
-    unanswered_ids: bytes = field(default=b"", compare=False)
+    body: Any
+    message: Message
+    #: A `Call`, when it has been handled; changed for each retry.
+    call: Any = None
+    failures: int = 0
 
 
 class _MessageHost(DirectHost):

@@ -11,16 +11,21 @@ import logging
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
+import prometheus_client
 from celery.signals import task_postrun, worker_process_init, worker_ready, worker_shutdown
+from prometheus_client import CollectorRegistry, values
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
 
 from celery_idempotent import shared_counters, signals
 from celery_idempotent.errors import SettingsError
@@ -28,9 +33,6 @@ from celery_idempotent.events.report import counters
 from celery_idempotent.events.table import REFUSED_FOR
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.redelivery import renewal
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Metric
 
 logger = logging.getLogger(__name__)
 
@@ -91,13 +93,11 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
         # By default, a registry never served: a worker serves the values from the files.
         registry = registry or CollectorRegistry()
         common: Any = {"namespace": "celery_idempotent", "registry": registry}
-        counter: Any = partial(Counter, **common)
-        histogram: Any = partial(Histogram, **common)
+        counter: Any = partial(prometheus_client.Counter, **common)
+        histogram: Any = partial(prometheus_client.Histogram, **common)
         self._decisions, self._outcomes, self._refused = (
             counter(name, f"{text}: {', '.join(values)}.", ["task", label])
             for name, text, label, values in _COUNTERS
@@ -123,7 +123,7 @@ class Metrics:
             "heartbeats_replaced",
             "Threads that renew leases and have died, or were late, and were replaced.",
         )
-        gauge: Any = partial(Gauge, **common)
+        gauge: Any = partial(prometheus_client.Gauge, **common)
         self._leases_held = gauge("leases_held", "Leases held now.", multiprocess_mode="livesum")
         self._messages_held = gauge(
             "messages_held",
@@ -175,39 +175,27 @@ def _task_name(key: str) -> str:
     return unquote(key.rpartition(":")[0])
 
 
-class _PoolCollector:
-    """Sums the metrics of all pool processes, including dead ones.
+@dataclass(frozen=True)
+class _PoolCollector(Collector):
+    """Sums the metrics of all pool processes, including dead ones."""
 
-    Args:
-        directory: the directory of the processes' files.
-        metrics: the metrics to collect.
-        tasks: names of the tasks whose series are served before anything is counted.
-        expired_leases: as for :func:`start`.
-    """
-
-    def __init__(
-        self,
-        directory: str,
-        metrics: Metrics,
-        tasks: Iterable[str],
-        expired_leases: ExpiredLeases,
-    ) -> None:
-        self._directory = directory
-        self._metrics = metrics
-        self._tasks = frozenset(tasks)
-        self._expired_leases = expired_leases
+    #: The directory of the processes' files.
+    directory: str
+    metrics: Metrics
+    #: Names of the tasks whose series are served before anything is counted.
+    tasks: frozenset[str]
+    #: As for :func:`start`.
+    expired_leases: ExpiredLeases
 
     def collect(self) -> Iterable[Metric]:
         """Returns the metrics, without the gauges of dead processes."""
-        from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
-
-        for file in Path(self._directory).glob("gauge_live*_*.db"):
+        for file in Path(self.directory).glob("gauge_live*_*.db"):
             pid = int(file.stem.rpartition("_")[2])
             if not shared_counters.is_alive(pid):
-                mark_process_dead(pid, self._directory)
-        collector = MultiProcessCollector(None, self._directory)
+                mark_process_dead(pid, self.directory)
+        collector = MultiProcessCollector(None, self.directory)
         families = {family.name: family for family in collector.collect()}
-        for metric in vars(self._metrics).values():
+        for metric in vars(self.metrics).values():
             for family in metric.describe():
                 families.setdefault(family.name, family)
         self._add_zeros(families)
@@ -215,10 +203,10 @@ class _PoolCollector:
 
     def _expired(self) -> Iterator[Metric]:
         """Yields the gauge that pool processes cannot provide, since one of them is frozen."""
-        expired = self._expired_leases()
+        expired = self.expired_leases()
         if expired is not None:
             gauge = expired_gauge()
-            for task in self._tasks:
+            for task in self.tasks:
                 gauge.add_metric([task], expired[task])
             yield gauge
 
@@ -232,7 +220,7 @@ class _PoolCollector:
         existing = {(sample.name, frozenset(sample.labels.items())) for sample in samples}
         names = {sample.labels["task"] for sample in samples if "task" in sample.labels}
         for family_name, series in _SERIES.items():
-            for task in names | self._tasks:
+            for task in names | self.tasks:
                 for suffix, label in series:
                     name, labels = family_name + suffix, {"task": task, **label}
                     if (name, frozenset(labels.items())) not in existing:
@@ -241,8 +229,6 @@ class _PoolCollector:
 
 def expired_gauge() -> Any:
     """Returns the gauge of expired leases, which only a worker's main process serves."""
-    from prometheus_client.core import GaugeMetricFamily
-
     text = "Executions that run although their lease has expired."
     return GaugeMetricFamily("celery_idempotent_leases_expired", text, labels=["task"])
 
@@ -259,9 +245,7 @@ def connect(registry: CollectorRegistry | None = None) -> None:
         ValueError: if the registry already has these metrics.
         ImportError: if prometheus_client is not installed.
     """
-    from prometheus_client import REGISTRY
-
-    Metrics(registry or REGISTRY).connect()
+    Metrics(registry or prometheus_client.REGISTRY).connect()
 
 
 def start(setting: Any, tasks: Iterable[str], expired_leases: ExpiredLeases) -> None:
@@ -282,19 +266,15 @@ def start(setting: Any, tasks: Iterable[str], expired_leases: ExpiredLeases) -> 
     if directory is None:
         directory = os.environ[DIRECTORY_VARIABLE] = tempfile.mkdtemp(prefix="idempotency-metrics-")
         worker_shutdown.connect(partial(_remove, directory, os.getpid()), weak=False)
-    imported_before = "prometheus_client" in sys.modules
-    from prometheus_client import CollectorRegistry, start_http_server, values
-
-    if imported_before:  # by Flower; still select values in files
-        values.ValueClass = values.get_value_class()
+    values.ValueClass = values.get_value_class()  # in files from now on
     metrics = Metrics()
     metrics.connect()
 
     def serve(**_: Any) -> None:
         registry = CollectorRegistry()
-        registry.register(_PoolCollector(directory, metrics, tasks, expired_leases))
+        registry.register(_PoolCollector(directory, metrics, frozenset(tasks), expired_leases))
         try:
-            server, _thread = start_http_server(port, host, registry)
+            server, _thread = prometheus_client.start_http_server(port, host, registry)
         except OSError as error:
             logger.error("Cannot serve the idempotency metrics at %s:%d: %s", host, port, error)
             return

@@ -6,16 +6,15 @@ before storing all of it. It passes requests without a key on unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from http.client import responses as phrases
 from io import BytesIO
 from itertools import chain
 from typing import Any
 
-from celery_idempotent.contrib.http.fingerprint import fingerprint
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
-from celery_idempotent.contrib.http.problem import Problem
+from celery_idempotent.contrib.http.request import fingerprint
 from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
 from celery_idempotent.store.run_sync import run_sync
 
@@ -32,18 +31,15 @@ class WsgiReader(BaseMiddleware):
 
     def _read_body(self, environ: Environ) -> bytes:
         """Returns the body, which the app can still read."""
-        declared = environ.get("CONTENT_LENGTH") or ""
         terminated = environ.get("wsgi.input_terminated", False)
-        if not declared and not terminated and environ.get("HTTP_TRANSFER_ENCODING"):
-            raise self._refusal(Problem.LENGTH_REQUIRED)
-        self._check_length(declared, 0, ended=False)
+        declared = self._declared_length(environ, reads_chunks=terminated)
         # Unless the server terminates the input, reading past its length would block.
-        left = self._max_body_bytes + 1 if terminated else int(declared or 0)
+        left = self._max_body_bytes + 1 if terminated else declared
         body = bytearray()
         while left > 0 and (chunk := environ["wsgi.input"].read(min(left, READ_SIZE))):
             body += chunk
             left -= len(chunk)
-        self._check_length(declared, len(body), ended=True)
+        self._check_length(len(body), declared)
         environ["wsgi.input"], environ["wsgi.input_terminated"] = BytesIO(body), True
         environ["CONTENT_LENGTH"] = str(len(body))
         environ.pop("HTTP_TRANSFER_ENCODING", None)
@@ -66,7 +62,7 @@ class IdempotencyMiddleware(WsgiReader):
                 if admitted is None:
                     return self._app(environ, start_response)  # type: ignore[no-any-return]
                 body = self._read_body(environ)
-                await self._begin(exchange, environ, admitted, fingerprint_of(environ, body))
+                await self._begin(exchange, environ, admitted, fingerprint(environ, body))
                 with _HeldResponse(start_response) as held:
                     chunks = self._app(environ, held.start_response)
                     response = held.collect(chunks, self._max_response_bytes)
@@ -75,7 +71,7 @@ class IdempotencyMiddleware(WsgiReader):
                 response = answered.response
                 reason = response.reason or phrases.get(response.status, "Unknown")
                 start_response(f"{response.status} {reason}", response.headers)
-                return [response.body]
+                return [response.body or b""]
 
 
 class _HeldResponse:
@@ -133,10 +129,3 @@ class _HeldResponse:
     def __exit__(self, *error: object) -> None:
         if not self._released:
             self.close()
-
-
-def fingerprint_of(environ: Mapping[str, Any], body: bytes) -> list[str | bytes]:
-    """Returns the fingerprint of a request."""
-    names = "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING", "CONTENT_TYPE", "HTTP_CONTENT_ENCODING"
-    *target, content_type, encoding = (environ.get(name, "") for name in names)
-    return fingerprint([environ["REQUEST_METHOD"], *target], content_type, encoding, body)

@@ -94,7 +94,6 @@ def _check_stores(tasks: Iterable[IdempotentTaskLike]) -> None:
 def _start_metrics(setting: Any, tasks: list[str]) -> None:
     if setting is None:
         return
-    from celery_idempotent.contrib import prometheus
     from celery_idempotent.doctor.tasks import EXPIRED
     from celery_idempotent.monitoring.inspect_commands import idempotency_leases
 
@@ -105,6 +104,8 @@ def _start_metrics(setting: Any, tasks: list[str]) -> None:
         return Counter(lease["task"] for lease in leases if lease["heartbeat"] in EXPIRED)
 
     try:
+        from celery_idempotent.contrib import prometheus
+
         prometheus.start(setting, tasks, expired_leases)
     except ImportError:
         raise SettingsError(

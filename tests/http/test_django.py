@@ -313,7 +313,7 @@ class TestSettings:
             ({}, "must be a dictionary whose ENGINE is an Idempotency"),
             ({"ENGINE": "redis://"}, r"\['ENGINE'\] cannot be imported"),
             ({"ENGINE": "nonesuch.idem"}, r"\['ENGINE'\] cannot be imported: .*nonesuch"),
-            ({"ENGINE": "json.dumps"}, "ENGINE is an Idempotency"),
+            ({"ENGINE": "json.dumps"}, "idem must be an Idempotency"),
             ({"IDENTITTY": 1}, "no option 'IDENTITTY'; did you mean IDENTITY?"),
             ({"COLOUR": 1}, "no option 'COLOUR'; it has ENGINE, IDENTITY"),
             ({1: 1}, "no option 1;"),

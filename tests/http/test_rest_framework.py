@@ -182,6 +182,25 @@ def test_a_transaction_of_the_request_ends_before_the_response_is_stored(
     assert atomic == [not opted_out] * 2
 
 
+def test_what_the_checks_write_before_a_replay_is_committed(
+    send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.contrib.auth.models import User
+    from django.db import connections
+    from rest_framework.response import Response
+
+    def check_permissions(self: Any, request: Any) -> None:
+        User.objects.create_user(f"{prefix} {uuid4().hex}")
+
+    monkeypatch.setitem(connections["default"].settings_dict, "ATOMIC_REQUESTS", True)
+    prefix = uuid4().hex
+    view = view_of(lambda *_: Response(status=201), check_permissions=check_permissions)
+    responses = [send(view) for _ in range(2)]
+
+    assert ["Idempotency-Replayed" in response for response in responses] == [False, True]
+    assert User.objects.filter(username__startswith=prefix).count() == 2
+
+
 def test_each_view_has_options_of_its_own(send: Send, calls: list[Any], key: str) -> None:
     from rest_framework.response import Response
 

@@ -179,12 +179,23 @@ class TestFastApi:
         assert len(calls) == 1
 
     @pytest.mark.parametrize("in_thread", [False, True])
+    @pytest.mark.parametrize("handler_blocks", [False, True])
     def test_an_error_with_a_handler_is_a_response_and_others_release_the_key(
-        self, api: FastAPI, idem: Idempotency, send: Send, calls: list[Any], in_thread: bool
+        self,
+        api: FastAPI,
+        idem: Idempotency,
+        send: Send,
+        calls: list[Any],
+        in_thread: bool,
+        handler_blocks: bool,
     ) -> None:
-        @api.exception_handler(DeclinedError)
-        async def decline(request: Request, error: DeclinedError) -> Response:
+        def decline(request: Request, error: DeclinedError) -> Response:
             return Response(f"declined {error}", 402)
+
+        async def decline_async(request: Request, error: DeclinedError) -> Response:
+            return decline(request, error)
+
+        api.exception_handler(DeclinedError)(decline if handler_blocks else decline_async)
 
         async def session() -> AsyncIterator[None]:
             try:

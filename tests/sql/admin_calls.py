@@ -72,11 +72,20 @@ class Case:
         assert self.row is not None
         return f"{LIST}{quote(self.row.pk)}/{page}/"
 
+    def ask(self, client: Client = OPERATOR, action: str = "forget") -> Any:
+        assert self.row is not None
+        return ask(client, action, self.row.pk)
+
     def lose_record(self) -> None:
         run_sync(charge.idempotency_configuration.executor.store.execute(commands.forget(self.key)))
 
-    def confirmation(self, client: Client = OPERATOR) -> dict[str, Any]:
-        return fields_of(client.get(self.path("forget")))
+    def confirmation(self) -> dict[str, Any]:
+        return fields_of(self.ask())
+
+
+def ask(client: Client, action: str, *ids: str) -> Any:
+    """Returns the response to an action, as the list and the page of an outcome send it."""
+    return client.post(LIST, {"action": f"{action}_selected", "_selected_action": ids})
 
 
 def fields_of(response: Any) -> dict[str, Any]:
@@ -88,9 +97,9 @@ def fields_of(response: Any) -> dict[str, Any]:
     return fields
 
 
-def forget(fields: dict[str, Any], client: Client = OPERATOR, action: str = "forget") -> str:
+def forget(fields: dict[str, Any]) -> str:
     """Answers a confirmation; returns the messages."""
-    response = client.post(f"{LIST}{action}/", fields, follow=True)
+    response = OPERATOR.post(LIST, fields, follow=True)
     found = re.findall(
         r'<li class="(?:success|warning|error|info)">(.*?)</li>', response.content.decode()
     )
@@ -101,7 +110,7 @@ def pages() -> dict[str, Any]:
     hostile = f"<img src={uuid4().hex}>"
     case, declined = Case(task_id=hostile), Case(13)
     listed = OPERATOR.get(LIST).content.decode()
-    asked = OPERATOR.get(case.path("forget")).content.decode()
+    asked = case.ask().content.decode()
     page = OPERATOR.get(case.path("change")).content.decode()
     viewed = VIEWER.get(case.path("change")).content.decode()
     failed = OPERATOR.get(declined.path("change")).content.decode()
@@ -118,7 +127,7 @@ def pages() -> dict[str, Any]:
         ],
         "viewer_sees_result": "alert(1)" in viewed,
         "viewer_reads_why": "You may not see results" in viewed,
-        "forget_buttons": [name.count("/forget/") for name in (page, viewed)],
+        "forget_buttons": [name.count("forget_selected") for name in (page, viewed)],
         "error": "Declined: &lt;script&gt;" in failed,
     }
 
@@ -146,12 +155,14 @@ def rights() -> dict[str, Any]:
     strangers = (VIEWER, client_of(FORGET), client_of(), Client())
     unprotected = client_of(VIEW, FORGET, csrf=True)
     return {
-        "ask": [client.get(case.path("forget")).status_code for client in strangers],
-        "forget": [client.post(f"{LIST}forget/", fields).status_code for client in strangers],
-        "get": OPERATOR.get(f"{LIST}forget/", fields).status_code,
-        "without_token": unprotected.post(f"{LIST}forget/", {"shown": fields["shown"]}).status_code,
+        "ask": [case.ask(client).status_code for client in strangers],
+        "forget": [client.post(LIST, fields).status_code for client in strangers],
+        "get": OPERATOR.get(LIST, fields).status_code,
+        "without_token": unprotected.post(
+            LIST, {name: fields[name] for name in fields if name != "csrfmiddlewaretoken"}
+        ).status_code,
         "nonsense": [
-            OPERATOR.post(f"{LIST}forget/", {"shown": text}).status_code
+            OPERATOR.post(LIST, fields | {"shown": text}).status_code
             for text in ("", "{}", "1", "[1]", '["a"')
         ],
         "exists": case.exists,
@@ -201,11 +212,11 @@ def running_again() -> dict[str, Any]:
     with app.connection_for_read() as broker:
         texts = []
         for case in (failed, completed, completed):
-            asked = fields_of(OPERATOR.get(case.path("rerun")))
-            fields = {name: asked[name] for name in ("csrfmiddlewaretoken", "shown")}
+            fields = fields_of(case.ask(action="rerun"))
+            fields.pop("repeat", None)  # a checkbox
             if len(texts) == 2:
                 fields["repeat"] = "yes"
-            texts.append(forget(fields, action="rerun").replace(str(case.key), "KEY"))
+            texts.append(forget(fields).replace(str(case.key), "KEY"))
         published = broker.default_channel.client.llen("celery")
         broker.default_channel.client.delete("celery")
     app.conf.task_always_eager = True
@@ -217,9 +228,9 @@ def running_again() -> dict[str, Any]:
         "log_entries": LogEntry.objects.filter(
             object_repr=str(failed.key), change_message="Run again"
         ).count(),
-        "viewer": VIEWER.get(failed.path("rerun")).status_code,
+        "viewer": fields_of(failed.ask(VIEWER, "rerun")).get("shown", []),
         "arguments": [
-            f"&quot;{failed.order}&quot;" in client.get(failed.path("rerun")).content.decode()
+            f"&quot;{failed.order}&quot;" in failed.ask(client, "rerun").content.decode()
             for client in (OPERATOR, client_of(VIEW, FORGET))
         ],
     }
@@ -277,8 +288,7 @@ def running() -> list[Any]:
 def selected() -> dict[str, Any]:
     cases = [Case() for _ in range(3)]
     chosen = [case.row.pk for case in cases[:2]]
-    question = OPERATOR.post(LIST, {"action": "forget_selected", "_selected_action": chosen})
-    refused = VIEWER.post(LIST, {"action": "forget_selected", "_selected_action": chosen})
+    question, refused = (ask(client, "forget", *chosen) for client in (OPERATOR, VIEWER))
     return {
         "asked": len(fields_of(question).get("shown", [])),
         "viewer": len(fields_of(refused).get("shown", [])),
@@ -294,7 +304,7 @@ def messages_of_a_turn() -> dict[str, Any]:
     ship.apply((order,), task_id="second")
     rows = Outcome.objects.filter(record_key=str(ship.idempotency_key_of(order)))
     first = rows.get(task_id="first")
-    text = forget(fields_of(OPERATOR.get(f"{LIST}{first.pk}/forget/")))
+    text = forget(fields_of(ask(OPERATOR, "forget", first.pk)))
     return {"message": text, "left": [row.task_id for row in rows.all()]}
 
 

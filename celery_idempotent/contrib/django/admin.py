@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
@@ -17,16 +17,14 @@ from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.utils import unquote
 from django.contrib.contenttypes.models import ContentType
-from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.core.exceptions import SuspiciousOperation
 from django.core.paginator import Paginator
 from django.db import connections, transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
 
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.contrib.django.models import Outcome
 from celery_idempotent.contrib.django.tasks import idempotent_tasks
 from celery_idempotent.errors import IdempotencyError
@@ -44,59 +42,151 @@ MAX_COUNT = 10_000
 #: The most characters shown of a result.
 MAX_RESULT = 20_000
 
-_KEPT = {
-    forgetting.CHANGED: "has changed since it was shown",
-    forgetting.ABSENT: "was already absent",
-    "unknown": "is not of a task in this process, with this database",
-}
-_UNCONFIRMED = "unconfirmed"
-_FORGET_CASES = {
+
+class ShownOutcome:
+    """A row of the table, with its task and with the record of its key."""
+
+    def __init__(self, row: Outcome) -> None:
+        self.row = row
+        self.tasks = idempotent_tasks()
+        #: None if the row is of no task in this process, of one with another database, or of a
+        #: step, which has no key of its own.
+        self.found = self._find()
+        #: None if the record is absent or cannot be read.
+        self.view: RecordView | None = None
+        self.record_error: IdempotencyError | None = None
+        try:
+            self.view = None if self.found is None else self.found.record()
+        except IdempotencyError as error:
+            self.record_error = error
+
+    def _find(self) -> SqlOutcome | None:
+        for task in self.tasks:
+            configuration = task.idempotency_configuration
+            prefix = configuration.executor.store.config.prefix
+            key = key_of(self.row.record_key, prefix)
+            if configuration.settings.transaction is None or key is None or key.task != task.name:
+                continue
+            for candidate in (key, key.of_message(self.row.task_id)):
+                if self.row.pk == row_id(prefix, candidate):
+                    values = [getattr(self.row, name) for name in Row._fields[:-1]]
+                    row = Row.read([*values, round(time.time() * 1000)])
+                    return SqlOutcome(task, candidate, row)
+        return None
+
+    @property
+    def error(self) -> str:
+        """Why the record cannot be read."""
+        unknown = "Its task is not in this process, or has another database."
+        return unknown if self.found is None else str(self.record_error or "")
+
+    @property
+    def version(self) -> str:
+        """The row's id and owner, and the version of the record."""
+        record = ("absent", "0") if self.view is None else self.view.version
+        return json.dumps([self.row.pk, self.row.owner, *map(str, record)])
+
+    @property
+    def comparison(self) -> list[tuple[str, Any, Any]]:
+        """The name of each field, with its values in the database and in Redis."""
+        record = self.view.record if self.view else None
+        in_redis = json_format.record_fields(record) if record else {}
+        in_redis["state"] = self.view.state if self.view else "absent"
+        in_database = {name: getattr(self.row, name, "") for name in _COMPARED}
+        in_database |= {name: _time(in_database[name]) for name in ("finished_at", "expires_at")}
+        return [(name, in_database[name], in_redis.get(name)) for name in _COMPARED]
+
+    @property
+    def result(self) -> dict[str, str]:
+        """The outcome in the database as text; ``hidden`` says why it is not shown."""
+        if self.found is None:
+            return {"hidden": "It cannot be decoded: its task is not in this process."}
+        if self.found.row.format.startswith(OFFLOADED):
+            return {"hidden": "It is stored outside: celery idempotency show fetches it."}
+        fields = self.found.outcome_fields()
+        if "not_stored" in fields:
+            return {"hidden": f"Not available: {fields['not_stored']}"}
+        if "error" in fields:
+            return {"error": "{type}: {message}".format(**fields["error"])[:MAX_RESULT]}
+        return {"value": _shortened(fields.get("result"))}
+
+    @property
+    def arguments(self) -> str:
+        """The arguments for running the call again, or why it cannot run."""
+        try:
+            call = self._ended_call()
+        except IdempotencyError as error:
+            return str(error)
+        return _shortened(call.arguments) if call is not None and call.message is not None else ""
+
+    def _ended_call(self) -> rerunning.EndedCall | None:
+        found = self.found
+        return found and rerunning.find_ended(self.tasks, found.key, self.view, found)
+
+    def forget(self, request: HttpRequest) -> str:
+        """Forgets the row and the record; returns the case."""
+        assert self.found is not None
+        user = request.user.get_username()
+        return forgetting.forget(
+            self.found.key, self.view, self.tasks, user=user, outcome=self.found
+        )
+
+    def rerun(self, request: HttpRequest) -> str:
+        """Runs the call again; returns the case."""
+        call = self._ended_call()
+        if call is not None and call.has_completed and request.POST.get("repeat") != "yes":
+            return _UNCONFIRMED
+        return rerunning.rerun(call, user=request.user.get_username())
+
+
+_COMPARED = (
+    *("state", "task_id", "worker", "attempt", "token", "label", "started_at"),
+    *("finished_at", "expires_at", "deadline"),
+)
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]}…"
+
+
+def _time(milliseconds: Any) -> str:
+    return formatting.utc(moment(milliseconds)) if milliseconds else "–"
+
+
+_UNCONFIRMED, _UNKNOWN = "unconfirmed", "unknown"
+#: What has become of an outcome.
+_CASES = {
+    **rerunning.MESSAGES,
     forgetting.FORGOTTEN: "forgotten",
-    forgetting.RUNNING: "is running: it can be forgotten when its lease has expired",
-    **_KEPT,
-}
-_RERUN_CASES = {
-    rerunning.PUBLISHED: "published again",
-    rerunning.NOT_ENDED: "has not ended",
-    rerunning.NO_MESSAGE: "has no message: forget it, and publish the call with its arguments",
-    _UNCONFIRMED: "was kept: confirm that its effect is to be repeated",
-    **_KEPT,
+    forgetting.RUNNING: "kept: it is running, and its lease has not expired",
+    forgetting.CHANGED: "kept: it has changed since it was shown",
+    forgetting.ABSENT: "already absent",
+    _UNCONFIRMED: "kept: confirm that its effect is to be repeated",
+    _UNKNOWN: "kept: it is not of a task in this process, with this database",
 }
 
 
 class _Action(NamedTuple):
     """An action on outcomes, which the user must confirm."""
 
-    title: str
+    #: Of the method; posted by the confirmation, too.
+    name: str
     noun: str
     act: Callable[..., str]
-    #: The values that `act` returns, each with the rest of a sentence; the first is success.
-    cases: Mapping[str, str]
+    #: The case that `act` returns if it has succeeded.
+    success: str
     #: For the entry in the admin's log.
     flag: int
     entry: str
 
 
-def find(outcome: Outcome, idempotent: Iterable[IdempotentTaskLike]) -> SqlOutcome | None:
-    """Returns the row with its task and key, or None if these are not found.
-
-    A step's row has no key of its own.
-    """
-    for task in idempotent:
-        configuration = task.idempotency_configuration
-        prefix = configuration.executor.store.config.prefix
-        key = key_of(outcome.record_key, prefix)
-        if configuration.settings.transaction is None or key is None or key.task != task.name:
-            continue
-        for candidate in (key, key.of_message(outcome.task_id)):
-            if outcome.pk == row_id(prefix, candidate):
-                return SqlOutcome(task, candidate, _row(outcome))
-    return None
-
-
-def _row(outcome: Outcome) -> Row:
-    values = [getattr(outcome, name) for name in Row._fields[:-1]]
-    return Row.read([*values, round(time.time() * 1000)])
+_FORGET = _Action(
+    "forget_selected", "outcome", ShownOutcome.forget, forgetting.FORGOTTEN, DELETION, "Forgotten"
+)
+_RERUN = _Action(
+    "rerun_selected", "call", ShownOutcome.rerun, rerunning.PUBLISHED, CHANGE, "Run again"
+)
 
 
 class BoundedPaginator(Paginator):
@@ -106,20 +196,6 @@ class BoundedPaginator(Paginator):
     def count(self) -> int:
         """The number of rows, or MAX_COUNT if there are more."""
         return int(self.object_list.order_by()[:MAX_COUNT].count())
-
-
-class StateFilter(admin.SimpleListFilter):
-    """Filters outcomes by state, without querying the states in use."""
-
-    title, parameter_name = "state", "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Returns the states of outcomes."""
-        return [(state.value, state.value) for state in State if state.finished]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> QuerySet[Outcome]:
-        """Selects the outcomes."""
-        return queryset.filter(state=self.value()) if self.value() else queryset
 
 
 class TaskFilter(admin.SimpleListFilter):
@@ -142,6 +218,13 @@ def _begin(task: str) -> str:
     return f"{quote(task, safe='')}:"
 
 
+def _without_transaction(view: Any) -> Any:
+    """Decorates a view that forgets outcomes, which needs a transaction of its own."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(alias)(view)
+    return view
+
+
 @admin.register(Outcome)
 class OutcomeAdmin(admin.ModelAdmin):
     """Lists outcomes, shows each beside the record of its key, and forgets both.
@@ -154,7 +237,7 @@ class OutcomeAdmin(admin.ModelAdmin):
     using: ClassVar[str | None] = None
 
     list_display = ("record_key", "state", "task_id", "attempt", "finished", "kept_until")
-    list_filter = (StateFilter, TaskFilter)
+    list_filter = ("state", TaskFilter)
     # The only order with an index.
     ordering = ("-expires_at",)
     sortable_by = ()
@@ -209,228 +292,97 @@ class OutcomeAdmin(admin.ModelAdmin):
         """Returns the end of the retention."""
         return _time(outcome.expires_at)
 
-    def get_urls(self) -> list[Any]:
-        """Adds the pages of `forget` and `rerun`."""
-        name, own = f"{self.opts.app_label}_{self.opts.model_name}", []
-        for action in _ACTIONS:
-            ask, answer = (
-                self.admin_site.admin_view(partial(view, action=action))
-                for view in (self.ask_view, self.answer_view)
-            )
-            for alias in connections:  # the outcome is forgotten in a separate transaction
-                answer = transaction.non_atomic_requests(alias)(answer)
-            own += [
-                path(f"{action}/", answer, name=f"{name}_{action}_selected"),
-                path(f"<path:object_id>/{action}/", ask, name=f"{name}_{action}"),
-            ]
-        return [*own, *super().get_urls()]
+    @_without_transaction
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Lists outcomes, and performs the actions."""
+        return super().changelist_view(request, extra_context)
 
     def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
         """Shows one outcome beside its record."""
         context = {**(extra_context or {}), "may_forget": self.has_forget_permission(request)}
         outcome = self.get_object(request, unquote(object_id))
         if outcome is not None and self.has_view_permission(request, outcome):
-            found = find(outcome, idempotent_tasks())
-            view, error = _read(found)
-            result = {"hidden": "It cannot be decoded: its task is not in this process."}
-            if not request.user.has_perm("celery_idempotent.view_outcome_result"):
-                result = {"hidden": "You may not see results and errors."}
-            elif found is not None:
-                result = _outcome_text(found)
-            context |= {"rows": _rows(outcome, view), "record_error": error, "result": result}
+            context["shown"] = shown = ShownOutcome(outcome)
+            sees_result = request.user.has_perm("celery_idempotent.view_outcome_result")
+            hidden = {"hidden": "You may not see results and errors."}
+            context["result"] = shown.result if sees_result else hidden
             context["is_step"] = len(outcome.pk) > 32
         return super().change_view(request, object_id, form_url, context)
 
     @admin.action(description="Forget selected outcomes", permissions=["forget"])
-    def forget_selected(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> HttpResponse:
-        """Asks whether to forget the selected outcomes."""
-        return self._ask(request, list(queryset[: self.list_max_show_all]), "forget")
+    def forget_selected(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> Any:
+        """Asks whether to forget the selected outcomes, and forgets them if the user confirms."""
+        return self._confirm_and_act(request, queryset, _FORGET)
 
     @admin.action(description="Run selected calls again", permissions=["forget"])
-    def rerun_selected(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> HttpResponse:
-        """Asks whether to run the selected calls again."""
-        return self._ask(request, list(queryset[: self.list_max_show_all]), "rerun")
+    def rerun_selected(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> Any:
+        """Asks whether to run the selected calls again, and does so if the user confirms."""
+        return self._confirm_and_act(request, queryset, _RERUN)
 
-    def ask_view(self, request: HttpRequest, object_id: str, action: str) -> HttpResponse:
-        """Asks whether to forget one outcome, or to run its call again."""
-        self._check(request)
-        outcome = self.get_object(request, unquote(object_id))
-        return self._ask(request, [] if outcome is None else [outcome], action)
-
-    def _ask(self, request: HttpRequest, outcomes: Sequence[Outcome], action: str) -> HttpResponse:
-        shown, idempotent = [], idempotent_tasks()
+    def _confirm_and_act(
+        self, request: HttpRequest, queryset: QuerySet[Outcome], action: _Action
+    ) -> HttpResponse | None:
+        if "shown" in request.POST:
+            self._act_on_shown(request, action)
+            return None  # to the list
+        outcomes = list(queryset[: self.list_max_show_all])
         sees_arguments = request.user.has_perm("celery_idempotent.view_outcome_result")
-        for outcome in outcomes:
-            found = find(outcome, idempotent)
-            view, error = _read(found)
-            arguments = ""
-            if action == "rerun" and found is not None and sees_arguments:
-                arguments = _arguments(found, view, idempotent)
-            version = [outcome.pk, outcome.owner, *_record_version(view)]
-            shown.append((outcome, view, error, json.dumps(version), arguments))
         context = {
             **self.admin_site.each_context(request),
-            "title": _ACTIONS[action].title,
+            "title": "Are you sure?",
             "opts": self.opts,
-            "shown": shown,
-            "action": action,
-            "answer_url": self._url(f"{action}_selected"),
+            "shown": [ShownOutcome(outcome) for outcome in outcomes],
+            "action": action.name,
+            "with_arguments": action is _RERUN and sees_arguments,
             "has_completed": any(each.state == State.COMPLETED for each in outcomes),
         }
         template = "admin/celery_idempotent/outcome/confirm.html"
         return TemplateResponse(request, template, context)
 
-    def answer_view(self, request: HttpRequest, action: str) -> HttpResponse:
+    def _act_on_shown(self, request: HttpRequest, action: _Action) -> None:
         """Applies `action` to the confirmed outcomes that have not changed since."""
-        self._check(request)
-        if request.method != "POST":
-            return HttpResponse(status=405, headers={"Allow": "POST"})
-        idempotent, number, cases = idempotent_tasks(), 0, _ACTIONS[action].cases
-        success = next(iter(cases))
+        number = 0
         for text in request.POST.getlist("shown")[: self.list_max_show_all]:
             try:
-                key, case = self._act(request, text, idempotent, _ACTIONS[action])
+                key, case = self._act(request, text, action)
             except IdempotencyError as error:
                 self.message_user(request, str(error), messages.ERROR)
                 break
-            number += case == success
-            if case != success:
-                self.message_user(request, f"The outcome of {key} {cases[case]}.", messages.WARNING)
+            number += case == action.success
+            if case != action.success:
+                # Django begins a message with a capital letter, which would change the key.
+                self.message_user(request, f"Outcome of {key}: {_CASES[case]}", messages.WARNING)
         if number:
-            done = plural(number, _ACTIONS[action].noun)
-            self.message_user(request, f"{done} {cases[success]}.")
-        return HttpResponseRedirect(self._url("changelist"))
+            done = plural(number, action.noun)
+            self.message_user(request, f"{done} {_CASES[action.success]}")
 
-    def _url(self, page: str) -> str:
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        return str(reverse(name, current_app=self.admin_site.name))
+    def _act(self, request: HttpRequest, text: str, action: _Action) -> tuple[str, str]:
+        """Applies `action` to an outcome if unchanged since shown; returns its key and the case.
 
-    def _check(self, request: HttpRequest) -> None:
-        if not (self.has_view_permission(request) and self.has_forget_permission(request)):
-            raise PermissionDenied
-
-    def _act(
-        self,
-        request: HttpRequest,
-        text: str,
-        idempotent: Sequence[IdempotentTaskLike],
-        action: _Action,
-    ) -> tuple[str, str]:
-        """Applies `action` to an outcome if unchanged since shown; returns its key and the case."""
+        Args:
+            text: the version of the outcome that was shown.
+        """
         try:
-            pk, owner, *shown_record = map(str, json.loads(text))
+            pk, owner, *_ = map(str, json.loads(text))
         except (ValueError, TypeError):
             raise SuspiciousOperation from None
         outcome = self.get_object(request, pk)
         if outcome is None:
             return pk, forgetting.ABSENT
-        found = find(outcome, idempotent)
-        if found is None:
-            return outcome.record_key, "unknown"
-        view = found.record()
-        if outcome.owner != owner or (view is not None and _record_version(view) != shown_record):
+        shown = ShownOutcome(outcome)
+        if shown.found is None:
+            return outcome.record_key, _UNKNOWN
+        if shown.record_error is not None:
+            raise shown.record_error
+        # A record that has expired meanwhile makes no difference.
+        if outcome.owner != owner or (shown.view is not None and shown.version != text):
             return outcome.record_key, forgetting.CHANGED
-        case = action.act(request, found, view, idempotent)
-        if case == next(iter(action.cases)):
+        case = action.act(shown, request)
+        if case == action.success:
             _log(request, outcome, action)
         return outcome.record_key, case
-
-
-def _forget(
-    request: HttpRequest,
-    found: SqlOutcome,
-    view: RecordView | None,
-    idempotent: Sequence[IdempotentTaskLike],
-) -> str:
-    user = request.user.get_username()
-    return forgetting.forget(found.key, view, idempotent, user=user, outcome=found)
-
-
-def _rerun(
-    request: HttpRequest,
-    found: SqlOutcome,
-    view: RecordView | None,
-    idempotent: Sequence[IdempotentTaskLike],
-) -> str:
-    call = rerunning.find_ended(idempotent, found.key, view, found)
-    if call is not None and call.has_completed and request.POST.get("repeat") != "yes":
-        return _UNCONFIRMED
-    return rerunning.rerun(call, user=request.user.get_username())
-
-
-_ACTIONS = {
-    "forget": _Action("Forget outcomes?", "outcome", _forget, _FORGET_CASES, DELETION, "Forgotten"),
-    "rerun": _Action("Run calls again?", "call", _rerun, _RERUN_CASES, CHANGE, "Run again"),
-}
-
-
-def _read(found: SqlOutcome | None) -> tuple[RecordView | None, str]:
-    """Returns the record of an outcome's key, or why it cannot be read."""
-    if found is None:
-        return None, "Its task is not in this process, or has another database."
-    try:
-        return found.record(), ""
-    except IdempotencyError as error:
-        return None, str(error)
-
-
-def _arguments(
-    found: SqlOutcome, view: RecordView | None, idempotent: Sequence[IdempotentTaskLike]
-) -> str:
-    """Returns the arguments for running a call again, or why it cannot run."""
-    try:
-        call = rerunning.find_ended(idempotent, found.key, view, found)
-    except IdempotencyError as error:
-        return str(error)
-    return _shortened(call.arguments) if call is not None and call.message is not None else ""
-
-
-def _record_version(view: RecordView | None) -> list[str]:
-    """Returns the values that identify a record's version."""
-    return ["absent", "0"] if view is None else list(map(str, view.version))
-
-
-def _rows(outcome: Outcome, view: RecordView | None) -> list[tuple[str, Any, Any]]:
-    """Returns the name of each field with its values in the database and in Redis."""
-    record = view.record if view else None
-    in_redis = json_format.record_fields(record) if record else {}
-    in_redis["state"] = view.state.replace("CORRUPT", "unreadable") if view else "absent"
-    in_database = {name: getattr(outcome, name, "") for name in _COMPARED}
-    in_database |= {name: _time(in_database[name]) for name in ("finished_at", "expires_at")}
-    return [(name, in_database[name], in_redis.get(name)) for name in _COMPARED]
-
-
-_COMPARED = (
-    *("state", "task_id", "worker", "attempt", "token", "label", "started_at"),
-    *("finished_at", "expires_at", "deadline"),
-)
-
-
-def _outcome_text(found: SqlOutcome) -> dict[str, str]:
-    """Returns the database's outcome as text; `hidden` says why it is not shown."""
-    if found.row.format.startswith(OFFLOADED):
-        return {"hidden": "It is stored outside: celery idempotency show fetches it."}
-    fields = found.outcome_fields()
-    if "not_stored" in fields:
-        return {"hidden": f"Not available: {fields['not_stored']}"}
-    if "error" in fields:
-        return {"error": "{type}: {message}".format(**fields["error"])[:MAX_RESULT]}
-    return {"value": _shortened(fields.get("result"))}
-
-
-def _shortened(value: Any) -> str:
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    return text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]}…"
-
-
-def _time(milliseconds: Any) -> str:
-    return formatting.utc(moment(milliseconds)) if milliseconds else "–"
 
 
 def _log(request: HttpRequest, outcome: Outcome, action: _Action) -> None:

@@ -11,7 +11,6 @@ class IdempotencyConfig(AppConfig):
     name = "celery_idempotent.contrib.django"
     label = "celery_idempotent"
     verbose_name = "Idempotent tasks"
-    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         """Registers the system checks, and remembers the project's Celery app."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core import checks
-from django.core.checks import CheckMessage, Error, Tags
+from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
@@ -27,27 +27,31 @@ _CSRF = "django.middleware.csrf.CsrfViewMiddleware"
 
 def register() -> None:
     """Registers the checks."""
-    checks.register(check_configuration, TAG)
+    checks.register(check_tasks, TAG)
     checks.register(check_middleware, TAG)
-    checks.register(check_databases, TAG, Tags.database)
 
 
-def check_configuration(**_: Any) -> list[CheckMessage]:
-    """Reports invalid options, missing databases, and ATOMIC_REQUESTS."""
+def check_tasks(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator[CheckMessage]:
+    """Reports invalid options, missing databases, ATOMIC_REQUESTS, and missing tables.
+
+    Args:
+        databases: the aliases to connect to. A missing table is a warning, because ``manage.py
+            migrate`` runs the checks before it creates the table.
+    """
     if is_loading():
-        return []
+        return
     try:
-        databases = sorted(app_tasks.databases(idempotent_tasks()), key=str)
+        named = sorted(app_tasks.databases(idempotent_tasks()), key=str)
     except ConfigurationError as error:
         hint = "The worker refuses it, too. Correct the task or the setting CELERY_…."
-        return [Error(str(error), hint=hint, id=f"{TAG}.E001")]
-    found: list[CheckMessage] = []
-    for database in databases:
+        yield Error(str(error), hint=hint, id=f"{TAG}.E001")
+        return
+    for database in named:
         try:
             engine = database.engine
         except SettingsError as error:
             hint = "Name an alias of DATABASES, or the path of a SQLAlchemy engine."
-            found.append(Error(str(error), hint=hint, id=f"{TAG}.E002"))
+            yield Error(str(error), hint=hint, id=f"{TAG}.E002")
             continue
         alias = database.source
         if engine.name == alias and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
@@ -59,8 +63,13 @@ def check_configuration(**_: Any) -> list[CheckMessage]:
                 "Publish with delay_on_commit, or decorate the view with "
                 f"transaction.non_atomic_requests(using={alias!r})."
             )
-            found.append(checks.Warning(text, hint=hint, id=f"{TAG}.W002"))
-    return found
+            yield checks.Warning(text, hint=hint, id=f"{TAG}.W002")
+        try:
+            if alias in (databases or ()):
+                database.check()
+        except (SettingsError, StoreUnavailableError) as error:
+            hint = f"Run: {engine.create_command}"
+            yield checks.Warning(str(error), hint=hint, id=f"{TAG}.W001")
 
 
 def check_middleware(**_: Any) -> Iterator[CheckMessage]:
@@ -89,27 +98,3 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
         text = "IdempotencyMiddleware is above CsrfViewMiddleware: its answers need no CSRF token."
         hint = f"Put {_MIDDLEWARE} below {_CSRF} in MIDDLEWARE."
         yield checks.Warning(text, hint=hint, id=f"{TAG}.W003")
-
-
-def check_databases(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator[CheckMessage]:
-    """Reports missing tables and databases that do not roll back.
-
-    They are warnings, because ``manage.py migrate`` runs these checks before it creates the table.
-    """
-    if not databases or is_loading():
-        return
-    try:
-        named = sorted(app_tasks.databases(idempotent_tasks()), key=str)
-    except ConfigurationError:
-        return  # check_configuration reports it
-    for database in named:
-        if database.source not in databases:
-            continue
-        try:
-            database.check()
-        except (SettingsError, StoreUnavailableError) as error:
-            try:
-                hint = f"Run: {database.engine.create_command}"
-            except SettingsError:
-                continue  # check_configuration reports it
-            yield checks.Warning(str(error), hint=hint, id=f"{TAG}.W001")

@@ -17,12 +17,12 @@ from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from celery_idempotent.contrib.django.settings import SETTING, middleware_options
-from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header, fields_of
+from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.key_header import KEY_HEADER
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.problem import Problem
+from celery_idempotent.contrib.http.request import fields_of, fingerprint
 from celery_idempotent.contrib.http.response import Response, stored_by_default
-from celery_idempotent.contrib.wsgi import fingerprint_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.store.run_sync import run_sync
 
@@ -93,9 +93,8 @@ class IdempotencyMiddleware(BaseMiddleware):
             try:
                 # Before the view, which may parse a form and consume the body.
                 self._check_body(request)
-                response = get_response(request)  # calls process_view, which begins the execution
-                if self._is_async:
-                    response = await response
+                # Calls process_view, which begins the execution.
+                response = await self._finished(get_response(request))
                 if exchange.execution is not None:
                     await self._settle_view(exchange, request, response)
                 return response
@@ -113,28 +112,23 @@ class IdempotencyMiddleware(BaseMiddleware):
     async def _begin_view(self, request: HttpRequest) -> None:
         if not self._applies(request, request.method or ""):
             return
-        if self._is_async:
-            # In a thread, because `identity` and `required` may query the database.
-            admitted = await sync_to_async(self._admit)(request)
-        else:
-            admitted = self._admit(request)
+        # In a thread, because `identity` and `required` may query the database.
+        admit: Any = sync_to_async(self._admit) if self._is_async else self._admit
+        admitted = await self._finished(admit(request))
         if admitted is not None:
             method_and_path = {"REQUEST_METHOD": request.method, "PATH_INFO": request.path_info}
-            fingerprint = fingerprint_of({**request.META, **method_and_path}, request.body)
-            await self._begin(getattr(request, ATTRIBUTE), request, admitted, fingerprint)
+            read = fingerprint({**request.META, **method_and_path}, request.body)
+            await self._begin(getattr(request, ATTRIBUTE), request, admitted, read)
 
     def _check_body(self, request: HttpRequest) -> None:
         """Refuses a request with a key whose body cannot be read."""
         has_key = fields_of(request, KEY_HEADER)
         if not has_key or not self._applies(request, request.method or ""):
             return
-        declared = request.META.get("CONTENT_LENGTH") or ""
-        is_chunked = not declared and fields_of(request, "transfer-encoding")
-        if is_chunked and isinstance(request, WSGIRequest):  # Django would read an empty body
-            raise self._refusal(Problem.LENGTH_REQUIRED)
-        self._check_length(declared, 0, ended=False)
+        # Under WSGI, Django reads a chunked body as an empty one.
+        declared = self._declared_length(request, reads_chunks=not isinstance(request, WSGIRequest))
         try:
-            self._check_length(declared, len(request.body), ended=True)
+            self._check_length(len(request.body), declared)
         except UnreadablePostError:
             raise self._refusal(Problem.BODY_INCOMPLETE) from None
         except RequestDataTooBig:
@@ -143,13 +137,11 @@ class IdempotencyMiddleware(BaseMiddleware):
     async def _settle_view(
         self, exchange: Exchange, request: HttpRequest, response: HttpResponseBase
     ) -> None:
-        """Settles the view's response; a streamed one without its body."""
-        whole = isinstance(response, HttpResponse)
-        body = response.content if isinstance(response, HttpResponse) else b""
+        body = response.content if isinstance(response, HttpResponse) else None
         headers = [(name, str(value)) for name, value in response.items()]
         try:
             captured = Response(response.status_code, headers, body, response.reason_phrase)
-            added = await self._settle(exchange, request, captured, whole=whole)
+            added = await self._settle(exchange, request, captured)
         except Answered:
             response.close()
             raise

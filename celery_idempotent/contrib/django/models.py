@@ -6,6 +6,8 @@ from django.db import models
 
 from celery_idempotent.sql.outcomes import TABLE
 
+STATES = ("COMPLETED", "FAILED")
+
 
 class Outcome(models.Model):
     """The outcome of a key, committed together with the effects of the task."""
@@ -16,7 +18,7 @@ class Outcome(models.Model):
     )
     record_key = models.TextField("key")
     owner = models.CharField(max_length=32, help_text="random id of the transaction")
-    state = models.CharField(max_length=16)
+    state = models.CharField(max_length=16, choices=[(state, state) for state in STATES])
     task_id = models.TextField()
     worker = models.TextField()
     token = models.BigIntegerField()

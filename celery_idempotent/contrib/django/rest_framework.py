@@ -76,7 +76,10 @@ class IdempotencyMixin(View):
             with ExitStack() as transactions:
                 for alias in self._idempotency.atomic:
                     transactions.enter_context(transaction.atomic(using=alias))
-                response = super(IdempotencyMixin, self).dispatch(request, *args, **kwargs)
+                try:
+                    response = super(IdempotencyMixin, self).dispatch(request, *args, **kwargs)
+                except Answered as answered:  # what the checks have written is committed
+                    return django_response(answered.response)
             if isinstance(response, HttpResponse) and hasattr(response, "render"):
                 response = response.render()
             return response
@@ -89,19 +92,10 @@ class IdempotencyMixin(View):
         self._idempotency.begin(request)
 
     def handle_exception(self, exc: Exception) -> HttpResponseBase:
-        """Returns a stored response or a refusal, or the framework's response to an error."""
+        """Returns the framework's response to an error, but not to a replay or a refusal."""
         if isinstance(exc, Answered):
-            self._idempotency_answer = django_response(exc.response)
-            return self._idempotency_answer
+            raise exc
         return super().handle_exception(exc)
-
-    def finalize_response(
-        self, request: Any, response: Any, *args: Any, **kwargs: Any
-    ) -> HttpResponseBase:
-        """Leaves a stored response or a refusal, which has all its headers, unchanged."""
-        if response is getattr(self, "_idempotency_answer", None):
-            return response
-        return super().finalize_response(request, response, *args, **kwargs)
 
 
 class _Protection(IdempotencyMiddleware):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from inspect import signature
 from typing import Any
 
@@ -11,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from celery_idempotent.contrib.http.middleware import MAX_BODY_BYTES, BaseMiddleware
-from celery_idempotent.functions.engine import Idempotency
+from celery_idempotent.printable import did_you_mean
 
 SETTING = "IDEMPOTENCY_MIDDLEWARE"
 
@@ -37,18 +36,15 @@ def middleware_options(**changes: Any) -> dict[str, Any]:
     options = getattr(settings, SETTING, None)
     if changes:
         options = {**(options or {}), **changes}
-    if not isinstance(options, dict) or not isinstance(
-        _imported("ENGINE", options.get("ENGINE")), Idempotency
-    ):
+    if not isinstance(options, dict) or "ENGINE" not in options:
         raise ImproperlyConfigured(
             f"{SETTING} must be a dictionary whose ENGINE is an Idempotency or the path of one, "
             'such as {"ENGINE": "shop.celery.idem"}'
         )
     for name in options:
         if name not in OPTIONS:
-            nearest = difflib.get_close_matches(str(name), OPTIONS, 1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(OPTIONS)}"
-            raise ImproperlyConfigured(f"{SETTING} has no option {name!r}; {hint}")
+            hint = did_you_mean(str(name), OPTIONS) or f"; it has {', '.join(OPTIONS)}"
+            raise ImproperlyConfigured(f"{SETTING} has no option {name!r}{hint}")
     arguments = {OPTIONS[name]: _imported(name, value) for name, value in options.items()}
     readable = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     if readable is not None:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from celery_idempotent.contrib.http.request import fields_of
+
 logger = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -31,21 +33,6 @@ def anonymous(request: Any) -> str:
     A client that guesses another's key and sends the same request gets its response.
     """
     return "anonymous"
-
-
-def fields_of(request: Any, name: str) -> list[str]:
-    """Returns the header fields `name` of an ASGI scope, a WSGI environ or a framework's request.
-
-    WSGI servers, and Django under ASGI, join repeated fields with commas.
-    """
-    environ = getattr(request, "META", getattr(request, "environ", request))
-    if environ.get("type") == "http":  # an ASGI scope
-        wanted, headers = name.lower().encode("latin-1"), environ["headers"]
-        return [value.decode("latin-1") for field, value in headers if field.lower() == wanted]
-    field = name.upper().replace("-", "_")
-    prefix = "" if field in ("CONTENT_LENGTH", "CONTENT_TYPE") else "HTTP_"
-    value = environ.get(prefix + field)
-    return [] if value is None else [value]
 
 
 def by_header(name: str) -> Callable[[Any], str | None]:

@@ -19,9 +19,9 @@ from hashlib import blake2b
 from inspect import isawaitable
 from typing import Any, NoReturn
 
-from celery_idempotent.contrib.http.identity import fields_of
 from celery_idempotent.contrib.http.key_header import KEY_HEADER, parse_key
 from celery_idempotent.contrib.http.problem import OF_ERRORS, TYPE_BASE, Problem
+from celery_idempotent.contrib.http.request import field_of, fields_of
 from celery_idempotent.contrib.http.response import (
     UNPROTECTED_HEADER,
     Headers,
@@ -184,19 +184,25 @@ class BaseMiddleware:
     def _key_fields(self, request: Any) -> list[str]:
         return fields_of(request, KEY_HEADER)
 
-    def _check_length(self, declared: str, received: int, *, ended: bool) -> None:
-        """Refuses a body that is too large or, at its end, incomplete.
+    def _declared_length(self, request: Any, *, reads_chunks: bool = True) -> int:
+        """Returns the Content-Length of a request, or 0; refuses a body that is too large.
 
         Args:
-            declared: the Content-Length field.
-            received: bytes of the body so far.
+            reads_chunks: whether a body without a Content-Length can be read.
         """
+        declared = field_of(request, "content-length")
+        if not declared and not reads_chunks and field_of(request, "transfer-encoding"):
+            raise self._refusal(Problem.LENGTH_REQUIRED)
         if declared and not _LENGTH.fullmatch(declared):
             raise self._refusal(Problem.BODY_INCOMPLETE)
-        length = int(declared or 0)
-        if ended and received < length:
+        self._check_length(int(declared or 0))
+        return int(declared or 0)
+
+    def _check_length(self, received: int, declared: int = 0) -> None:
+        """Refuses a body that is too large or, once it has ended, shorter than `declared`."""
+        if received < declared:
             raise self._refusal(Problem.BODY_INCOMPLETE)
-        if max(length, received) > self._max_body_bytes:
+        if received > self._max_body_bytes:
             raise self._refusal(Problem.BODY_TOO_LARGE)
 
     async def _begin(
@@ -219,28 +225,27 @@ class BaseMiddleware:
             stored = execution.replay
         await self._replay(request, stored)
 
-    async def _settle(
-        self, exchange: Exchange, request: Any, response: Response, *, whole: bool = True
-    ) -> Headers:
+    async def _settle(self, exchange: Exchange, request: Any, response: Response) -> Headers:
         """Stores the app's response, or releases the key so that a retry runs the request again.
 
         Returns the fields to add to the response.
 
         Args:
             response: a body larger than `max_response_bytes` may be cut off beyond that size.
-            whole: False if the size of its body is unknown.
         """
-        returned = stored = self._to_store(response, whole=whole)
+        returned = stored = self._to_store(response)
         with self._refusing():
             if stored is None:
                 await exchange.aclose()
             else:
-                returned = exchange.execution.complete(stored)
-                if self._is_async:
-                    returned = await returned
+                returned = await self._finished(exchange.execution.complete(stored))
         if returned != stored:  # another execution has completed first
             await self._replay(request, returned)
         return [] if exchange.execution.protected else [(UNPROTECTED_HEADER, "true")]
+
+    async def _finished(self, returned: Any) -> Any:
+        """Returns what a function of the app's kind, on an event loop or not, has returned."""
+        return await returned if self._is_async else returned
 
     async def _replay(self, request: Any, stored: Any) -> NoReturn:
         """Answers with a stored response, unless `authorize_replay` denies it to the client."""
@@ -259,19 +264,14 @@ class BaseMiddleware:
                 raise self._refusal(Problem.REPLAY_FORBIDDEN)
         raise Answered(response)
 
-    def _to_store(self, response: Response, *, whole: bool) -> dict[str, Any] | None:
-        """Returns the data to store for a response: at least its status.
-
-        None means that a retry runs the request again.
-        """
+    def _to_store(self, response: Response) -> dict[str, Any] | None:
+        """Returns the data to store; None means that a retry runs the request again."""
         if not self._store_response(response.status, [(n.lower(), v) for n, v in response.headers]):
             return None
         limit = self._max_response_bytes
         if response.status >= 400:
             limit = min(limit, MAX_ERROR_BYTES)
-        if whole and len(response.body) <= limit and not response.has_no_store:
-            return response.as_record()
-        return {"status": response.status, "omitted": True}
+        return response.as_record(limit)
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -42,25 +42,29 @@ def stored_by_default(status: int, headers: Headers) -> bool:
 
 @dataclass(frozen=True)
 class Response:
-    """A whole response; `reason` is the phrase of its status line, if it has one."""
+    """A response."""
 
     status: int
     headers: Headers
-    body: bytes = b""
+    #: None for a stream or a file, whose body is not read.
+    body: bytes | None = b""
+    #: The phrase of its status line, if it has one.
     reason: str = ""
 
     @property
     def has_no_store(self) -> bool:
         """Whether its Cache-Control says no-store."""
-        return any(
-            directive.strip().lower() == "no-store"
-            for name, value in self.headers
-            if name.lower() == "cache-control"
-            for directive in value.split(",")
-        )
+        fields = [value for name, value in self.headers if name.lower() == "cache-control"]
+        return "no-store" in (each.strip().lower() for each in ",".join(fields).split(","))
 
-    def as_record(self) -> dict[str, Any]:
-        """Returns the parts to store, in a form that every serializer accepts."""
+    def as_record(self, max_bytes: int) -> dict[str, Any]:
+        """Returns the parts to store, in a form that every serializer accepts.
+
+        Args:
+            max_bytes: only the status of a response with a larger body is stored.
+        """
+        if self.body is None or len(self.body) > max_bytes or self.has_no_store:
+            return {"status": self.status, "omitted": True}
         headers = [list(field) for field in _storable(self.headers, len(self.body))]
         stored = {"status": self.status, "reason": self.reason, "headers": headers}
         try:

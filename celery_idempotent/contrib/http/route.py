@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from celery_idempotent.contrib.http.identity import fields_of
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.request import fingerprint as fingerprint_of
 from celery_idempotent.contrib.http.response import Headers, Response
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.functions.direct_call import current_execution
@@ -100,20 +100,20 @@ class BaseRoute(BaseMiddleware):
     async def _respond(self, call: Call, method: str) -> Any:
         """Returns the endpoint's response, or a stored one."""
         if method.upper() not in self._methods or not self._settings.enabled:
-            return await self._run(call)
+            return await self._finished(call.run())
         async with Exchange() as exchange:
             try:
                 admitted = self._admit(call)
                 if admitted is None or self._is_running(admitted):
-                    return await self._run(call)
+                    return await self._finished(call.run())
                 await self._begin(exchange, call, admitted, await self._fingerprint_of(call))
                 try:
-                    response, captured, whole = await self._captured(call, await self._run(call))
+                    response = await self._rendered(call, await self._finished(call.run()))
                 except Exception as error:
-                    captured, whole = await self._captured_error(call, error)
-                    await self._settle(exchange, call, captured, whole=whole)
+                    response = await self._error_response(call, error)
+                    await self._settle(exchange, call, self._captured(response))
                     raise
-                added = await self._settle(exchange, call, captured, whole=whole)
+                added = await self._settle(exchange, call, self._captured(response))
             except Answered as answered:
                 return self._converted(answered.response)
             self._add(response, added)
@@ -138,30 +138,30 @@ class BaseRoute(BaseMiddleware):
         return outer is not None and outer.key == str(self._idem.key_of(admitted))
 
     async def _fingerprint_of(self, call: Call) -> Any:
-        declared = ",".join(fields_of(call, "content-length"))
-        self._check_length(declared, 0, ended=False)
+        declared = self._declared_length(call)
         if self._fingerprint is not None:
             return [self._name, self._fingerprint(call)]
         body = await self._body(call)
-        self._check_length(declared, len(body), ended=True)
-        return self._fingerprint_of_request(call.META, body)
+        self._check_length(len(body), declared)
+        return fingerprint_of(call, body)
 
-    def _fingerprint_of_request(self, environ: Any, body: bytes) -> Any:
+    def _arguments(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    async def _body(self, call: Call) -> Any:
         raise NotImplementedError
 
-    async def _body(self, call: Call) -> bytes:
+    async def _rendered(self, call: Any, value: Any) -> Any:
+        """Returns the framework's response for the endpoint's return value."""
         raise NotImplementedError
 
-    async def _run(self, call: Call) -> Any:
-        """Calls the endpoint."""
+    async def _error_response(self, call: Call, error: Exception) -> Any:
+        """Returns the framework's response to an error of the endpoint, or raises the error."""
         raise NotImplementedError
 
-    async def _captured(self, call: Any, value: Any) -> tuple[Any, Response, bool]:
-        """Returns the framework's and the captured response, and whether the body is known."""
-        raise NotImplementedError
-
-    async def _captured_error(self, call: Call, error: Exception) -> tuple[Response, bool]:
-        """Returns the app's response to an error of the endpoint, or raises the error."""
+    def _captured(self, response: Any) -> Response:
         raise NotImplementedError
 
     def _add(self, response: Any, headers: Headers) -> None:

@@ -17,7 +17,9 @@ _FIELDS = {
     ),
     "record_key": models.TextField(verbose_name="key"),
     "owner": models.CharField(max_length=32, help_text="random id of the transaction"),
-    "state": models.CharField(max_length=16),
+    "state": models.CharField(
+        max_length=16, choices=[("COMPLETED", "COMPLETED"), ("FAILED", "FAILED")]
+    ),
     "task_id": models.TextField(),
     "worker": models.TextField(),
     "token": models.BigIntegerField(),

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from werkzeug import Request
 
-from celery_idempotent.contrib.http.fingerprint import fingerprint
+from celery_idempotent.contrib.http.request import fingerprint
 
 REQUEST: dict[str, Any] = {
     "method": "POST",
@@ -22,11 +22,34 @@ REQUEST: dict[str, Any] = {
     "body": b"{}",
 }
 
+WSGI_NAMES = {
+    "method": "REQUEST_METHOD",
+    "prefix": "SCRIPT_NAME",
+    "path": "PATH_INFO",
+    "query": "QUERY_STRING",
+    "content_type": "CONTENT_TYPE",
+    "content_encoding": "HTTP_CONTENT_ENCODING",
+}
 
-def fingerprint_of(
-    *, content_type: str, content_encoding: str, body: bytes, **target: str
-) -> list[str | bytes]:
-    return fingerprint(target.values(), content_type, content_encoding, body)
+
+def fingerprint_of(*, body: bytes, **parts: str) -> list[str | bytes]:
+    """Returns the fingerprint of a request, which is the same in WSGI and ASGI."""
+    by_wsgi = fingerprint({WSGI_NAMES[name]: part for name, part in parts.items()}, body)
+    assert by_wsgi == fingerprint(
+        {
+            "type": "http",
+            "method": parts["method"],
+            "root_path": parts["prefix"],
+            "path": parts["path"],
+            "query_string": parts["query"].encode(),
+            "headers": [
+                (b"content-type", parts["content_type"].encode("latin-1")),
+                (b"content-encoding", parts["content_encoding"].encode("latin-1")),
+            ],
+        },
+        body,
+    )
+    return by_wsgi
 
 
 @pytest.mark.parametrize("part", REQUEST)

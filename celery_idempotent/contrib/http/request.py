@@ -1,0 +1,81 @@
+"""The parts of a request that all middleware read: its header fields and its fingerprint.
+
+A request is an ASGI scope, a WSGI environ, or the object that a framework makes of one.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import Any
+
+#: A content type whose boundary every parser finds in the same place.
+_MULTIPART = re.compile(
+    r'multipart/[\w-]+; *boundary=("?)([\w.=+-]{1,70})\1(?:; *charset=[\w-]+)?', re.ASCII | re.I
+)
+
+
+#: The method, the app's mount path (so that two apps never share a request), and the path in it.
+_ASGI_TARGET = ("method", "root_path", "path")
+_WSGI_TARGET = ("REQUEST_METHOD", "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING")
+
+
+def _environ_of(request: Any) -> Any:
+    return getattr(request, "META", getattr(request, "environ", request))
+
+
+def fields_of(request: Any, name: str) -> list[str]:
+    """Returns the header fields `name` of a request.
+
+    WSGI servers, and Django under ASGI, join repeated fields with commas.
+    """
+    environ = _environ_of(request)
+    if environ.get("type") == "http":  # an ASGI scope
+        wanted, headers = name.lower().encode("latin-1"), environ["headers"]
+        return [value.decode("latin-1") for field, value in headers if field.lower() == wanted]
+    field = name.upper().replace("-", "_")
+    prefix = "" if field in ("CONTENT_LENGTH", "CONTENT_TYPE") else "HTTP_"
+    value = environ.get(prefix + field)
+    return [] if value is None else [value]
+
+
+def field_of(request: Any, name: str) -> str:
+    """Returns the header field `name` of a request; empty if it is absent."""
+    return ",".join(fields_of(request, name))
+
+
+def fingerprint(request: Any, body: bytes) -> list[str | bytes]:
+    """Returns the values that must be the same in all requests with one key."""
+    environ = _environ_of(request)
+    if environ.get("type") == "http":
+        target = [environ.get(name, "") for name in _ASGI_TARGET]
+        target.append(environ["query_string"].decode("latin-1"))
+    else:
+        target = [environ.get(name, "") for name in _WSGI_TARGET]
+    content_type, content_encoding = (
+        field_of(request, name) for name in ("content-type", "content-encoding")
+    )
+    digest = blake2b(body, digest_size=32)
+    multipart = None if content_encoding else _MULTIPART.fullmatch(content_type)
+    if multipart is not None:
+        parts = _parts(body, multipart[2].encode("ascii"))
+        if parts is not None:
+            content_type = content_type[: multipart.start(2)] + content_type[multipart.end(2) :]
+            digest = blake2b(digest_size=32, person=b"parts")
+            for part in parts:
+                digest.update(blake2b(part, digest_size=32).digest())
+    return [*target, content_type, content_encoding, digest.digest()]
+
+
+def _parts(body: bytes, boundary: bytes) -> list[bytes] | None:
+    """Returns the parts of a multipart body, which do not depend on the boundary.
+
+    Clients generate a boundary for each attempt. Returns None if it occurs outside the lines
+    between the parts, or if these lines violate RFC 2046, as parsers then read different parts.
+    """
+    preamble, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary)
+    if preamble or len(parts) < 2 or body.count(boundary) != len(parts):
+        return None
+    if parts[-1] not in (b"--", b"--\r\n"):
+        return None
+    return parts if all(part.startswith(b"\r\n") for part in parts[:-1]) else None
