@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -15,10 +15,9 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import one_line, plural
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database
-from celery_idempotent.store.inspection.record_query import RecordFilter
 
 Tasks = list[IdempotentTaskLike]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -83,27 +82,23 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 def filter_options(command: F) -> F:
-    """Adds --state, --task and --older-than, and passes them as one `record_filter`."""
-
-    @click.option(
-        "--state",
-        type=click.Choice([*(state.value for state in State), "CORRUPT"], case_sensitive=False),
-        help="Only records in this state.",
-    )
-    @click.option("--task", help="Only records of this task.")
-    @click.option(
-        "--older-than",
-        type=Duration(),
-        help="Only records that have been in their state for longer: 90s, 10m, 2h, 1d.",
-    )
-    @functools.wraps(command)
-    def with_filter(
-        *args: Any, state: str | None, task: str | None, older_than: timedelta | None, **kw: Any
-    ) -> Any:
-        record_filter = RecordFilter(state and state.upper(), task, older_than)
-        return command(*args, record_filter=record_filter, **kw)
-
-    return with_filter  # type: ignore[return-value]
+    """Adds --state, --task and --older-than, which are the arguments of a `RecordFilter`."""
+    states = [*(state.value for state in State), "CORRUPT"]
+    for option in (
+        click.option(
+            "--older-than",
+            type=Duration(),
+            help="Only records that have been in their state for longer: 90s, 10m, 2h, 1d.",
+        ),
+        click.option("--task", help="Only records of this task."),
+        click.option(
+            "--state",
+            type=click.Choice(states, case_sensitive=False),
+            help="Only records in this state.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 #: The key that a call brings, if any.
@@ -133,6 +128,37 @@ timeout_option = click.option(
     show_default=True,
     help="Seconds to wait for the workers' counters; 0 skips them.",
 )
+
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+
+
+def confirm(question: str, subjects: Sequence[str], noun: str) -> None:
+    """Asks about the only one of `subjects`, or about their number; aborts unless confirmed."""
+    subject = subjects[0] if len(subjects) == 1 else plural(len(subjects), noun)
+    click.confirm(one_line(question.format(subject)), abort=True, err=True)
+
+
+#: With more records than this, only the number of each case is printed.
+_MAX_LINES = 20
+
+
+def end(
+    cases: Mapping[str, str], messages: Mapping[str, str], good: Container[str], *, as_json: bool
+) -> None:
+    """Prints what became of each key, and exits with 1 unless all cases are `good`."""
+    if as_json:
+        print_json([{"key": key, "case": case} for key, case in cases.items()])
+    elif not cases:
+        click.echo("No matching records.")
+    elif len(cases) <= _MAX_LINES:
+        for key, case in cases.items():
+            click.echo(one_line(f"{key}: {messages.get(case, case)}"))
+    else:
+        numbers = Counter(cases.values())
+        for case in (case for case in {**messages, **numbers} if numbers[case]):
+            click.echo(one_line(f"{numbers[case]:,} {messages.get(case, case)}"))
+    raise SystemExit(0 if all(case in good for case in cases.values()) else 1)
 
 
 def print_json(document: Any, *, indent: int | None = 2) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from time import sleep, strftime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -52,10 +52,10 @@ _FIRST_CHUNK, _CHUNK = 10, 100
     help="Keep running, and show the newest records every so many seconds (default: 2).",
 )
 def list_records(
-    tasks: Tasks, record_filter: RecordFilter, limit: int | None, watch: float | None, as_json: bool
+    tasks: Tasks, limit: int | None, watch: float | None, as_json: bool, **selected: Any
 ) -> None:
     """List records, one per line. With --json, one JSON object per line."""
-    stores = app_tasks.stores(tasks)
+    stores, record_filter = app_tasks.stores(tasks), RecordFilter(**selected)
     if watch is not None:
         if as_json:
             raise click.UsageError("--watch cannot be combined with --json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -13,7 +13,7 @@ from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.lookup import find_outcome, find_record
 from celery_idempotent.printable import did_you_mean
-from celery_idempotent.store.inspection.record_query import read_view
+from celery_idempotent.store.inspection.record_query import RecordFilter, read_view, record_views
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.inspection.task_lookup import find_task
@@ -41,6 +41,12 @@ class Target(NamedTuple):
     view: RecordView | None
     #: The task id that it was named by, if that is of a duplicate.
     duplicate: str = ""
+
+
+def select_records(tasks: Sequence[IdempotentTaskLike], **selected: Any) -> list[Target]:
+    """Returns the records that a `RecordFilter` with the fields `selected` matches."""
+    pages = record_views(app_tasks.stores(tasks), RecordFilter(**selected))
+    return [Target(view.key, view) for page in pages for view in page]
 
 
 def resolve_records(

@@ -92,10 +92,10 @@ def _log(event: Event, call: Reported | About, execution: Any, fields: dict[str,
     token, attempt = (execution.token, execution.attempt) if execution is not None else (0, 0)
     logger.log(
         event.level,
-        "%s%s: task %s%s " + event.template,  # noqa: G003 - it is a template, too
+        "%s%s:%s%s " + event.template,  # noqa: G003 - it is a template, too
         one_line(call.key or getattr(call, "task", "")),
         one_line(f" ({call.label})") if call.label else "",
-        one_line(call.task_id),
+        one_line(f" task {call.task_id}") if call.task_id else "",
         f" (attempt {attempt})" if attempt else "",
         *(_shown(call.key, value) for value in event.values(fields)),
         extra=log_extra(

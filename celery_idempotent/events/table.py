@@ -47,16 +47,19 @@ class Event:
     def __post_init__(self) -> None:
         #: The message for `logging`, and the fields that are merged into it.
         self.template = ""
-        self.fields: list[str] = []
-        for text, field, spec, _ in _formatter.parse(self.message):
+        self.fields: list[tuple[str, Any]] = []
+        for text, field, spec, conversion in _formatter.parse(self.message):
             self.template += text.replace("%", "%%")
             if field is not None:
                 self.template += f"%{spec or 's'}"
-                self.fields.append(field)
+                self.fields.append((field, conversion))
 
     def values(self, fields: dict[str, Any]) -> list[Any]:
         """Returns what is merged into the message."""
-        return [_formatter.get_field(field, (), fields)[0] for field in self.fields]
+        return [
+            _formatter.convert_field(_formatter.get_field(field, (), fields)[0], conversion)
+            for field, conversion in self.fields
+        ]
 
 
 def _signal(name: str, *arguments: str) -> Signal:
@@ -189,8 +192,8 @@ RESERVATION_KEPT = Event(WARNING, "keeps its reservation, which will expire: {er
 MAY_CONTINUE_AGAIN = Event(WARNING, "may send its continuation again: {error}")
 NOT_CONTINUED = Event(WARNING, "has not sent its continuation: {error}")
 CONTINUATION_LOST = Event(WARNING, "has lost the lease of its continuation")
-FORGOTTEN = Event(signal=_signal("forgotten", "user"))
-RERUN = Event(signal=_signal("rerun", "user"))
+FORGOTTEN = Event(INFO, "is forgotten by {user!r} ({state})", _signal("forgotten", "user"))
+RERUN = Event(INFO, "is run again by {user!r} ({what})", _signal("rerun", "user"))
 MESSAGE_NOT_KEPT = Event(WARNING, "cannot be run again later: its message is not kept: {error}")
 
 # Shadow: what would have become of a call that runs. The decisions share a signal.

@@ -340,7 +340,7 @@ def test_the_request_is_logged_and_sent_as_a_signal(
     assert (details["sender"], details["task_id"]) == (final, result.id)
     assert details["user"]
     (line,) = [line for line in caplog.messages if "again" in line]
-    assert "(FAILED, of task" in line
+    assert f"(FAILED, as task {result.id})" in line
     succeed(result)
 
 
