@@ -1,7 +1,8 @@
-"""What the commands share: the app's tasks, one-line errors, common options and JSON."""
+"""Shared by the commands: the app's tasks, one-line errors, common options and JSON."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -24,10 +25,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AppCommand(click.Command):
-    """A command about an app's tasks, which it is given as `tasks`; `as_json` is its --json.
+    """A command that receives the app's tasks as `tasks`, and its option --json as `as_json`.
 
-    It reports the project's errors in one line, without a traceback. An error may quote text of
-    foreign origin, such as a task id.
+    Errors of this package are printed in one line, without a traceback or control characters: they
+    may quote untrusted text, such as a task id.
     """
 
     def __init__(self, *args: Any, has_json: bool = True, **kwargs: Any) -> None:
@@ -40,7 +41,7 @@ class AppCommand(click.Command):
         """Runs the command.
 
         Raises:
-            UsageError, ClickException: also in place of an IdempotencyError.
+            UsageError, ClickException: the latter also replaces an IdempotencyError.
         """
         try:
             ctx.params["tasks"] = idempotent_tasks(ctx.obj.app)
@@ -81,35 +82,36 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(str(error), param, ctx)
 
 
-def filter_options(command: F) -> F:
-    """Adds --state, --task and --older-than, which are the arguments of a `RecordFilter`."""
-    states = [*(state.value for state in State), "CORRUPT"]
-    for option in (
-        click.option(
-            "--older-than",
-            type=Duration(),
-            help="Only records that have been in their state for longer: 90s, 10m, 2h, 1d.",
-        ),
-        click.option("--task", help="Only records of this task."),
-        click.option(
-            "--state",
-            type=click.Choice(states, case_sensitive=False),
-            help="Only records in this state.",
-        ),
-    ):
-        command = option(command)
-    return command
+def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Returns a decorator that adds `options` to a command, in this order."""
+    return lambda command: functools.reduce(lambda f, option: option(f), reversed(options), command)
 
 
-#: The key that a call brings, if any.
-OwnKey = str | tuple[str, ...] | None
+#: They are the arguments of a `RecordFilter`.
+filter_options = with_options(
+    click.option(
+        "--state",
+        type=click.Choice([*(state.value for state in State), "CORRUPT"], case_sensitive=False),
+        help="Only records in this state.",
+    ),
+    click.option("--task", help="Only records of this task."),
+    click.option(
+        "--older-than",
+        type=Duration(),
+        help="Only records that have been in their state for longer: 90s, 10m, 2h, 1d.",
+    ),
+)
 
-own_key_option = click.option(
+
+#: The explicit key of a call, if any.
+CallKey = str | tuple[str, ...] | None
+
+key_option = click.option(
     "--key",
-    "own_key",
+    "explicit_key",
     multiple=True,
     callback=lambda ctx, param, parts: parts if len(parts) > 1 else next(iter(parts), None),
-    help="The key that the call brings; repeated for a tuple.",
+    help="The explicit key of the call; repeat it for a tuple.",
 )
 
 databases_option = click.option(
@@ -126,11 +128,17 @@ timeout_option = click.option(
     type=click.FloatRange(0),
     default=1.0,
     show_default=True,
-    help="Seconds to wait for the workers' counters; 0 skips them.",
+    help="Seconds to wait for the workers' counters; 0 to skip them.",
 )
 
 
-yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+#: Records by name, or by a filter.
+record_options = with_options(
+    click.argument("names", nargs=-1, metavar="RECORD…"),
+    key_option,
+    filter_options,
+    click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+)
 
 
 def confirm(question: str, subjects: Sequence[str], noun: str) -> None:

@@ -43,14 +43,14 @@ def create(*, stderr: bool = False) -> Console:
 
 
 def text(value: str, style: str = "") -> Text:
-    """Returns `value`, which may be of foreign origin, as one line without control characters."""
+    """Returns `value`, which may be untrusted, as one line without control characters."""
     from rich.text import Text
 
     return Text(one_line(value), style=style)
 
 
 def table(*columns: str) -> Table:
-    """Returns a table without a frame; columns whose name begins with ``>`` are right-aligned."""
+    """Returns a table without a frame; ``>`` before the name of a column aligns it right."""
     from rich import box
     from rich.table import Table
 
@@ -61,7 +61,7 @@ def table(*columns: str) -> Table:
 
 
 def grid(fields: Mapping[str, str]) -> Table:
-    """Returns a table of field names and values; those without a value are left out."""
+    """Returns a table of field names and values, without the fields that have no value."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))

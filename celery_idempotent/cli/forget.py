@@ -1,4 +1,4 @@
-"""``forget``: deletes records, after confirmation and only if they are unchanged since."""
+"""``forget``: deletes records, after confirmation, if they have not changed since."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import click
 
 from celery_idempotent.cli.command import (
     AppCommand,
-    OwnKey,
+    CallKey,
     Tasks,
     confirm,
     databases_option,
     end,
-    filter_options,
-    own_key_option,
-    yes_option,
+    record_options,
 )
 from celery_idempotent.cli.target import RECORD_HELP, Target, resolve_records, select_records
 from celery_idempotent.monitoring import forgetting
@@ -37,9 +35,9 @@ _HELP = f"""Forget records: the next call with their key runs.
 A record is forgotten only if it has not changed since it was read, and, without --force, only if
 it is not running. A running execution is not stopped; its outcome will be refused.
 
-Of a task with idempotency_transaction, the outcome in its database is deleted, too, also if Redis
-has no record of the key: name it by its key, or by task and arguments. So are the rows of steps, in
-the databases that any task names; --database adds others.
+For a task with idempotency_transaction, the outcome in its database is deleted, too, even if Redis
+has no record of the key: name it by its key, or by task and arguments. The rows of steps are also
+deleted, in the databases that any task names; --database adds others.
 
 {RECORD_HELP}
 
@@ -47,28 +45,27 @@ Or select records with --state, --task and --older-than."""
 
 
 @click.command(cls=AppCommand, help=_HELP)
-@click.argument("names", nargs=-1, metavar="RECORD…")
-@own_key_option
-@filter_options
+@record_options
 @click.option("--force", is_flag=True, help="Forget running records, too.")
 @databases_option
-@yes_option
 def forget(
     tasks: Tasks,
     names: tuple[str, ...],
-    own_key: OwnKey,
+    explicit_key: CallKey,
     force: bool,
     databases: set[Database],
     yes: bool,
     as_json: bool,
     **selected: Any,
 ) -> None:
-    """Forgets records. The help text is above, because a part of it is shared."""
+    """Forgets records. Its help is the text above, a part of which is shared."""
     if bool(names) == any(selected.values()):
         raise click.UsageError(
             "name records, or select them with --state, --task and --older-than; not both"
         )
-    targets = resolve_records(tasks, names, own_key) if names else select_records(tasks, **selected)
+    targets = (
+        resolve_records(tasks, names, explicit_key) if names else select_records(tasks, **selected)
+    )
     outcomes = {target.key: find_outcome(tasks, target.key) for target in targets if names}
     if targets and not yes:
         confirm("Forget {}?", [_described(target) for target in targets], "record")

@@ -1,4 +1,4 @@
-"""``list``: prints records as a scan returns them, or a table that is refreshed."""
+"""``list``: prints records as a scan returns them, or keeps refreshing a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from celery_idempotent.store.record_store import RecordStore
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: Name and width of each column before KEY, and the width of the terminal that it needs.
+#: Name and width of each column before KEY, and the least width of a terminal that shows it.
 _COLUMNS = (
     ("STATE", 9, 0),
     ("ATTEMPT", 7, 0),
@@ -34,7 +34,7 @@ _COLUMNS = (
     ("UNTIL", 28, 110),
     ("TASK ID", 36, 150),
 )
-#: Columns of a label; a longer one is cut.
+#: Maximum width of a label; a longer one is cut.
 _LABEL_WIDTH = 24
 #: Rows of the first printed chunk, and of each later one.
 _FIRST_CHUNK, _CHUNK = 10, 100
@@ -129,7 +129,7 @@ def _cells(view: RecordView) -> dict[str, str]:
 def _watch(
     stores: list[RecordStore], record_filter: RecordFilter, seconds: float, limit: int | None
 ) -> None:
-    """Shows the newest records that fit the screen, and the number in each state."""
+    """Shows the newest records that fit on the screen, and the number in each state."""
     out = console.create()
     from rich.live import Live
 

@@ -6,16 +6,7 @@ from typing import Any
 
 import click
 
-from celery_idempotent.cli.command import (
-    AppCommand,
-    OwnKey,
-    Tasks,
-    confirm,
-    end,
-    filter_options,
-    own_key_option,
-    yes_option,
-)
+from celery_idempotent.cli.command import AppCommand, CallKey, Tasks, confirm, end, record_options
 from celery_idempotent.cli.forget import user_name
 from celery_idempotent.cli.target import RECORD_HELP, Target, resolve_records, select_records
 from celery_idempotent.errors import IdempotencyError
@@ -26,13 +17,13 @@ from celery_idempotent.record.record import State
 
 _HELP = f"""Run ended calls again, with their own messages.
 
-For calls that have failed for good (a poisoned task, an error in idempotency_replay_errors), and
-for duplicates that were rejected. Their messages are kept for idempotency_error_ttl. The worker
-forgets the outcome when the message arrives, unless it has changed since: two people who run a
-call again run it once.
+Use it for calls that have failed for good (a poisoned task, an error in idempotency_replay_errors),
+and for rejected duplicates. Their messages are kept for idempotency_error_ttl. The worker forgets
+the outcome when the message arrives, unless it has changed since: if two people run a call again,
+it runs once.
 
-A call that has completed is asked about a second time. Its arguments come from the result backend,
-which has them with result_extended.
+A completed call needs a second confirmation. Its arguments come from the result backend, which
+stores them with result_extended.
 
 {RECORD_HELP}
 
@@ -40,27 +31,24 @@ Or select what has failed with --all, --task and --older-than."""
 
 
 @click.command(cls=AppCommand, help=_HELP)
-@click.argument("names", nargs=-1, metavar="RECORD…")
-@own_key_option
-@click.option("--all", "select", is_flag=True, help="Every failed call that the filters select.")
-@filter_options
-@yes_option
+@record_options
+@click.option("--all", "select", is_flag=True, help="Every failed call that matches the filters.")
 @click.option("--completed", is_flag=True, help="Do not ask a second time about completed calls.")
 def rerun(
     tasks: Tasks,
     names: tuple[str, ...],
-    own_key: OwnKey,
+    explicit_key: CallKey,
     select: bool,
     yes: bool,
     completed: bool,
     as_json: bool,
     **selected: Any,
 ) -> None:
-    """Runs calls again. The help text is above, because a part of it is shared."""
+    """Runs calls again. Its help is the text above, a part of which is shared."""
     if bool(names) == select or (names and any(selected.values())):
         raise click.UsageError("name records, or select them with --all; not both")
     if names:
-        targets = resolve_records(tasks, names, own_key, may_be_absent=True)
+        targets = resolve_records(tasks, names, explicit_key, may_be_absent=True)
     else:
         selected["state"] = selected["state"] or State.FAILED
         targets = select_records(tasks, **selected)

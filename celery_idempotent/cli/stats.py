@@ -26,7 +26,7 @@ from celery_idempotent.store.inspection.record_reader import RecordReader
 _STATES = tuple(state.value for state in State)
 #: Headings of the numbers of records.
 _RECORDS = (*_STATES, "TAKEOVERS", "LEASE EXPIRED")
-#: Console width from which on each number has a column of its own.
+#: Least console width at which each number has a column of its own.
 _WIDE = 140
 
 
@@ -40,9 +40,8 @@ _WIDE = 140
 def stats(obj: Any, tasks: Tasks, sample: int, timeout: float, as_json: bool) -> None:
     """Count records by task and state.
 
-    Scans all records, and shows their sizes and rates as well. Records do not count how often they
-    were replayed, so the hit ratio comes from the workers' counters, which begin at zero when a
-    worker starts.
+    Scans all records, and also shows their sizes and rates. Records do not count their replays: the
+    hit ratio comes from the counters of the workers, which start from zero with the worker.
     """
     with _progress(tasks) as progress:
         statistics = collect(tasks, sample, progress)
@@ -124,7 +123,7 @@ def _print(documents: Mapping[str, dict[str, Any]], known: Collection[str], unkn
     for name, task in documents.items():
         numbers = [*(task["states"][state] for state in _STATES)]
         numbers += [task["takeovers"], task["lease_expired"]]
-        # For narrow terminals the numbers but zeros, a line each.
+        # A narrow terminal shows each number on a line of its own, without zeros.
         pairs = zip(numbers, _RECORDS, strict=True)
         lines = "\n".join(f"{number:,} {heading}" for number, heading in pairs if number)
         ratio, counts = task["hit_ratio"], task["counts"]

@@ -178,7 +178,7 @@ def forgetting() -> dict[str, Any]:
         "exist": [both.exists, alone.exists],
         "signals": sent == [[str(both.key), name], [str(alone.key), name]],
         "audit": [
-            text.startswith(f"{case.key}: task ") and f"is forgotten by {name!r} (" in text
+            text.startswith(str(case.key)) and f" is forgotten by {name!r} (" in text
             for case, text in zip((both, alone), audit, strict=True)
         ],
         "log_entries": LogEntry.objects.filter(
