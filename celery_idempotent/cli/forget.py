@@ -17,7 +17,7 @@ from celery_idempotent.cli.command import (
     end,
     record_options,
 )
-from celery_idempotent.cli.target import RECORD_HELP, Target, resolve_records, select_records
+from celery_idempotent.cli.target import RECORD_HELP, Target, resolve_records
 from celery_idempotent.monitoring import forgetting
 from celery_idempotent.monitoring.forgetting import ABSENT, CHANGED, FORGOTTEN, RUNNING
 from celery_idempotent.monitoring.lookup import find_outcome
@@ -63,9 +63,7 @@ def forget(
         raise click.UsageError(
             "name records, or select them with --state, --task and --older-than; not both"
         )
-    targets = (
-        resolve_records(tasks, names, explicit_key) if names else select_records(tasks, **selected)
-    )
+    targets = resolve_records(tasks, names, explicit_key, **selected)
     outcomes = {target.key: find_outcome(tasks, target.key) for target in targets if names}
     if targets and not yes:
         confirm("Forget {}?", [_described(target) for target in targets], "record")

@@ -36,8 +36,8 @@ _COLUMNS = (
 )
 #: Maximum width of a label; a longer one is cut.
 _LABEL_WIDTH = 24
-#: Rows of the first printed chunk, and of each later one.
-_FIRST_CHUNK, _CHUNK = 10, 100
+#: Rows that are printed at once.
+_CHUNK = 50
 
 
 @click.command("list", cls=AppCommand)
@@ -75,11 +75,11 @@ def list_records(
 def _print(views: Iterator[RecordView], labelled: bool, hint: str) -> None:
     """Prints a table in chunks, so that `list | head` ends after the first rows."""
     out = console.create()
-    size, printed = _FIRST_CHUNK, False
-    while chunk := list(islice(views, size)):
+    printed = False
+    while chunk := list(islice(views, _CHUNK)):
         labelled = labelled or (not printed and _have_labels(chunk))
         out.print(_table(chunk, out.width, labelled, show_header=not printed), crop=False)
-        size, printed = _CHUNK, True
+        printed = True
     if not printed:
         out.print(f"No matching records{hint or '.'}")
 

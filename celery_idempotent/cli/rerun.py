@@ -8,7 +8,7 @@ import click
 
 from celery_idempotent.cli.command import AppCommand, CallKey, Tasks, confirm, end, record_options
 from celery_idempotent.cli.forget import user_name
-from celery_idempotent.cli.target import RECORD_HELP, Target, resolve_records, select_records
+from celery_idempotent.cli.target import RECORD_HELP, Target, resolve_records
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import rerunning
 from celery_idempotent.monitoring.lookup import find_outcome
@@ -47,11 +47,8 @@ def rerun(
     """Runs calls again. Its help is the text above, a part of which is shared."""
     if bool(names) == select or (names and any(selected.values())):
         raise click.UsageError("name records, or select them with --all; not both")
-    if names:
-        targets = resolve_records(tasks, names, explicit_key, may_be_absent=True)
-    else:
-        selected["state"] = selected["state"] or State.FAILED
-        targets = select_records(tasks, **selected)
+    selected["state"] = selected["state"] or State.FAILED
+    targets = resolve_records(tasks, names, explicit_key, may_be_absent=True, **selected)
     found = {target.duplicate or str(target.key): _find(tasks, target, names) for target in targets}
     calls = [call for call in found.values() if isinstance(call, EndedCall)]
     done = [call for call in calls if call.has_completed]

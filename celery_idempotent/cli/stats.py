@@ -10,22 +10,18 @@ from typing import Any
 
 import click
 
-from celery_idempotent import signals
 from celery_idempotent.cli import console
 from celery_idempotent.cli.command import AppCommand, Tasks, print_json, timeout_option
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.events.table import REFUSED_FOR
 from celery_idempotent.monitoring import formatting, inspect_commands
-from celery_idempotent.monitoring.statistics import TaskStatistics, collect, double_executions
+from celery_idempotent.monitoring.statistics import STATES, collect, double_executions, refusals
 from celery_idempotent.printable import plural
-from celery_idempotent.record.record import State
 from celery_idempotent.signals import SHADOW
 from celery_idempotent.store.inspection.record_reader import RecordReader
 
-_STATES = tuple(state.value for state in State)
 #: Headings of the numbers of records.
-_RECORDS = (*_STATES, "TAKEOVERS", "LEASE EXPIRED")
+_RECORDS = (*STATES, "TAKEOVERS", "LEASE EXPIRED")
 #: Least console width at which each number has a column of its own.
 _WIDE = 140
 
@@ -43,14 +39,10 @@ def stats(obj: Any, tasks: Tasks, sample: int, timeout: float, as_json: bool) ->
     Scans all records, and also shows their sizes and rates. Records do not count their replays: the
     hit ratio comes from the counters of the workers, which start from zero with the worker.
     """
-    with _progress(tasks) as progress:
-        statistics = collect(tasks, sample, progress)
     replies = inspect_commands.ask(obj.app, timeout)
     counters, held = replies.totals(), replies.messages_held()
-    documents = {
-        name: _document(statistics.get(name, TaskStatistics()), (counters or {}).get(name, {}))
-        for name in sorted({*statistics, *(counters or {})})
-    }
+    with _progress(tasks) as progress:
+        documents = collect(tasks, counters or {}, sample, progress)
     if as_json:
         document = {"workers_answered": counters is not None, "messages_held": held}
         print_json({**document, "tasks": documents})
@@ -58,13 +50,6 @@ def stats(obj: Any, tasks: Tasks, sample: int, timeout: float, as_json: bool) ->
     _print(documents, {task.name for task in tasks}, "" if counters is not None else replies.error)
     if held is not None:
         console.create().print(f"The workers hold {plural(held, 'message')}.")
-
-
-def hit_ratio(counter: Mapping[str, int]) -> float | None:
-    """Returns the share of calls that were replayed; None if there were no calls."""
-    replays = counter.get("replay", 0)
-    calls = counter.get("run", 0) + counter.get("takeover", 0) + replays
-    return replays / calls if calls else None
 
 
 @contextmanager
@@ -80,29 +65,6 @@ def _progress(tasks: Sequence[IdempotentTaskLike]) -> Iterator[Callable[[int], N
     options: dict[str, Any] = {"label": "scanning", "show_pos": True, "file": sys.stderr}
     with click.progressbar(length=total, **options) as bar:
         yield bar.update
-
-
-def _document(statistics: TaskStatistics, counter: Mapping[str, int]) -> dict[str, Any]:
-    names = (
-        *("takeovers", "lease_expired", "bytes_per_record", "bytes_total"),
-        *("per_second", "retention", "bytes_projected"),
-    )
-    return {
-        "records": statistics.records,
-        "states": {state: statistics.states[state] for state in (*_STATES, "CORRUPT")},
-        **{name: getattr(statistics, name) for name in names},
-        "counts": dict(counter),
-        "decisions": sum(counter.get(decision, 0) for decision in signals.DECISIONS),
-        "refused": _refusals(counter),
-        "double_executions": double_executions(counter),
-        "hit_ratio": hit_ratio(counter),
-    }
-
-
-def _refusals(counter: Mapping[str, int]) -> dict[str, int]:
-    """Returns the number of refusals by reason."""
-    counts = {reason: counter.get(REFUSED_FOR + reason, 0) for reason in signals.REASONS}
-    return {reason: number for reason, number in counts.items() if number}
 
 
 def _print(documents: Mapping[str, dict[str, Any]], known: Collection[str], unknown: str) -> None:
@@ -121,8 +83,8 @@ def _print(documents: Mapping[str, dict[str, Any]], known: Collection[str], unkn
     would = (f">{name.removeprefix('would_').replace('_', ' ').upper()}" for name in SHADOW)
     shadow = console.table("IN SHADOW, WOULD", *would, ">DOUBLE EXECUTIONS")
     for name, task in documents.items():
-        numbers = [*(task["states"][state] for state in _STATES)]
-        numbers += [task["takeovers"], task["lease_expired"]]
+        states = (task["states"][state] for state in STATES)
+        numbers = [*states, task["takeovers"], task["lease_expired"]]
         # A narrow terminal shows each number on a line of its own, without zeros.
         pairs = zip(numbers, _RECORDS, strict=True)
         lines = "\n".join(f"{number:,} {heading}" for number, heading in pairs if number)
@@ -164,7 +126,7 @@ _UNKNOWN = ", so HIT RATIO (the share of calls that were replayed) is unknown."
 
 
 def _summary(counter: Counter[str]) -> Iterator[str]:
-    reasons = ", ".join(f"{reason} {number:,}" for reason, number in _refusals(counter).items())
+    reasons = ", ".join(f"{reason} {number:,}" for reason, number in refusals(counter).items())
     yield (
         f"Since the workers started: {plural(counter['run'] + counter['takeover'], 'execution')}, "
         f"{plural(counter['replay'], 'replay')}, {plural(counter['conflict'], 'conflict')}, "

@@ -43,28 +43,27 @@ class Target(NamedTuple):
     duplicate: str = ""
 
 
-def select_records(tasks: Sequence[IdempotentTaskLike], **selected: Any) -> list[Target]:
-    """Returns the records that a `RecordFilter` with the fields `selected` matches."""
-    pages = record_views(app_tasks.stores(tasks), RecordFilter(**selected))
-    return [Target(view.key, view) for page in pages for view in page]
-
-
 def resolve_records(
     tasks: Sequence[IdempotentTaskLike],
     names: tuple[str, ...],
     explicit_key: CallKey,
     *,
     may_be_absent: bool = False,
+    **selected: Any,
 ) -> list[Target]:
     """Returns the records, or rows without a record, that `names` refer to.
 
     Args:
+        selected: fields of a `RecordFilter`, which selects the records if there are no names.
         may_be_absent: also return the key that a duplicate met, if both are gone.
 
     Raises:
         ClickException: if there is neither.
         UsageError: if `names` is neither a key, a task id nor a task with its arguments.
     """
+    if not names:
+        pages = record_views(app_tasks.stores(tasks), RecordFilter(**selected))
+        return [Target(view.key, view) for page in pages for view in page]
     task = next((task for task in tasks if task.name == names[0]), None)
     if task is not None:
         key = _key_of_call(task, names[1:], explicit_key)
