@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
-from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
@@ -43,8 +42,15 @@ class AppCommand(click.Command):
         Raises:
             UsageError, ClickException: the latter also replaces an IdempotencyError.
         """
+        app = ctx.obj.app
         try:
-            ctx.params["tasks"] = idempotent_tasks(ctx.obj.app)
+            # Loads the app's task modules, as a worker does.
+            ctx.params["tasks"] = app_tasks.load(app)
+            if not ctx.params["tasks"]:
+                raise click.ClickException(
+                    f"the app {app.main!r} has no idempotent task; "
+                    "name your app with -A: celery -A shop idempotency …"
+                )
             return super().invoke(ctx)
         except click.UsageError as error:
             raise click.UsageError(one_line(error.format_message()), error.ctx) from error
@@ -52,34 +58,12 @@ class AppCommand(click.Command):
             raise click.ClickException(one_line(str(error))) from error
 
 
-def idempotent_tasks(app: Celery) -> Tasks:
-    """Loads the app's task modules, as a worker does, and returns its idempotent tasks.
-
-    Raises:
-        ClickException: if the app has none, most often because `-A` is missing.
-    """
-    tasks = app_tasks.load(app)
-    if not tasks:
-        raise click.ClickException(
-            f"the app {app.main!r} has no idempotent task; "
-            "name your app with -A: celery -A shop idempotency …"
-        )
-    return tasks
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A duration such as ``90``, ``90s``, ``10m``, ``2h`` or ``1d``, as a timedelta."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> timedelta:
-        """Parses `value`; a value without a unit is in seconds."""
-        try:
-            return formatting.parse_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _duration(ctx: click.Context, param: click.Parameter, text: str | None) -> timedelta | None:
+    """Parses `text`; without a unit, it is in seconds."""
+    try:
+        return None if text is None else formatting.parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -97,7 +81,8 @@ filter_options = with_options(
     click.option("--task", help="Only records of this task."),
     click.option(
         "--older-than",
-        type=Duration(),
+        metavar="DURATION",
+        callback=_duration,
         help="Only records that have been in their state for longer: 90s, 10m, 2h, 1d.",
     ),
 )
