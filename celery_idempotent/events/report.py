@@ -61,8 +61,9 @@ def report(event: Event, call: Reported | About, execution: Any = None, **fields
         decide(event, call)
     if event.counter:
         _count(event.counter.format_map(fields), call)
-    if event.level and logger.isEnabledFor(event.level):
-        _log(event, call, execution, fields)
+    log = event.logger or logger
+    if event.level and log.isEnabledFor(event.level):
+        _log(log, event, call, execution, fields)
     signal = event.signal
     if signal is not None and signal.receivers:
         if execution is not None:
@@ -87,9 +88,15 @@ def _count(name: str, call: Reported | About) -> None:
         counter(name, task)
 
 
-def _log(event: Event, call: Reported | About, execution: Any, fields: dict[str, Any]) -> None:
+def _log(
+    log: logging.Logger,
+    event: Event,
+    call: Reported | About,
+    execution: Any,
+    fields: dict[str, Any],
+) -> None:
     token, attempt = (execution.token, execution.attempt) if execution is not None else (0, 0)
-    logger.log(
+    log.log(
         event.level,
         "%s%s:%s%s " + event.template,  # noqa: G003 - it is a template, too
         one_line(call.key or getattr(call, "task", "")),

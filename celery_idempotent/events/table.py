@@ -7,7 +7,7 @@ normal run is DEBUG, since Celery logs that the task succeeded; INFO is for anyt
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
+from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING, Logger, getLogger
 from string import Formatter
 from typing import Any, Final
 
@@ -43,6 +43,8 @@ class Event:
     decision: str = ""
     #: The counter to increment each time; its name may have fields, too.
     counter: str = ""
+    #: Of the log line, if it is not that of :func:`report.report`.
+    logger: Logger | None = None
 
     def __post_init__(self) -> None:
         #: The message for `logging`, and the fields to merge into it, with their conversions.
@@ -192,8 +194,11 @@ RESERVATION_KEPT = Event(WARNING, "keeps its reservation, which will expire: {er
 MAY_CONTINUE_AGAIN = Event(WARNING, "may send its continuation again: {error}")
 NOT_CONTINUED = Event(WARNING, "has not sent its continuation: {error}")
 CONTINUATION_LOST = Event(WARNING, "has lost the lease of its continuation")
-FORGOTTEN = Event(INFO, "is forgotten by {user!r} ({state})", _signal("forgotten", "user"))
-RERUN = Event(INFO, "is run again by {user!r} ({what})", _signal("rerun", "user"))
+_audit = getLogger("celery_idempotent.audit")
+FORGOTTEN = Event(
+    INFO, "is forgotten by {user!r} ({state})", _signal("forgotten", "user"), logger=_audit
+)
+RERUN = Event(INFO, "is run again by {user!r} ({what})", _signal("rerun", "user"), logger=_audit)
 MESSAGE_NOT_KEPT = Event(WARNING, "cannot be run again later: its message is not kept: {error}")
 
 # Shadow: what would have happened to a call that runs. The decisions share a signal.

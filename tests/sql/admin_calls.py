@@ -162,7 +162,7 @@ def forgetting() -> dict[str, Any]:
     audit: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: audit.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("celery_idempotent.events.report")
+    logger = logging.getLogger("celery_idempotent.audit")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     sent: list[Any] = []
