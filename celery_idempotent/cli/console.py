@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -28,14 +27,12 @@ def create(*, stderr: bool = False) -> Console:
         ClickException: if the extra ``cli`` is not installed.
     """
     try:
-        for library in ("rich", "humanize"):
-            importlib.import_module(library)
+        import humanize  # noqa: F401 - formats sizes
+        from rich.console import Console
     except ImportError as error:
         raise click.ClickException(
             f"{error.name} is not installed: pip install 'celery-idempotent[cli]', or use --json"
         ) from None
-    from rich.console import Console
-
     console = Console(stderr=stderr, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = PIPED_WIDTH

@@ -17,7 +17,6 @@ from celery_idempotent.store.inspection.record_query import RecordFilter, read_v
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.inspection.task_lookup import find_task
-from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.reference import Reference
 
 RECORD_HELP = """\b
@@ -111,14 +110,10 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -
         raise click.ClickException(
             f"{name} is not a {what}, and no record has the task id {name}{hint}"
         )
-    key = _key_in(stores, found) if may_be_absent else None
-    if key is not None:
+    keys = (key_of(found.key, store.config.prefix) for store in stores if may_be_absent)
+    if (key := next(keys, None)) is not None:
         return Target(key, None, name)
     raise click.ClickException(f"{name} {describe(found)}, under {found.key}, which is absent now")
-
-
-def _key_in(stores: Sequence[RecordStore], reference: Reference) -> Key | None:
-    return next((key_of(reference.key, store.config.prefix) for store in stores), None)
 
 
 def describe(reference: Reference) -> str:
