@@ -61,9 +61,8 @@ def report(event: Event, call: Reported | About, execution: Any = None, **fields
         decide(event, call)
     if event.counter:
         _count(event.counter.format_map(fields), call)
-    log = event.logger or logger
-    if event.level and log.isEnabledFor(event.level):
-        _log(log, event, call, execution, fields)
+    if event.level and (event.logger or logger).isEnabledFor(event.level):
+        _log(event, call, execution, fields)
     signal = event.signal
     if signal is not None and signal.receivers:
         if execution is not None:
@@ -88,17 +87,11 @@ def _count(name: str, call: Reported | About) -> None:
         counter(name, task)
 
 
-def _log(
-    log: logging.Logger,
-    event: Event,
-    call: Reported | About,
-    execution: Any,
-    fields: dict[str, Any],
-) -> None:
+def _log(event: Event, call: Reported | About, execution: Any, fields: dict[str, Any]) -> None:
     token, attempt = (execution.token, execution.attempt) if execution is not None else (0, 0)
-    log.log(
+    (event.logger or logger).log(
         event.level,
-        "%s%s:%s%s " + event.template,  # noqa: G003 - it is a template, too
+        "%s%s:%s%s " + event.template,
         one_line(call.key or getattr(call, "task", "")),
         one_line(f" ({call.label})") if call.label else "",
         one_line(f" task {call.task_id}") if call.task_id else "",
