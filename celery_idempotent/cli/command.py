@@ -1,34 +1,33 @@
-"""What the commands share: the app's tasks, one-line errors, common options and JSON."""
+"""Shared by the commands: the app's tasks, one-line errors, common options and JSON."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
-from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting
-from celery_idempotent.printable import one_line
+from celery_idempotent.printable import one_line, plural
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database
-from celery_idempotent.store.inspection.record_query import RecordFilter
 
 Tasks = list[IdempotentTaskLike]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AppCommand(click.Command):
-    """A command about an app's tasks, which it is given as `tasks`; `as_json` is its --json.
+    """A command that receives the app's tasks as `tasks`, and its option --json as `as_json`.
 
-    It reports the project's errors in one line, without a traceback. An error may quote text of
-    foreign origin, such as a task id.
+    Errors of this package are printed in one line, without a traceback or control characters: they
+    may quote untrusted text, such as a task id.
     """
 
     def __init__(self, *args: Any, has_json: bool = True, **kwargs: Any) -> None:
@@ -41,10 +40,17 @@ class AppCommand(click.Command):
         """Runs the command.
 
         Raises:
-            UsageError, ClickException: also in place of an IdempotencyError.
+            UsageError, ClickException: the latter also replaces an IdempotencyError.
         """
+        app = ctx.obj.app
         try:
-            ctx.params["tasks"] = idempotent_tasks(ctx.obj.app)
+            # Loads the app's task modules, as a worker does.
+            ctx.params["tasks"] = app_tasks.load(app)
+            if not ctx.params["tasks"]:
+                raise click.ClickException(
+                    f"the app {app.main!r} has no idempotent task; "
+                    "name your app with -A: celery -A shop idempotency …"
+                )
             return super().invoke(ctx)
         except click.UsageError as error:
             raise click.UsageError(one_line(error.format_message()), error.ctx) from error
@@ -52,69 +58,45 @@ class AppCommand(click.Command):
             raise click.ClickException(one_line(str(error))) from error
 
 
-def idempotent_tasks(app: Celery) -> Tasks:
-    """Loads the app's task modules, as a worker does, and returns its idempotent tasks.
-
-    Raises:
-        ClickException: if the app has none, most often because `-A` is missing.
-    """
-    tasks = app_tasks.load(app)
-    if not tasks:
-        raise click.ClickException(
-            f"the app {app.main!r} has no idempotent task; "
-            "name your app with -A: celery -A shop idempotency …"
-        )
-    return tasks
+def _duration(ctx: click.Context, param: click.Parameter, text: str | None) -> timedelta | None:
+    """Parses `text`; without a unit, it is in seconds."""
+    try:
+        return None if text is None else formatting.parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A duration such as ``90``, ``90s``, ``10m``, ``2h`` or ``1d``, as a timedelta."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> timedelta:
-        """Parses `value`; a value without a unit is in seconds."""
-        try:
-            return formatting.parse_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Returns a decorator that adds `options` to a command, in this order."""
+    return lambda command: functools.reduce(lambda f, option: option(f), reversed(options), command)
 
 
-def filter_options(command: F) -> F:
-    """Adds --state, --task and --older-than, and passes them as one `record_filter`."""
-
-    @click.option(
+#: They are the arguments of a `RecordFilter`.
+filter_options = with_options(
+    click.option(
         "--state",
         type=click.Choice([*(state.value for state in State), "CORRUPT"], case_sensitive=False),
         help="Only records in this state.",
-    )
-    @click.option("--task", help="Only records of this task.")
-    @click.option(
+    ),
+    click.option("--task", help="Only records of this task."),
+    click.option(
         "--older-than",
-        type=Duration(),
+        metavar="DURATION",
+        callback=_duration,
         help="Only records that have been in their state for longer: 90s, 10m, 2h, 1d.",
-    )
-    @functools.wraps(command)
-    def with_filter(
-        *args: Any, state: str | None, task: str | None, older_than: timedelta | None, **kw: Any
-    ) -> Any:
-        record_filter = RecordFilter(state and state.upper(), task, older_than)
-        return command(*args, record_filter=record_filter, **kw)
-
-    return with_filter  # type: ignore[return-value]
+    ),
+)
 
 
-#: The key that a call brings, if any.
-OwnKey = str | tuple[str, ...] | None
+#: The explicit key of a call, if any.
+CallKey = str | tuple[str, ...] | None
 
-own_key_option = click.option(
+key_option = click.option(
     "--key",
-    "own_key",
+    "explicit_key",
     multiple=True,
     callback=lambda ctx, param, parts: parts if len(parts) > 1 else next(iter(parts), None),
-    help="The key that the call brings; repeated for a tuple.",
+    help="The explicit key of the call; repeat it for a tuple.",
 )
 
 databases_option = click.option(
@@ -131,8 +113,45 @@ timeout_option = click.option(
     type=click.FloatRange(0),
     default=1.0,
     show_default=True,
-    help="Seconds to wait for the workers' counters; 0 skips them.",
+    help="Seconds to wait for the workers' counters; 0 to skip them.",
 )
+
+
+#: Records by name, or by a filter.
+record_options = with_options(
+    click.argument("names", nargs=-1, metavar="RECORD…"),
+    key_option,
+    filter_options,
+    click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+)
+
+
+def confirm(question: str, subjects: Sequence[str], noun: str) -> None:
+    """Asks about the only one of `subjects`, or about their number; aborts unless confirmed."""
+    subject = subjects[0] if len(subjects) == 1 else plural(len(subjects), noun)
+    click.confirm(one_line(question.format(subject)), abort=True, err=True)
+
+
+#: With more records than this, only the number of each case is printed.
+_MAX_LINES = 20
+
+
+def end(
+    cases: Mapping[str, str], messages: Mapping[str, str], good: Container[str], *, as_json: bool
+) -> None:
+    """Prints what became of each key, and exits with 1 unless all cases are `good`."""
+    if as_json:
+        print_json([{"key": key, "case": case} for key, case in cases.items()])
+    elif not cases:
+        click.echo("No matching records.")
+    elif len(cases) <= _MAX_LINES:
+        for key, case in cases.items():
+            click.echo(one_line(f"{key}: {messages.get(case, case)}"))
+    else:
+        numbers = Counter(cases.values())
+        for case in (case for case in {**messages, **numbers} if numbers[case]):
+            click.echo(one_line(f"{numbers[case]:,} {messages.get(case, case)}"))
+    raise SystemExit(0 if all(case in good for case in cases.values()) else 1)
 
 
 def print_json(document: Any, *, indent: int | None = 2) -> None:

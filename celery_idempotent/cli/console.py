@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -28,14 +27,12 @@ def create(*, stderr: bool = False) -> Console:
         ClickException: if the extra ``cli`` is not installed.
     """
     try:
-        for library in ("rich", "humanize"):
-            importlib.import_module(library)
+        import humanize  # noqa: F401 - formats sizes
+        from rich.console import Console
     except ImportError as error:
         raise click.ClickException(
             f"{error.name} is not installed: pip install 'celery-idempotent[cli]', or use --json"
         ) from None
-    from rich.console import Console
-
     console = Console(stderr=stderr, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = PIPED_WIDTH
@@ -43,14 +40,14 @@ def create(*, stderr: bool = False) -> Console:
 
 
 def text(value: str, style: str = "") -> Text:
-    """Returns `value`, which may be of foreign origin, as one line without control characters."""
+    """Returns `value`, which may be untrusted, as one line without control characters."""
     from rich.text import Text
 
     return Text(one_line(value), style=style)
 
 
 def table(*columns: str) -> Table:
-    """Returns a table without a frame; columns whose name begins with ``>`` are right-aligned."""
+    """Returns a table without a frame; ``>`` before the name of a column aligns it right."""
     from rich import box
     from rich.table import Table
 
@@ -61,7 +58,7 @@ def table(*columns: str) -> Table:
 
 
 def grid(fields: Mapping[str, str]) -> Table:
-    """Returns a table of field names and values; those without a value are left out."""
+    """Returns a table of field names and values, without the fields that have no value."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))

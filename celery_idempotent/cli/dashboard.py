@@ -11,7 +11,7 @@ import click
 from celery_idempotent.cli.command import AppCommand
 
 AUTH_VARIABLE = "CELERY_IDEMPOTENCY_DASHBOARD_AUTH"
-#: Seconds that open streams may take to end.
+#: Maximum seconds for open streams to end.
 SHUTDOWN_SECONDS = 2
 
 
@@ -26,14 +26,14 @@ SHUTDOWN_SECONDS = 2
     envvar=AUTH_VARIABLE,
     show_envvar=True,
     help="Require a user and a password. Other users of the machine can read the option, but not "
-    "the variable.",
+    "the environment variable.",
 )
-@click.option("--read-only", is_flag=True, help="Nobody may forget records, or run calls again.")
+@click.option("--read-only", is_flag=True, help="Disable forgetting and running again.")
 @click.option(
     "--url-prefix", default="", metavar="/PATH", help="Serve below this path, behind a proxy."
 )
 @click.option(
-    "--history", default="", metavar="FILE", help="Keep what the charts show in this SQLite file."
+    "--history", default="", metavar="FILE", help="Keep the data of the charts in this SQLite file."
 )
 @click.pass_obj
 def dashboard(
@@ -48,7 +48,7 @@ def dashboard(
 ) -> None:
     """Serve a web page for the person on call.
 
-    Without --auth it listens on the loopback interface alone.
+    Without --auth, it listens on the loopback interface only.
     """
     try:
         import uvicorn
@@ -83,7 +83,7 @@ def dashboard(
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
-        # Inherited by connections: asyncio does not set it, and a page would wait 40 ms for an ACK.
+        # Connections inherit it. asyncio does not set it, and a page would wait 40 ms for an ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None

@@ -38,9 +38,9 @@ def doctor(
 ) -> None:
     """Find settings that weaken idempotency.
 
-    Checks the tasks, the broker, Redis, and what the workers have counted. Each finding states what
-    is wrong, where, why it matters, and how to fix it. Findings that the setting
-    idempotency_doctor_ignore names are left out.
+    Checks the tasks, the broker, Redis, and the counters of the workers. Each finding states what
+    is wrong, where, why it matters, and how to fix it. Findings named in the setting
+    idempotency_doctor_ignore are left out.
     """
     before = None if snapshot is None else _read(snapshot)
     replies = inspect_commands.ask(obj.app, timeout)

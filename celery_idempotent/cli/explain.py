@@ -7,9 +7,9 @@ import click
 from celery_idempotent.cli import console
 from celery_idempotent.cli.command import (
     AppCommand,
-    OwnKey,
+    CallKey,
     Tasks,
-    own_key_option,
+    key_option,
     parse_arguments,
     print_json,
 )
@@ -22,13 +22,13 @@ _NAMESPACE = ", which never equals a key that the task's rule derives"
 @click.command(cls=AppCommand)
 @click.argument("task")
 @click.argument("arguments", nargs=-1, metavar="[ARGS] [KWARGS]")
-@own_key_option
+@key_option
 @click.option("--task-id", help="The id of the message, for the key rule TASK_ID.")
 def explain(
     tasks: Tasks,
     task: str,
     arguments: tuple[str, ...],
-    own_key: OwnKey,
+    explicit_key: CallKey,
     task_id: str | None,
     as_json: bool,
 ) -> None:
@@ -43,7 +43,7 @@ def explain(
     args, kwargs = parse_arguments(arguments)
     try:
         explained = explain_call(
-            tasks, task, args, kwargs, own_key, task_id, task_id_named="--task-id"
+            tasks, task, args, kwargs, explicit_key, task_id, task_id_named="--task-id"
         )
     except TypeError as error:
         raise click.UsageError(str(error)) from None

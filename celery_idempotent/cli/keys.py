@@ -9,12 +9,12 @@ from celery_idempotent.doctor import key_snapshot
 
 
 @click.command(cls=AppCommand, has_json=False)
-@click.option("--json", is_flag=True, expose_value=False, hidden=True)  # it is always JSON
+@click.option("--json", is_flag=True, expose_value=False, hidden=True)  # always JSON
 def keys(tasks: Tasks) -> None:
     """Print a snapshot of the key rules, as JSON.
 
-    For each task the rule, the parameters, and the keys of sample calls, whose arguments are made
-    of the parameters' types. Key rules that are callables are called with them.
+    It has the rule of each task, its parameters, and the keys of sample calls, whose arguments are
+    made from the types of the parameters. Key rules that are callables are called with them.
 
     \b
     celery -A shop idempotency keys > keys.json          (with the old code)

@@ -1,4 +1,4 @@
-"""``list``: prints records as a scan returns them, or a table that is refreshed."""
+"""``list``: prints records as a scan returns them, or keeps refreshing a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from time import sleep, strftime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,7 +26,7 @@ from celery_idempotent.store.record_store import RecordStore
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: Name and width of each column before KEY, and the width of the terminal that it needs.
+#: Name and width of each column before KEY, and the least width of a terminal that shows it.
 _COLUMNS = (
     ("STATE", 9, 0),
     ("ATTEMPT", 7, 0),
@@ -34,10 +34,10 @@ _COLUMNS = (
     ("UNTIL", 28, 110),
     ("TASK ID", 36, 150),
 )
-#: Columns of a label; a longer one is cut.
+#: Maximum width of a label; a longer one is cut.
 _LABEL_WIDTH = 24
-#: Rows of the first printed chunk, and of each later one.
-_FIRST_CHUNK, _CHUNK = 10, 100
+#: Rows that are printed at once.
+_CHUNK = 50
 
 
 @click.command("list", cls=AppCommand)
@@ -52,10 +52,10 @@ _FIRST_CHUNK, _CHUNK = 10, 100
     help="Keep running, and show the newest records every so many seconds (default: 2).",
 )
 def list_records(
-    tasks: Tasks, record_filter: RecordFilter, limit: int | None, watch: float | None, as_json: bool
+    tasks: Tasks, limit: int | None, watch: float | None, as_json: bool, **selected: Any
 ) -> None:
     """List records, one per line. With --json, one JSON object per line."""
-    stores = app_tasks.stores(tasks)
+    stores, record_filter = app_tasks.stores(tasks), RecordFilter(**selected)
     if watch is not None:
         if as_json:
             raise click.UsageError("--watch cannot be combined with --json")
@@ -75,11 +75,11 @@ def list_records(
 def _print(views: Iterator[RecordView], labelled: bool, hint: str) -> None:
     """Prints a table in chunks, so that `list | head` ends after the first rows."""
     out = console.create()
-    size, printed = _FIRST_CHUNK, False
-    while chunk := list(islice(views, size)):
+    printed = False
+    while chunk := list(islice(views, _CHUNK)):
         labelled = labelled or (not printed and _have_labels(chunk))
         out.print(_table(chunk, out.width, labelled, show_header=not printed), crop=False)
-        size, printed = _CHUNK, True
+        printed = True
     if not printed:
         out.print(f"No matching records{hint or '.'}")
 
@@ -129,7 +129,7 @@ def _cells(view: RecordView) -> dict[str, str]:
 def _watch(
     stores: list[RecordStore], record_filter: RecordFilter, seconds: float, limit: int | None
 ) -> None:
-    """Shows the newest records that fit the screen, and the number in each state."""
+    """Shows the newest records that fit on the screen, and the number in each state."""
     out = console.create()
     from rich.live import Live
 

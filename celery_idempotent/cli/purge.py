@@ -27,8 +27,8 @@ BATCH = 500
 def purge(tasks: Tasks, batch: int, pause: float, databases: set[Database], as_json: bool) -> None:
     """Delete expired outcomes from the databases of idempotency_transaction, and of --database.
 
-    Rows are deleted in batches, each in a short transaction, oldest first. Run it from cron; it may
-    run at any time, and more than once at a time. Expired rows that are not deleted do no harm.
+    Rows are deleted in batches, oldest first, each in a short transaction. Run it from cron, at any
+    time; several may run at once. Expired rows that are not deleted do no harm.
     """
     deleted: Counter[str] = Counter()
     for database in app_tasks.databases(tasks) | databases:

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from celery_idempotent.cli import console
-from celery_idempotent.cli.command import AppCommand, OwnKey, Tasks, own_key_option, print_json
-from celery_idempotent.cli.target import RECORD_HELP, Target, describe, resolve_records
+from celery_idempotent.cli.command import AppCommand, CallKey, Tasks, key_option, print_json
+from celery_idempotent.cli.target import RECORD_HELP, describe, resolve_records
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting, json_format
 from celery_idempotent.monitoring.lookup import SqlOutcome, find_outcome
@@ -20,47 +20,34 @@ from celery_idempotent.store.inspection.record_reader import RecordView
 
 @click.command(
     cls=AppCommand,
-    help=f"Show a record and the outcome that its duplicates get.\n\n{RECORD_HELP}",
+    help=f"Show a record, and the outcome that its duplicates receive.\n\n{RECORD_HELP}",
 )
 @click.argument("names", nargs=-1, required=True, metavar="RECORD")
-@own_key_option
-def show(tasks: Tasks, names: tuple[str, ...], own_key: OwnKey, as_json: bool) -> None:
-    """Shows records. The help text is above, because a part of it is shared."""
-    for target in resolve_records(tasks, names, own_key):
-        outcome, error = None, ""
-        try:
-            outcome = find_outcome(tasks, target.key)
-        except IdempotencyError as exception:
-            error = str(exception)
-        if as_json:
-            print_json(_document(target, outcome, error))
+@key_option
+def show(tasks: Tasks, names: tuple[str, ...], explicit_key: CallKey, as_json: bool) -> None:
+    """Shows records. Its help is the text above, a part of which is shared."""
+    for key, view, _ in resolve_records(tasks, names, explicit_key):
+        if view is None:
+            document = json_format.key_fields(key, "ABSENT")
+            fields = {"key": str(key), "state": "ABSENT: Redis has no record of this key"}
         else:
-            _print(target, outcome, error)
-
-
-def _print(target: Target, outcome: SqlOutcome | None, error: str) -> None:
-    out = console.create()
-    fields = {"key": str(target.key), "state": "ABSENT: Redis has no record of this key"}
-    if target.view is not None:
-        fields = _fields(target.view)
-    if outcome is not None:
-        fields |= _database_fields(outcome)
-        if not {"result", "error"} & fields.keys():
-            fields |= _outcome(outcome.outcome_fields())
-    elif error:
-        fields["database"] = error
-    out.print(console.grid(fields))
-
-
-def _document(target: Target, outcome: SqlOutcome | None, error: str) -> dict[str, Any]:
-    document = {} if outcome is None else {"sql_outcome": outcome.to_json()}
-    if error:
-        document["sql_outcome"] = {"error": error}
-    if target.view is not None:
-        record = target.view.record
-        return json_format.view_fields(target.view) | json_format.outcome_fields(record) | document
-    fields = {} if outcome is None else outcome.outcome_fields()
-    return json_format.key_fields(target.key, "ABSENT") | fields | document
+            document = json_format.view_fields(view) | json_format.outcome_fields(view.record)
+            fields = _fields(view)
+        try:
+            outcome = find_outcome(tasks, key)
+        except IdempotencyError as error:
+            document["sql_outcome"] = {"error": str(error)}
+            fields["database"] = str(error)
+        else:
+            if outcome is not None:
+                if not {"result", "error", "not_stored"} & document.keys():
+                    document |= outcome.outcome_fields()
+                document["sql_outcome"] = outcome.to_json()
+                fields |= _database_fields(outcome)
+        if as_json:
+            print_json(document)
+        else:
+            console.create().print(console.grid(fields | _outcome(document)))
 
 
 def _database_fields(outcome: SqlOutcome) -> dict[str, str]:
@@ -103,7 +90,6 @@ def _fields(view: RecordView) -> dict[str, str]:
     else:
         fields["finished"] = formatting.absolute_time(record.finished_at, now)
         fields["duration"] = formatting.run_time(record)
-        fields |= _outcome(json_format.outcome_fields(record))
     return fields | {"kept until": formatting.absolute_time(record.expires_at, now)}
 
 
@@ -112,4 +98,4 @@ def _outcome(outcome: dict[str, Any]) -> dict[str, str]:
         return {"result": f"not stored: {outcome['not_stored']}"}
     if "error" in outcome:
         return {"error": "{type}: {message}".format(**outcome["error"])}
-    return {"result": repr(outcome["result"])}
+    return {"result": repr(outcome["result"])} if "result" in outcome else {}

@@ -1,34 +1,33 @@
-"""Finds what an operator names, by key, by task id, or by task and arguments: record and row."""
+"""Finds records and rows by key, by task id, or by task and arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
-from celery_idempotent.cli.command import OwnKey, parse_arguments
+from celery_idempotent.cli.command import CallKey, parse_arguments
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.lookup import find_outcome, find_record
 from celery_idempotent.printable import did_you_mean
-from celery_idempotent.store.inspection.record_query import read_view
+from celery_idempotent.store.inspection.record_query import RecordFilter, read_view, record_views
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.inspection.task_lookup import find_task
-from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.reference import Reference
 
 RECORD_HELP = """\b
 RECORD is one of:
   a key                      shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ (with or without the prefix)
-                             shop.charge:~XUu_BHoPn0pnw_7WY52VtA (that a call brought)
-  a task id                  5e1d…  (of a duplicate, or of the task that was executed:
-                             this scans all records)
+                             shop.charge:~XUu_BHoPn0pnw_7WY52VtA (an explicit key)
+  a task id                  5e1d…  (of a duplicate, or of the executed task: this scans
+                             all records)
   a task and the call's arguments, as JSON
                              shop.charge '[42]' '{"amount": 999}'
-  a task and the key that the call brings
+  a task and the call's explicit key
                              shop.charge --key req-7f3a
                              shop.charge --key acme --key req-7f3a (a tuple)"""
 
@@ -37,44 +36,49 @@ class Target(NamedTuple):
     """A key that an operator has named."""
 
     key: Key
-    #: None if Redis has no record of it; there is a row in the database of its task, then.
+    #: None if Redis has no record of it. The database of its task then has a row.
     view: RecordView | None
-    #: The task id that it was named by, if that is of a duplicate.
+    #: The task id by which it was named, if that is a duplicate's.
     duplicate: str = ""
 
 
 def resolve_records(
     tasks: Sequence[IdempotentTaskLike],
     names: tuple[str, ...],
-    own_key: OwnKey,
+    explicit_key: CallKey,
     *,
     may_be_absent: bool = False,
+    **selected: Any,
 ) -> list[Target]:
     """Returns the records, or rows without a record, that `names` refer to.
 
     Args:
-        may_be_absent: also the key that a duplicate has met, if neither has it any more.
+        selected: fields of a `RecordFilter`, which selects the records if there are no names.
+        may_be_absent: also return the key that a duplicate met, if both are gone.
 
     Raises:
         ClickException: if there is neither.
         UsageError: if `names` is neither a key, a task id nor a task with its arguments.
     """
+    if not names:
+        pages = record_views(app_tasks.stores(tasks), RecordFilter(**selected))
+        return [Target(view.key, view) for page in pages for view in page]
     task = next((task for task in tasks if task.name == names[0]), None)
     if task is not None:
-        key = _key_of_call(task, names[1:], own_key)
+        key = _key_of_call(task, names[1:], explicit_key)
         view = read_view(task.idempotency_configuration.executor.store, key)
         if view is None and find_outcome(tasks, key) is None:
             raise click.ClickException(f"{key} is absent: a call with these arguments would run")
         return [Target(key, view)]
-    if own_key is not None:
+    if explicit_key is not None:
         raise click.UsageError("--key needs a task: shop.charge --key req-7f3a")
     return [_find(tasks, name, may_be_absent) for name in names]
 
 
-def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], own_key: OwnKey) -> Key:
+def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], explicit_key: CallKey) -> Key:
     args, kwargs = parse_arguments(texts)
-    if own_key is not None:
-        kwargs["idempotency_key"] = own_key
+    if explicit_key is not None:
+        kwargs["idempotency_key"] = explicit_key
     try:
         return task.idempotency_key_of(*args, **kwargs)
     except (TypeError, ValueError) as error:
@@ -106,14 +110,10 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -
         raise click.ClickException(
             f"{name} is not a {what}, and no record has the task id {name}{hint}"
         )
-    key = _key_in(stores, found) if may_be_absent else None
-    if key is not None:
+    keys = (key_of(found.key, store.config.prefix) for store in stores if may_be_absent)
+    if (key := next(keys, None)) is not None:
         return Target(key, None, name)
     raise click.ClickException(f"{name} {describe(found)}, under {found.key}, which is absent now")
-
-
-def _key_in(stores: Sequence[RecordStore], reference: Reference) -> Key | None:
-    return next((key_of(reference.key, store.config.prefix) for store in stores), None)
 
 
 def describe(reference: Reference) -> str:

@@ -72,17 +72,11 @@ def _reported(app: Celery, findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def check_at_start(app: Celery) -> list[Finding]:
-    """Returns what a worker logs before its first message.
-
-    It omits an unreachable server, since the worker logs that separately.
-    """
+    """Returns what a worker logs before its first message."""
     findings = [*versions.check(), *broker.check_visibility_timeout(app)]
     findings += _check_servers(app, START_TIMEOUT)
-    return [
-        finding
-        for finding in joined(_reported(app, findings))
-        if finding.severity >= Severity.WARNING and finding.name != server.UNREACHABLE
-    ]
+    found = joined(_reported(app, findings))
+    return [finding for finding in found if finding.severity >= Severity.WARNING]
 
 
 def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:

@@ -39,14 +39,38 @@ CONNECT_TIMEOUT = 2.0
 def check(app: Celery) -> Iterator[Finding]:
     """Yields all findings about the broker's settings."""
     yield from check_visibility_timeout(app)
-    yield from _check_recovery(app)
     enabled = app_tasks.enabled(app)
-    for task in enabled:
-        yield from _check_retention(app, task)
     is_amqp = transport(app) in AMQP and bool(enabled)
     longest = max((getattr(task, "time_limit", None) or 0.0 for task in enabled), default=0.0)
+    lease, _ = _longest_lease(app)
+    timeout, renewed = visibility_timeout(app) or 0.0, redeliver_after(app)
+    by_worker = bool(timeout and lease) and renewed is not None
+    by_broker = bool(timeout and lease) and renewed is None
+    sweep, redelivery = _sweep_interval(app), _redelivery(app)
+    mutex_expire = float(options_of(app).get("unacked_mutex_expire", MUTEX_EXPIRE))
+    within = f"after a whole worker dies, its tasks run again within {max(redelivery, lease):g} s"
     yield from applying(
         "broker",
+        Check(by_worker, "recovery", Severity.NOTE,
+            f"{within}: idempotency_redeliver_after {renewed or 0:g} s, sweep "
+            f"{RESTORE_INTERVAL:g} s, longest lease {lease:g} s",
+            "idempotency_redeliver_after, and idempotency_lease: above the longest pause of a "
+            "process",
+            "a worker renews both while it lives; messages of other tasks, and those of map, "
+            f"starmap and chunks, wait for the visibility timeout of {timeout:g} s"),
+        Check(by_broker, "recovery", Severity.NOTE,
+            f"{within}: visibility timeout {timeout:g} s, sweep {sweep:g} s, longest lease "
+            f"{lease:g} s",
+            "broker_transport_options: visibility_timeout, above the longest task and countdown"
+            + (f", {', '.join(SWEEP_OPTIONS)}" if sweep else ""),
+            "the broker, not the lease, determines when a dead worker's messages are redelivered"
+            + (f"; if a worker dies during a sweep, there is none for {mutex_expire:g} s"
+               if sweep else "")),
+        Check(by_broker and sweep > LONG_SWEEP and timeout < sweep, "sweep", Severity.WARNING,
+            f"it sweeps for messages to redeliver only every {sweep:g} s",
+            "broker_transport_options['unacked_restore_throttle'] = 1",
+            f"messages are redelivered later than the visibility timeout of {timeout:g} s "
+            "suggests"),
         Check(is_amqp and not app.conf.broker_heartbeat, "heartbeat", Severity.WARNING,
             "broker_heartbeat is off",
             "broker_heartbeat = 120, Celery's default",
@@ -62,6 +86,8 @@ def check(app: Celery) -> Iterator[Finding]:
             "headers={'idempotency_key': …} in each publisher that sends tasks by name",
             "such a call runs under the key of the task's rule, and nothing shows it"),
     )  # fmt: skip
+    for task in enabled:
+        yield from _check_retention(task, redelivery)
     for queue in quorum_queues(app):
         yield from _check_quorum_queue(queue)
 
@@ -93,59 +119,18 @@ def check_visibility_timeout(app: Celery) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _check_recovery(app: Celery) -> Iterator[Finding]:
-    timeout, (lease, _) = visibility_timeout(app), _longest_lease(app)
-    if timeout is None or not lease:
-        return
-    if (seconds := redeliver_after(app)) is not None:
-        within = max(seconds + RESTORE_INTERVAL, lease)
-        yield Finding(
-            "recovery", Severity.NOTE, "broker",
-            f"after a whole worker dies, its tasks run again within {within:g} s: "
-            f"idempotency_redeliver_after {seconds:g} s, sweep {RESTORE_INTERVAL:g} s, longest "
-            f"lease {lease:g} s",
-            "idempotency_redeliver_after, and idempotency_lease: above the longest pause of a "
-            "process",
-            "a worker renews both while it lives; messages of other tasks, and those of map, "
-            f"starmap and chunks, wait for the visibility timeout of {timeout:g} s",
-        )  # fmt: skip
-        return
-    sweep, options, without_sweep = _sweep_interval(app), "", ""
-    slowest = max(timeout + sweep, lease)
-    if sweep:
-        mutex_expire = float(options_of(app).get("unacked_mutex_expire", MUTEX_EXPIRE))
-        options = f", {', '.join(SWEEP_OPTIONS)}"
-        without_sweep = f"; if a worker dies during a sweep, there is none for {mutex_expire:g} s"
-    yield from applying(
-        "broker",
-        Check(True, "recovery", Severity.NOTE,
-            f"after a whole worker dies, its tasks run again within {slowest:g} s: "
-            f"visibility timeout {timeout:g} s, sweep {sweep:g} s, longest lease {lease:g} s",
-            "broker_transport_options: visibility_timeout, above the longest task and countdown"
-            + options,
-            "the broker, not the lease, determines when a dead worker's messages are redelivered"
-            + without_sweep),
-        Check(sweep > LONG_SWEEP and timeout < sweep, "sweep", Severity.WARNING,
-            f"it sweeps for messages to redeliver only every {sweep:g} s",
-            "broker_transport_options['unacked_restore_throttle'] = 1",
-            f"messages are redelivered later than the visibility timeout of {timeout:g} s "
-            "suggests"),
-    )  # fmt: skip
-
-
-def _check_retention(app: Celery, task: IdempotentTaskLike) -> Iterator[Finding]:
+def _check_retention(task: IdempotentTaskLike, redelivery: float) -> Iterator[Finding]:
     """Yields a finding if an outcome may expire before its call is redelivered."""
     settings = task.idempotency_configuration.settings
     option, retention = "idempotency_result_ttl", settings.result_ttl
     if settings.replay_errors and settings.error_ttl < retention:
         option, retention = "idempotency_error_ttl", settings.error_ttl
-    slowest = _recovery(app)
     return applying(
         task.name,
-        Check(retention < slowest, "result-ttl", Severity.WARNING,
+        Check(retention < redelivery, "result-ttl", Severity.WARNING,
             f"{option} ({retention:g} s) is shorter than the broker's redelivery (up to "
-            f"{slowest:g} s)",
-            f"{option} above {slowest:g}",
+            f"{redelivery:g} s)",
+            f"{option} above {redelivery:g}",
             "a dead worker's message that comes back after the outcome has expired runs again"),
     )  # fmt: skip
 
@@ -167,7 +152,7 @@ def _check_quorum_queue(queue: Any) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _recovery(app: Celery) -> float:
+def _redelivery(app: Celery) -> float:
     """Returns the seconds until a dead worker's messages are redelivered; 0 if at once."""
     timeout, seconds = visibility_timeout(app), redeliver_after(app)
     if seconds is not None:

@@ -11,7 +11,7 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.doctor import key_snapshot
 from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
-from celery_idempotent.doctor.key_snapshot import Snapshot
+from celery_idempotent.doctor.key_snapshot import Sample, Snapshot
 from celery_idempotent.errors import KeyRuleError
 
 
@@ -85,15 +85,15 @@ def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]
 def _changes(task: IdempotentTaskLike, before: Snapshot) -> Collection[str]:
     """Returns the changes for the snapshot's calls: keys, fingerprints, refused."""
     changes = set()
-    for call, key in before.samples:
+    for sample in before.samples:
         try:
-            now = key_snapshot.key_of(task.idempotency_configuration.rule, call)
+            now = Sample.of(task.idempotency_configuration.rule, sample.args, sample.kwargs)
         except (KeyRuleError, TypeError):
             changes.add("refused")
         else:
-            if now.digest != key.digest:
+            if now.digest != sample.digest:
                 changes.add("keys")
-            elif now.fingerprint != key.fingerprint:
+            elif now.fingerprint != sample.fingerprint:
                 changes.add("fingerprints")
     return changes
 

@@ -11,19 +11,18 @@ import json
 import typing
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from inspect import Parameter
-from typing import Any, NamedTuple
+from typing import Any
 
 from kombu.utils import json as kombu_json
 
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.doctor.tasks import type_hints
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.canonical import NotCanonicalError, canonical, digest
-from celery_idempotent.key.key import Key
 from celery_idempotent.key.parameters import entry_name
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.settings import SHADOW_SUFFIX
@@ -46,18 +45,33 @@ _SAMPLES: dict[type, Any] = {
     dict: {"sample": 7},
 }
 _DEFAULT_BYTES = 8
-_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
-class Call(NamedTuple):
-    """A sample call."""
+@dataclass(frozen=True)
+class Sample:
+    """A sample call and its key."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    digest: str
+    #: In hexadecimal.
+    fingerprint: str
+
+    @classmethod
+    def of(cls, rule: KeyRule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sample:
+        """Returns the call with the key that `rule` derives for it.
+
+        Raises:
+            KeyRuleError: if the rule derives none.
+            TypeError: if the call does not fit the task.
+        """
+        key = rule.derive(args, kwargs, task_id="sample")
+        return cls(args, kwargs, key.digest, key.fingerprint.hex())
 
 
-class Snapshot(NamedTuple):
+@dataclass(frozen=True)
+class Snapshot:
     """The rule of one task, and the keys of its sample calls."""
 
     #: As `explain` returns it.
@@ -66,54 +80,30 @@ class Snapshot(NamedTuple):
     prefix: str
     #: Digests of the defaults, by parameter; None for no default.
     parameters: Mapping[str, str | None]
-    #: The calls and their keys. Empty if the rule raised for every call.
-    samples: Sequence[tuple[Call, Key]]
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the snapshot as an object of kombu's JSON."""
-        return {
-            "rule": self.rule,
-            "prefix": self.prefix,
-            "parameters": [{"name": n, "default": d} for n, d in self.parameters.items()],
-            "samples": [
-                {**call._asdict(), "digest": key.digest, "fingerprint": key.fingerprint.hex()}
-                for call, key in self.samples
-            ],
-        }
-
-    @classmethod
-    def from_json(cls, task: str, document: Any) -> Snapshot:
-        """Reads the result of :meth:`to_json`; raises various errors for anything else."""
-        samples = [
-            (
-                Call(sample["args"], sample["kwargs"]),
-                Key(task, sample["digest"], bytes.fromhex(sample["fingerprint"])),
-            )
-            for sample in document["samples"]
-        ]
-        parameters = {p["name"]: p["default"] for p in document["parameters"]}
-        return cls(str(document["rule"]), str(document["prefix"]), parameters, samples)
+    #: Empty if the rule raised an error for every call.
+    samples: Sequence[Sample]
 
 
 def of_task(task: IdempotentTaskLike) -> Snapshot:
     """Returns the snapshot of one task."""
     configuration = task.idempotency_configuration
-    rule = configuration.rule
+    parameters = configuration.rule.signature.parameters.values()
     return Snapshot(
-        rule.description,
+        configuration.rule.description,
         # A task that leaves shadow starts without records, as intended.
         configuration.settings.key_prefix.removesuffix(SHADOW_SUFFIX),
-        {
-            entry_name(parameter): _default_digest(parameter)
-            for parameter in rule.signature.parameters.values()
-        },
+        {entry_name(parameter): _default_digest(parameter) for parameter in parameters},
         list(_samples(task)),
     )
 
 
 def document_of(tasks: Sequence[IdempotentTaskLike]) -> dict[str, Any]:
     """Returns the snapshots of `tasks` as one JSON document."""
-    snapshots = {task.name: of_task(task).to_json() for task in tasks}
+    snapshots = {}
+    for task in tasks:
+        snapshot = of_task(task)
+        parameters = [{"name": n, "default": d} for n, d in snapshot.parameters.items()]
+        snapshots[task.name] = asdict(snapshot) | {"parameters": parameters}
     # kombu's JSON, as used in messages, also represents dates, decimals and UUIDs.
     encoded = kombu_json.dumps({"celery_idempotent_keys": VERSION, "tasks": snapshots})
     return json.loads(encoded)  # type: ignore[no-any-return]
@@ -129,42 +119,38 @@ def read(text: str) -> dict[str, Snapshot]:
         document = kombu_json.loads(text)
         if document["celery_idempotent_keys"] != VERSION:
             raise ValueError(f"version {document['celery_idempotent_keys']!r} is not {VERSION}")
-        return {
-            task: Snapshot.from_json(task, snapshot) for task, snapshot in document["tasks"].items()
-        }
+        snapshots = {}
+        for task, fields in document["tasks"].items():
+            parameters = {each["name"]: each["default"] for each in fields.pop("parameters")}
+            samples = [Sample(**sample) for sample in fields.pop("samples")]
+            snapshots[task] = Snapshot(**fields, parameters=parameters, samples=samples)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
+    return snapshots
 
 
-def key_of(rule: KeyRule, call: Call) -> Key:
-    """Returns the key of a sample call.
-
-    Raises:
-        KeyRuleError: if the rule derives none.
-        TypeError: if the call does not fit the task.
-    """
-    return rule.derive(call.args, call.kwargs, task_id="sample")
-
-
-def _samples(task: IdempotentTaskLike) -> Iterator[tuple[Call, Key]]:
+def _samples(task: IdempotentTaskLike) -> Iterator[Sample]:
     """Yields a call with only the required arguments, and one with all."""
     configuration = task.idempotency_configuration
-    parameters = configuration.rule.signature.parameters.values()
-    named = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
+    rule = configuration.rule
+    # Its arguments are not serialized, which would copy the mappings that record what is read.
+    recording = KeyRule(rule.task, configuration.settings.key, rule.signature, lambda *call: call)
+    named = [p for p in rule.signature.parameters.values() if p.kind not in _VARIADIC]
     required = [parameter for parameter in named if parameter.default is Parameter.empty]
     for chosen in (required, named) if required != named else (named,):
         for of_unknown_type in (str, _Mapping):
             call = _call(task, chosen, of_unknown_type)
             try:
-                if of_unknown_type is _Mapping:
-                    call = _with_items(configuration, call)
-                yield call, key_of(configuration.rule, call)
+                Sample.of(recording, *call)
+                yield Sample.of(rule, *kombu_json.loads(kombu_json.dumps(call)))
             except (KeyRuleError, TypeError):
                 continue  # the rule expects arguments of other types
             break
 
 
-def _call(task: IdempotentTaskLike, parameters: Sequence[Parameter], of_unknown_type: type) -> Call:
+def _call(
+    task: IdempotentTaskLike, parameters: Sequence[Parameter], of_unknown_type: type
+) -> tuple[list[Any], dict[str, Any]]:
     rule, hints = task.idempotency_configuration.rule, type_hints(task)
     args, kwargs = [], {}
     for number, parameter in enumerate(parameters):
@@ -172,12 +158,12 @@ def _call(task: IdempotentTaskLike, parameters: Sequence[Parameter], of_unknown_
         # Two parameters of one type need different values to yield different keys.
         if type(value) in (int, str):
             value += type(value)(number)
-        if parameter.kind in _POSITIONAL:
-            args.append(value)
-        else:
+        if parameter.kind is Parameter.KEYWORD_ONLY:
             kwargs[parameter.name] = value
+        else:
+            args.append(value)
     extra = (name for name in rule.names or () if name not in rule.signature.parameters)
-    return Call(args, kwargs | dict.fromkeys(extra, "sample"))
+    return args, kwargs | dict.fromkeys(extra, "sample")
 
 
 def _value(parameter: Parameter, hint: Any, of_unknown_type: type) -> Any:
@@ -197,15 +183,6 @@ class _Mapping(dict[str, Any]):
     def __missing__(self, name: str) -> str:
         self[name] = "sample"
         return "sample"
-
-
-def _with_items(configuration: TaskConfiguration, call: Call) -> Call:
-    """Returns `call` with the items that the rule reads from its mappings."""
-    rule = configuration.rule
-    # The serializer only returns the call: a real one would copy the mappings.
-    recording = KeyRule(rule.task, configuration.settings.key, rule.signature, lambda *call: call)
-    key_of(recording, call)
-    return Call(*kombu_json.loads(kombu_json.dumps(call)))
 
 
 def _default_digest(parameter: Parameter) -> str | None:

@@ -9,9 +9,6 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.printable import plural
 from celery_idempotent.store.inspection.server_info import ServerInfo
 
-#: Name of the finding for a server that does not reply.
-UNREACHABLE = "store-unreachable"
-
 #: The oldest version of Redis with all commands that the scripts use.
 OLDEST = (6, 2)
 #: Seconds by which the clocks may differ.
@@ -26,7 +23,7 @@ _ASK = "check it with your provider, or allow the commands INFO and CONFIG|GET"
 def unreachable(subject: str, error: IdempotencyError) -> Finding:
     """Returns the finding for a server that cannot be reached or refuses the connection."""
     return Finding(
-        UNREACHABLE, Severity.ERROR, subject,
+        "store-unreachable", Severity.ERROR, subject,
         str(error),
         "idempotency_redis_url, or start the server",
         "idempotency_on_store_error applies to every message",

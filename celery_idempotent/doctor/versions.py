@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
+from packaging.version import Version
+
 from celery_idempotent.doctor.finding import Finding, Severity
 
 #: The oldest tested versions.
-OLDEST = {"celery": (5, 3), "kombu": (5, 3), "redis": (4, 5)}
+OLDEST = {"celery": "5.3", "kombu": "5.3", "redis": "4.5"}
 #: Since this version, kombu's Redis transport refuses older redis.
-STRICT_KOMBU, REDIS_OF_STRICT_KOMBU = (5, 7), (6, 4)
+STRICT_KOMBU, REDIS_OF_STRICT_KOMBU = "5.7", "6.4"
 
 
 def installed() -> dict[str, str]:
@@ -29,17 +30,13 @@ def installed() -> dict[str, str]:
 def check() -> Iterator[Finding]:
     """Yields a finding for each package too old for this one or for another."""
     versions = installed()
-    numbers = {n: tuple(map(int, re.findall(r"\d+", v)[:2])) for n, v in versions.items()}
+    is_strict = Version(versions.get("kombu", "0")) >= Version(STRICT_KOMBU)
     for name, oldest in OLDEST.items():
         why = "it is not tested with this version"
-        if name == "redis" and numbers.get("kombu", ()) >= STRICT_KOMBU:
+        if name == "redis" and is_strict:
             oldest, why = REDIS_OF_STRICT_KOMBU, f"kombu {versions['kombu']} cannot use it"
-        if () < numbers.get(name, ()) < oldest:
+        if name in versions and Version(versions[name]) < Version(oldest):
             yield Finding(
-                "version",
-                Severity.ERROR,
-                "worker",
-                f"{name} {versions[name]} is too old",
-                f"pip install '{name}>={'.'.join(map(str, oldest))}'",
-                why,
-            )
+                "version", Severity.ERROR, "worker",
+                f"{name} {versions[name]} is too old", f"pip install '{name}>={oldest}'", why,
+            )  # fmt: skip

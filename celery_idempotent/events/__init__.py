@@ -1,5 +1,5 @@
 """What can happen to a call, and the one function that reports it.
 
 :mod:`.table` has a row for each event: its log line, signal and counter. :func:`.report.report`
-writes the line, counts and sends the signal.
+writes the line, increments the counter and sends the signal.
 """

@@ -1,4 +1,4 @@
-"""Limits what is logged of one cause to once a minute, and counts the rest."""
+"""Limits the log lines about one cause to one a minute, and counts those left out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ INTERVAL = 60.0
 
 
 class Repeats:
-    """What was logged in this process; threads may miscount by one or two."""
+    """The causes that this process has logged; threads may miscount by one or two."""
 
     def __init__(self) -> None:
         self._logged: dict[Hashable, tuple[float, int]] = {}
 
     def left_out(self, cause: Hashable) -> int | None:
-        """Returns how many were left out since the last one; None: leave this one out, too."""
+        """Returns the number of lines left out since the last one; None to leave this one out."""
         now = monotonic()
         logged_at, number = self._logged.get(cause, (-INTERVAL, 0))
         if now - logged_at < INTERVAL:
@@ -28,5 +28,5 @@ class Repeats:
 
 
 def like_it(number: int) -> str:
-    """Returns the end of a line that stands for `number` others; empty for none."""
+    """Returns the end of a line that represents `number` others; empty for 0."""
     return f" (and {number:,} like it)" if number else ""

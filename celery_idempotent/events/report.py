@@ -1,11 +1,10 @@
 """Reports an event: writes its log line, counts it and sends its signal.
 
 Each line is ``key (label): task id (attempt n) …``. Its record has attributes for structured logs,
-which a formatter for JSON includes. Their prefix keeps them apart from the attributes that a
-`LogRecord` factory of the application may set: `logging` raises an error for a name that is in use.
+which a JSON formatter includes. Their prefix distinguishes them from attributes that the
+application's `LogRecord` factory may set: `logging` raises an error if a name is in use.
 
-Task ids, labels and texts of errors are of foreign origin: none ends its line, or acts upon the
-terminal that shows it.
+Task ids, labels and error texts are untrusted: they cannot end a line or control a terminal.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ logger = logging.getLogger(__name__)
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
 
-#: Called with each name that is counted, one of `COUNTED`, and the name of the task or function.
+#: Functions that receive each counted name, one of `COUNTED`, and the name of the task or function.
 counters: list[Callable[[str, str], None]] = []
 
 
 class Reported(Protocol):
     """The call that an event is about."""
 
-    #: Sender of the signals: the task or function.
+    #: The sender of its signals: the task or function.
     sender: Any
     #: A `Key`; empty if none can be derived.
     key: Any
     label: str
     task_id: str
-    #: What was decided about this pass, one of `DECISIONS`; or empty. Set here.
+    #: The decision about this pass, one of `DECISIONS`; empty until :func:`decide` sets it.
     decision: str
 
 
 class About(NamedTuple):
-    """A call that is not in the executor: without a key, in its publisher, in the main process."""
+    """A call outside of the executor: without a key, in its publisher, in the main process."""
 
     sender: Any
     task: str
@@ -55,14 +54,14 @@ def report(event: Event, call: Reported | About, execution: Any = None, **fields
     """Reports that `event` has happened to `call`.
 
     Args:
-        execution: the execution that the call has begun.
-        fields: of the message, the counter and the signal.
+        execution: the call's execution, if it has begun one.
+        fields: values for the message, the counter's name and the signal.
     """
     if event.decision:
         decide(event, call)
     if event.counter:
         _count(event.counter.format_map(fields), call)
-    if event.level and logger.isEnabledFor(event.level):
+    if event.level and (event.logger or logger).isEnabledFor(event.level):
         _log(event, call, execution, fields)
     signal = event.signal
     if signal is not None and signal.receivers:
@@ -75,7 +74,7 @@ def report(event: Event, call: Reported | About, execution: Any = None, **fields
 
 
 def decide(event: Event, call: Reported | About) -> None:
-    """Counts the decision that is `event`, unless the call has one already."""
+    """Counts the decision of `event`, unless the call already has one."""
     if not call.decision:
         if not isinstance(call, About):
             call.decision = event.decision
@@ -90,12 +89,12 @@ def _count(name: str, call: Reported | About) -> None:
 
 def _log(event: Event, call: Reported | About, execution: Any, fields: dict[str, Any]) -> None:
     token, attempt = (execution.token, execution.attempt) if execution is not None else (0, 0)
-    logger.log(
+    (event.logger or logger).log(
         event.level,
-        "%s%s: task %s%s " + event.template,  # noqa: G003 - it is a template, too
+        "%s%s:%s%s " + event.template,
         one_line(call.key or getattr(call, "task", "")),
         one_line(f" ({call.label})") if call.label else "",
-        one_line(call.task_id),
+        one_line(f" task {call.task_id}") if call.task_id else "",
         f" (attempt {attempt})" if attempt else "",
         *(_shown(call.key, value) for value in event.values(fields)),
         extra=log_extra(
@@ -119,7 +118,7 @@ def log_extra(
     token: int | None = None,
     attempt: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the attributes of a log record about a call, for ``extra``; None: there is none.
+    """Returns the attributes of a log record about a call, for ``extra``; None where unknown.
 
     Args:
         decision: one of `DECISIONS`.
@@ -135,7 +134,7 @@ def log_extra(
 
 
 def _shown(key: str, value: Any) -> Any:
-    """Returns `value` on one line; in an error, "the key" for `key`, which begins the line."""
+    """Returns `value` on one line. In an error, "the key" replaces `key`, which begins the line."""
     if isinstance(value, BaseException):
         text = str(value) if isinstance(value, IdempotencyError) else repr(value)
         value = text.replace(key, "the key") if key else text
@@ -151,7 +150,7 @@ def refuse(
 
 
 def decide_by(call: Reported, error: BaseException) -> None:
-    """Reports that `error` has ended a call before anything else was decided about it."""
+    """Reports that `error` has ended a call, unless a decision about it was already made."""
     if not call.decision:
         if isinstance(error, IdempotencyError):
             refuse(call, error)

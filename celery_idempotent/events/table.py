@@ -1,13 +1,13 @@
-"""Everything that can happen to a call: its log line, its signal, and what is counted.
+"""Everything that can happen to a call, with its log line, signal and counter.
 
 A row's message continues the line "key: task id (attempt n) …", with fields as in `str.format`. A
-normal run is DEBUG, since Celery logs that the task succeeded; INFO is out of the ordinary.
+normal run is DEBUG, since Celery logs that the task succeeded; INFO is for anything unusual.
 """
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
+from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING, Logger, getLogger
 from string import Formatter
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 
-#: Begins the name of each signal.
+#: The beginning of each signal's name.
 PREFIX: Final = "idempotency_"
 
 _formatter = Formatter()
@@ -32,31 +32,36 @@ _formatter = Formatter()
 class Event:
     """One row."""
 
-    #: Of the log line; 0: there is none.
+    #: Level of the log line; 0 for no line.
     level: int = 0
-    #: Of the log line.
+    #: Text of the log line.
     message: str = ""
-    #: That is sent.
+    #: The signal to send.
     signal: Any = None
     _: KW_ONLY
-    #: What this decides about the call, if nothing was decided before. It is counted.
+    #: The decision about the call, unless it already has one. It is counted.
     decision: str = ""
-    #: What is counted each time; with fields, too.
+    #: The counter to increment each time; its name may have fields, too.
     counter: str = ""
+    #: Of the log line, if it is not that of :func:`report.report`.
+    logger: Logger | None = None
 
     def __post_init__(self) -> None:
-        #: The message for `logging`, and the fields that are merged into it.
+        #: The message for `logging`, and the fields to merge into it, with their conversions.
         self.template = ""
-        self.fields: list[str] = []
-        for text, field, spec, _ in _formatter.parse(self.message):
+        self.fields: list[tuple[str, Any]] = []
+        for text, field, spec, conversion in _formatter.parse(self.message):
             self.template += text.replace("%", "%%")
             if field is not None:
                 self.template += f"%{spec or 's'}"
-                self.fields.append(field)
+                self.fields.append((field, conversion))
 
     def values(self, fields: dict[str, Any]) -> list[Any]:
-        """Returns what is merged into the message."""
-        return [_formatter.get_field(field, (), fields)[0] for field in self.fields]
+        """Returns the values to merge into the message."""
+        return [
+            _formatter.convert_field(_formatter.get_field(field, (), fields)[0], conversion)
+            for field, conversion in self.fields
+        ]
 
 
 def _signal(name: str, *arguments: str) -> Signal:
@@ -108,7 +113,7 @@ RETURNED = Event(
     WARNING,
     "is returned to the broker, since it cannot be published again ({error}): {reason}",
 )
-#: The caller that the error is raised to reports it: Celery logs it with its traceback.
+#: At DEBUG, because the error is raised: Celery logs it with its traceback.
 REFUSED = Event(
     DEBUG,
     "is refused ({reason}): {error}",
@@ -189,11 +194,14 @@ RESERVATION_KEPT = Event(WARNING, "keeps its reservation, which will expire: {er
 MAY_CONTINUE_AGAIN = Event(WARNING, "may send its continuation again: {error}")
 NOT_CONTINUED = Event(WARNING, "has not sent its continuation: {error}")
 CONTINUATION_LOST = Event(WARNING, "has lost the lease of its continuation")
-FORGOTTEN = Event(signal=_signal("forgotten", "user"))
-RERUN = Event(signal=_signal("rerun", "user"))
+_audit = getLogger("celery_idempotent.audit")
+FORGOTTEN = Event(
+    INFO, "is forgotten by {user!r} ({state})", _signal("forgotten", "user"), logger=_audit
+)
+RERUN = Event(INFO, "is run again by {user!r} ({what})", _signal("rerun", "user"), logger=_audit)
 MESSAGE_NOT_KEPT = Event(WARNING, "cannot be run again later: its message is not kept: {error}")
 
-# Shadow: what would have become of a call that runs. The decisions share a signal.
+# Shadow: what would have happened to a call that runs. The decisions share a signal.
 _shadowed = _signal("shadowed", "decision", "record", "policy", "reason", "error")
 
 
@@ -221,10 +229,10 @@ UNCOUNTED_OUTAGE = Event(ERROR, "runs; shadow counting failed: {error}", decisio
 END_UNCOUNTED = Event(INFO, "has ended, which is not stored in shadow: {error}")
 END_UNCOUNTED_ERROR = Event(ERROR, "has ended, which is not stored in shadow: {error}")
 
-#: Decisions about calls in shadow. Without ``idempotency_shadow`` the call would have run; taken
-#: over an expired lease; run after the execution that holds its key (``idempotency_until`` is
-#: ``finished`` or ``started``); got the outcome of another call; found its key held; failed; not
-#: been published (``idempotency_dedupe_publish``).
+#: Decisions about calls in shadow. Without ``idempotency_shadow``, the call would (in this order)
+#: have run; taken over an expired lease; run after the execution that holds its key
+#: (``idempotency_until`` is ``finished`` or ``started``); received the outcome of another call; met
+#: a conflict; failed; not been published (``idempotency_dedupe_publish``).
 SHADOW: Final = tuple(
     event.decision
     for event in (
@@ -235,8 +243,8 @@ SHADOW: Final = tuple(
 
 #: What can be decided about a call. Each pass of a call through the executor (a delivery of its
 #: message, an item of ``map``, a call of a function) has exactly one decision, unless its process
-#: dies before it: ``run`` (its body begins), ``takeover`` (its body begins, after an execution that
-#: died), ``replay``, ``conflict``, ``refused``, ``store_unavailable`` (it has to come again),
+#: dies first: ``run`` (its body begins), ``takeover`` (its body begins, after an execution that
+#: died), ``replay``, ``conflict``, ``refused``, ``store_unavailable`` (it must be retried),
 #: ``unprotected`` (its body begins without a record, as Redis is unavailable), ``interrupted`` (a
 #: soft time limit, a shutdown, a cancellation or an unexpected error came first), or one of
 #: `SHADOW`.
@@ -246,7 +254,7 @@ DECISIONS: Final = (
     *SHADOW,
 )
 
-#: How executions end. One that ends may have several of these.
+#: How executions end. One execution may have several of these.
 OUTCOMES: Final = (
     *("completed", "failed", "released", "lease_lost", "outcome_unsaved", "not_stored"),
 )
@@ -260,7 +268,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (StoreUnavailableError, "store_unavailable"),
     (Exception, "invalid"),
 )
-#: Why calls are refused. ``invalid``: the arguments do not fit the signature, or the task's id does
+#: Why calls are refused. ``invalid``: the arguments do not fit the signature, or the task id does
 #: not fit into a record.
 REASONS: Final = tuple(reason for _, reason in _REASONS)
 

@@ -66,7 +66,7 @@ def explain_call(
     name: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    own_key: str | tuple[str, ...] | None = None,
+    explicit_key: str | tuple[str, ...] | None = None,
     task_id: str | None = None,
     *,
     task_id_named: str = "the task's id",
@@ -74,7 +74,7 @@ def explain_call(
     """Derives the key of a call, reads its record, and predicts what would happen.
 
     Args:
-        own_key: the call's explicit key, if any.
+        explicit_key: the call's explicit key, if any.
         task_id: the id of the message, for the key rule TASK_ID.
         task_id_named: what the error asks for without one.
 
@@ -89,9 +89,9 @@ def explain_call(
         hint = did_you_mean(str(name), by_name)
         raise KeyRuleError(f"{name!r} is not an idempotent task of this app{hint}")
     configuration = task.idempotency_configuration
-    if configuration.settings.key is TASK_ID and not (own_key or task_id):
+    if configuration.settings.key is TASK_ID and not (explicit_key or task_id):
         raise TypeError(f"the key rule of {name} is TASK_ID: give {task_id_named}")
-    explicit = None if own_key is None else message_form(task.name, own_key)
+    explicit = None if explicit_key is None else message_form(task.name, explicit_key)
     try:
         explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit=explicit)
     except TypeError as error:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.events import table
-from celery_idempotent.events.report import About, log_extra, report
+from celery_idempotent.events.report import About, report
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.lookup import SqlOutcome
 from celery_idempotent.record.record import State
@@ -17,8 +15,6 @@ from celery_idempotent.sql.database import Database
 from celery_idempotent.store.commands import NO_RECORD, UNREADABLE
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
-
-logger = logging.getLogger(__name__)
 
 #: The last two are replies of lua/forget.lua.
 FORGOTTEN, RUNNING, CHANGED, ABSENT = "forgotten", "running", "changed", "absent"
@@ -73,14 +69,13 @@ def forget(
     )
     if case != "ok":
         return case
-    found: Any = record or (outcome.row if outcome and view is None else None)
-    task_id, token = (found.task_id, found.token) if found else ("", None)
-    where = "" if view else " in the database alone"
-    about = f"{found.state}{where}, of task {task_id!r}" if found else "unreadable"
-    label = record.label if record else ""
-    extra = log_extra(str(key), task_id=task_id, label=label, token=token)
-    logger.info("%r has forgotten the record %s (%s)", user, key, about, extra=extra)
-    report(table.FORGOTTEN, About(sender, key.task, task_id, key, label), user=user)
+    found = outcome.row if outcome and view is None else record
+    state = "unreadable" if found is None else str(found.state)
+    about = About(
+        sender, key.task, found.task_id if found else "", key, record.label if record else ""
+    )
+    state += "" if view else ", in the database alone"
+    report(table.FORGOTTEN, about, found, user=user, state=state)
     return FORGOTTEN
 
 

@@ -164,9 +164,8 @@ def rerun(call: EndedCall | None, *, user: str) -> str:
     if call.state is None:
         executor = call.task.idempotency_configuration.executor
         executor.delete_message(call.key, call.task_id)
+    what = f"{call.state or 'rejected'}, as task {call.task_id}"
     label = record.label if record else ""
-    extra = log_extra(str(call.key), task_id=task_id, label=label, token=call.token)
-    what = f"{call.state}, of task" if call.state else "the rejected task"
-    logger.info("%r has run %s again (%s %r)", user, call.key, what, call.task_id, extra=extra)
-    report(table.RERUN, About(call.task, call.key.task, task_id, call.key, label), user=user)
+    about = About(call.task, call.key.task, task_id, call.key, label)
+    report(table.RERUN, about, user=user, what=what)
     return PUBLISHED

@@ -7,15 +7,20 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike, stores
+from celery_idempotent.events.table import DECISIONS, REASONS, REFUSED_FOR
 from celery_idempotent.key.key import Key
+from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
 from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
 from celery_idempotent.store.record_store import RecordStore
 
 #: Maximum seconds over which the rate is measured.
 RATE_WINDOW = 3600.0
+
+STATES = tuple(state.value for state in State)
 
 
 @dataclass
@@ -27,33 +32,66 @@ class TaskStatistics:
     takeovers: int = 0
     #: STARTED records with an expired lease that no execution has taken over yet.
     lease_expired: int = 0
-    #: Mean size in the sample; None if no record was measured.
-    bytes_per_record: float | None = None
-    #: Outcomes per second.
-    per_second: float = 0.0
-    #: Seconds for which a result is kept; None for a task unknown to this app.
-    retention: float | None = None
     #: Outcomes of the last hour, and the age of the oldest, at least one second: otherwise a single
     #: new record would count as a high rate.
     recent: int = 0
     oldest_recent: float = 1.0
+    #: The records to measure.
+    sample: list[RecordView] = field(default_factory=list)
 
-    @property
-    def records(self) -> int:
-        """Number of records."""
-        return sum(self.states.values())
+    def add(self, view: RecordView, sample_size: int) -> None:
+        """Counts a record."""
+        self.states[view.state] += 1
+        self.lease_expired += view.is_expired
+        # Reservoir sampling: each record is equally likely to be in the sample.
+        if len(self.sample) < sample_size:
+            self.sample.append(view)
+        elif (index := random.randrange(self.states.total())) < sample_size:
+            self.sample[index] = view
+        if view.record is None:
+            return
+        self.takeovers += view.record.attempt > 1
+        if view.record.finished_at is not None:
+            age = (view.now - view.record.finished_at).total_seconds()
+            if age <= RATE_WINDOW:
+                self.recent += 1
+                self.oldest_recent = max(self.oldest_recent, age)
 
-    @property
-    def bytes_total(self) -> float | None:
-        """Size of all records, estimated from the sample."""
-        return None if self.bytes_per_record is None else self.bytes_per_record * self.records
+    def to_json(self, retention: float | None, counter: Mapping[str, int]) -> dict[str, Any]:
+        """Measures the sample, and returns the statistics as a JSON object.
 
-    @property
-    def bytes_projected(self) -> float | None:
-        """Expected size at the present rate: rate × retention × size per record."""
-        if self.bytes_per_record is None or self.retention is None:
-            return None
-        return self.per_second * self.retention * self.bytes_per_record
+        Args:
+            retention: seconds for which a result is kept; None for a task unknown to this app.
+            counter: the workers' counters.
+        """
+        calls = sum(counter.get(name, 0) for name in ("run", "takeover", "replay"))
+        number, sizes = self.states.total(), _sizes(self.sample)
+        size = fmean(sizes) if sizes else None
+        # The window is shorter if the oldest outcome is younger or records expire sooner.
+        rate = self.recent / min(retention or RATE_WINDOW, self.oldest_recent)
+        return {
+            "records": number,
+            "states": {state: self.states[state] for state in (*STATES, "CORRUPT")},
+            "takeovers": self.takeovers,
+            "lease_expired": self.lease_expired,
+            "bytes_per_record": size,
+            "bytes_total": None if size is None else size * number,
+            "per_second": rate,
+            "retention": retention,
+            "bytes_projected": rate * retention * size if size and retention else None,
+            "counts": dict(counter),
+            "decisions": sum(counter.get(decision, 0) for decision in DECISIONS),
+            "refused": refusals(counter),
+            "double_executions": double_executions(counter),
+            # The share of calls that were replayed.
+            "hit_ratio": counter.get("replay", 0) / calls if calls else None,
+        }
+
+
+def refusals(counter: Mapping[str, int]) -> dict[str, int]:
+    """Returns the number of refusals by reason."""
+    counts = {reason: counter.get(REFUSED_FOR + reason, 0) for reason in REASONS}
+    return {reason: number for reason, number in counts.items() if number}
 
 
 def double_executions(counter: Mapping[str, int]) -> int:
@@ -63,48 +101,28 @@ def double_executions(counter: Mapping[str, int]) -> int:
 
 
 def collect(
-    tasks: Sequence[IdempotentTaskLike], sample: int, progress: Callable[[int], None]
-) -> dict[str, TaskStatistics]:
-    """Scans all records once and returns the statistics by task name.
+    tasks: Sequence[IdempotentTaskLike],
+    counters: Mapping[str, Mapping[str, int]],
+    sample_size: int,
+    progress: Callable[[int], None],
+) -> dict[str, dict[str, Any]]:
+    """Scans all records once and returns the statistics by task name, as JSON objects.
 
     Args:
-        sample: how many records of each task are measured with MEMORY USAGE.
+        counters: the workers' counters, by task.
+        sample_size: how many records of each task are measured with MEMORY USAGE.
         progress: called after each page with its number of records.
     """
     statistics: dict[str, TaskStatistics] = defaultdict(TaskStatistics)
-    sampled: dict[str, list[RecordView]] = defaultdict(list)
     for page in record_views(stores(tasks), RecordFilter(), expiry=False):
         for view in page:
-            task = view.key.task
-            _add(statistics[task], view)
-            # Reservoir sampling: each record is equally likely to be in the sample.
-            if len(sampled[task]) < sample:
-                sampled[task].append(view)
-            elif (index := random.randrange(statistics[task].records)) < sample:
-                sampled[task][index] = view
+            statistics[view.key.task].add(view, sample_size)
         progress(len(page))
     retention = {t.name: t.idempotency_configuration.settings.result_ttl for t in tasks}
-    for task, found in statistics.items():
-        found.retention = retention.get(task)
-        # The window is shorter if the oldest outcome is younger or records expire sooner.
-        found.per_second = found.recent / min(found.retention or RATE_WINDOW, found.oldest_recent)
-        if sizes := _sizes(sampled[task]):
-            found.bytes_per_record = fmean(sizes)
-    return dict(sorted(statistics.items()))
-
-
-def _add(statistics: TaskStatistics, view: RecordView) -> None:
-    record = view.record
-    statistics.states[view.state] += 1
-    statistics.lease_expired += view.is_expired
-    if record is None:
-        return
-    statistics.takeovers += record.attempt > 1
-    if record.finished_at is not None:
-        age = (view.now - record.finished_at).total_seconds()
-        if age <= RATE_WINDOW:
-            statistics.recent += 1
-            statistics.oldest_recent = max(statistics.oldest_recent, age)
+    return {
+        task: statistics[task].to_json(retention.get(task), counters.get(task, {}))
+        for task in sorted({*statistics, *counters})
+    }
 
 
 def _sizes(views: list[RecordView]) -> list[int]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.signals import (
     celeryd_after_setup,
@@ -20,10 +19,6 @@ from celery.signals import (
 
 from celery_idempotent import shared_counters
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
-from celery_idempotent.store.run_sync import run_sync
-
-if TYPE_CHECKING:
-    from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +34,7 @@ def _add_to_worker(instance: Any, **_: Any) -> None:
 
 @celeryd_after_setup.connect(weak=False)
 def _on_set_up(instance: Any, **_: Any) -> None:
-    """Checks stores and databases, logs `doctor` warnings and errors, and starts counting.
+    """Checks the databases, logs doctor's warnings and errors, and starts counting.
 
     A worker starts even without Redis: idempotency_on_store_error applies to its messages. This
     runs before the pool starts, so that its processes inherit the counters and handlers.
@@ -50,45 +45,26 @@ def _on_set_up(instance: Any, **_: Any) -> None:
     """
     from celery_idempotent import doctor
     from celery_idempotent.configuration import app_tasks, broker
+    from celery_idempotent.doctor import Severity
     from celery_idempotent.monitoring import events
 
     app = instance.app
     try:
         broker.redeliver_after(app)
-        _check_stores(app_tasks.enabled(app))
+        for database in app_tasks.databases(app_tasks.enabled(app)):
+            try:
+                database.check()
+            except StoreUnavailableError as error:
+                logger.error("%s; its tasks are requeued until it is available", error)
         for finding in doctor.check_at_start(app):
-            logger.warning("The configuration weakens idempotency: %s", finding.line)
+            level = logging.ERROR if finding.severity == Severity.ERROR else logging.WARNING
+            logger.log(level, "A setting or fault weakens idempotency: %s", finding.line)
         if names := [task.name for task in app_tasks.tasks(app)]:
             shared_counters.start(names)
             events.connect()
             _start_metrics(app.conf.get("idempotency_metrics"), names)
     except SettingsError as error:
         raise SystemExit(f"Error: {error}") from None
-
-
-def _check_stores(tasks: Iterable[IdempotentTaskLike]) -> None:
-    """Checks that stores reply and databases have the table of outcomes.
-
-    Raises:
-        SettingsError: if there is no such table.
-    """
-    configurations = [task.idempotency_configuration for task in tasks]
-    for database in {configuration.settings.transaction for configuration in configurations}:
-        try:
-            if database is not None:
-                database.check()
-        except StoreUnavailableError as error:
-            logger.error("%s; its tasks are requeued until it is available", error)
-    for store in dict.fromkeys(configuration.executor.store for configuration in configurations):
-        try:
-            run_sync(store.ping())
-        except StoreUnavailableError as error:
-            logger.error(
-                "The record store %s is unavailable: %s; idempotency_on_store_error applies to "
-                "every message until it replies",
-                store.config,
-                error,
-            )
 
 
 def _start_metrics(setting: Any, tasks: list[str]) -> None:

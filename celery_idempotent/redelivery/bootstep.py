@@ -27,9 +27,9 @@ class Redelivery(bootsteps.StartStopStep):
     label = "Redelivery"
 
     def start(self, parent: Any) -> None:
-        """Starts to renew; Celery calls it again for the connection that follows a lost one.
+        """Starts renewing; Celery also calls it after each reconnect.
 
-        The messages of the lost one are not this worker's any more.
+        The messages of the lost connection no longer belong to this worker.
         """
         self.shutdown(parent)
         seconds = configured_broker.redeliver_after(parent.app)
@@ -47,7 +47,7 @@ class Redelivery(bootsteps.StartStopStep):
         renewal.current.start()
 
     def stop(self, parent: Any) -> None:
-        """Goes on with what runs: in a warm shutdown these tasks are finished first."""
+        """Keeps renewing running messages only: a warm shutdown finishes these tasks first."""
         if renewal.current is not None:
             renewal.current.held.stop()
 

@@ -1,4 +1,4 @@
-"""The broker, as the thread of `Renewal` uses it."""
+"""The connection to the broker that the thread of `Renewal` uses."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from celery_idempotent.redelivery.held import HeldMessage
 
 
 class OwnConnection(ABC):
-    """A connection beside that of the worker's consumer, which another thread must not use.
+    """A connection besides that of the worker's consumer, which no other thread may use.
 
     Args:
         connection: the consumer's, or a copy of it.
     """
 
     def __init__(self, connection: Any) -> None:
-        # Not connected. A copy of it is, since kombu does not open a connection again.
+        # Never connected itself: kombu cannot reopen a connection, so each one is a new copy.
         self._template = connection.clone()
         self._connection: Any = None
 
     @cached_property
     def channel(self) -> Any:
-        """A channel, which is opened at the first use and after :meth:`close`."""
+        """A channel, opened at the first use, and again after :meth:`close`."""
         self._connection = self._template.clone()
         return self._connection.channel()
 
     @abstractmethod
     def renew(self, messages: list[HeldMessage], seconds: float) -> None:
-        """Hides `messages` from other workers for `seconds` from now on."""
+        """Hides `messages` from other workers for the next `seconds`."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Delivers messages again whose time is over, if the broker does not do so itself."""
+        """Redelivers the messages whose time is over, unless the broker does so itself."""
 
     def close(self) -> None:
         """Closes the connection; the next call opens another one."""

@@ -1,4 +1,4 @@
-"""The messages of idempotent tasks that a worker has received and not acknowledged."""
+"""The messages of idempotent tasks that a worker has received but not acknowledged."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ class HeldMessage:
     def is_held(self, since: float, frozen: frozenset[int]) -> bool:
         """Returns whether the worker still has the message.
 
-        A message that was not renewed since the time `since` may be another worker's by now: this
-        one was frozen, or without its broker. A message of a `frozen` process is for another one.
+        A message that was not renewed since the time `since` may belong to another worker by now:
+        this one was frozen, or had lost its broker. A message that one of the `frozen` processes
+        runs is left to another worker.
         """
         request = self._request()
         if request is None or request.acknowledged:
@@ -74,23 +75,23 @@ class HeldMessages:
             for task in app_tasks.enabled(app)
             if not task.idempotency_configuration.in_shadow
         )
-        # A signal would cost every message of the worker more.
+        # A signal would cost more, and for every message of the worker.
         self._received: deque[ref[Any]] = deque()
         request.received = self._received
         self._held: list[HeldMessage] = []
         self._stopped = False
 
     def stop(self) -> None:
-        """Gives up all messages but those that run: in a warm shutdown Celery drops the others."""
+        """Keeps running messages only: in a warm shutdown, Celery drops the others."""
         self._stopped = True
 
     def includes(self, headers: Mapping[str, Any] | None) -> bool:
-        """Returns whether these are the headers of a message whose second delivery is harmless."""
+        """Returns whether a message with these headers may safely be delivered twice."""
         headers = headers or {}
         return headers.get("task") in self._tasks and headers.get(EXPLICIT_KEY_HEADER) is not False
 
     def new(self) -> list[HeldMessage]:
-        """Returns the messages that were received since the last call, and are not acknowledged."""
+        """Returns the unacknowledged messages that were received since the last call."""
         received = [self._received.popleft()() for _ in range(len(self._received))]
         new = [
             HeldMessage(each)
@@ -101,7 +102,7 @@ class HeldMessages:
         return new
 
     def all(self, seconds: float) -> list[HeldMessage]:
-        """Returns the messages that the worker still has, and has renewed within `seconds`."""
+        """Returns the messages that the worker still has and has renewed within `seconds`."""
         since, counters = monotonic() - seconds, shared_counters.current
         frozen = counters.frozen_processes() if counters else frozenset()
         self._held = [
@@ -110,7 +111,7 @@ class HeldMessages:
             if held.is_held(since, frozen) and (held.has_begun or not self._stopped)
         ]
         if frozen and len(frozen) >= self._pool.num_processes:
-            self._held = []  # what waits for a process, waits in vain
+            self._held = []  # no process is left for the messages that wait
         return self._held
 
     def __len__(self) -> int:

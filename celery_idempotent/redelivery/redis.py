@@ -1,7 +1,7 @@
 """Redis: kombu keeps the time of each delivery in a sorted set, and workers search it.
 
-A message is delivered again when its score is more than the visibility timeout ago, by whichever
-worker finds it first. So its score decides, and needs the consent of no other worker.
+The first worker that finds a score older than the visibility timeout redelivers its message. A new
+score is therefore all that a renewal needs; other workers take no part in it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from celery_idempotent.redelivery.held import HeldMessage
 
 #: Members in one ZADD, which Redis executes at once.
 BATCH = 1000
-#: Seconds, at most, for a command.
+#: Maximum seconds for a command.
 SOCKET_TIMEOUT = 5.0
-#: Seconds for which a worker that dies while it searches keeps others from searching, instead of
-#: kombu's 300.
+#: Seconds for which a worker that dies during a search keeps others from searching; 300 by default
+#: in kombu.
 MUTEX_EXPIRE = 10
 
 
@@ -66,12 +66,12 @@ class RedisBroker(OwnConnection):
 
 
 def score_of(channel: Any, seconds: float) -> float:
-    """Returns the score of a message that is delivered again in `seconds`."""
+    """Returns the score of a message that is to be redelivered in `seconds`."""
     return float(time.time() - channel.visibility_timeout + seconds)
 
 
 def hide_from_delivery_on(qos: Any, seconds: float, includes: Callable[[Any], bool]) -> None:
-    """Lets kombu hide messages for `seconds` when it receives them, at no further round trip.
+    """Makes kombu hide messages for `seconds` as it receives them, without another round trip.
 
     Celery replaces a method of this object, too (``worker_disable_prefetch``). If another version
     of kombu stores the score in another way, the first renewal follows within a second.
@@ -100,7 +100,7 @@ def hide_from_delivery_on(qos: Any, seconds: float, includes: Callable[[Any], bo
 
 
 class _Pipeline:
-    """A pipeline that stores a score of its own."""
+    """A pipeline that replaces the scores of ZADD."""
 
     def __init__(self, pipe: Any, score: float) -> None:
         self._pipe = pipe

@@ -14,23 +14,23 @@ from celery_idempotent.redelivery.held import HeldMessages
 
 logger = logging.getLogger(__name__)
 
-#: Seconds, at most, until a new message is renewed, and between two searches for messages to
-#: deliver again.
+#: Maximum seconds until a new message is renewed, and between two searches for messages to
+#: redeliver.
 TICK, RESTORE_INTERVAL = 1.0, 2.0
-#: Seconds, at most, between two reports that the worker keeps its messages.
+#: Maximum seconds between two reports that the worker keeps its messages.
 REPORT_INTERVAL = 20.0
 
-#: Called with the number of messages that are held, after each renewal of all.
+#: Functions that receive the number of held messages after each renewal of all.
 on_renewed: list[Callable[[int], object]] = []
 
 
 class Renewal:
     """Renews the messages of one connection of the worker until :meth:`stop`.
 
-    In a thread of its own, because the solo pool runs tasks in the main thread.
+    It has a thread of its own, because the solo pool runs tasks in the main thread.
 
     Args:
-        seconds: after the last renewal, until a message is delivered again.
+        seconds: from the last renewal of a message to its redelivery.
     """
 
     def __init__(self, broker: OwnConnection, held: HeldMessages, seconds: float) -> None:
@@ -41,7 +41,7 @@ class Renewal:
         self.renewed_at: float | None = None
         self._due = self._restore_due = 0.0
         self._failures = 0
-        #: How many messages were renewed last.
+        #: Number of messages in the last renewal.
         self._number = 0
         self._report_due = 0.0
         self._stopped = threading.Event()
@@ -51,11 +51,11 @@ class Renewal:
         threading.Thread(target=self._run, name="idempotency-redelivery", daemon=True).start()
 
     def stop(self) -> None:
-        """Stops the thread soon."""
+        """Tells the thread to stop."""
         self._stopped.set()
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns what `celery inspect` shows of it."""
+        """Returns what `celery inspect` shows."""
         at = self.renewed_at
         return {
             "redeliver_after": self.seconds,
@@ -110,7 +110,7 @@ class Renewal:
         if self._failures:
             self._failures = 0
             logger.warning("The visibility timeout of messages is renewed again")
-        # Only now: a worker without messages notices by the search that its broker is away.
+        # Only now: without messages, only the search shows whether the broker is available.
         now = monotonic()
         if now >= self._report_due:
             self._report_due = now + REPORT_INTERVAL

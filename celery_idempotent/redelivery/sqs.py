@@ -13,8 +13,8 @@ from celery_idempotent.redelivery.held import HeldMessage
 
 #: Entries in one request, by SQS.
 BATCH = 10
-#: Seconds after which a message is not hidden any longer. SQS refuses more than 12 hours from its
-#: delivery, of which it may have spent some seconds in kombu.
+#: Maximum seconds for which a message is hidden. SQS refuses more than 12 hours from its delivery,
+#: some seconds of which it may have spent in kombu.
 LONGEST = 12 * 3600 - 60.0
 
 
@@ -26,9 +26,9 @@ class SqsBroker(OwnConnection):
     """
 
     def renew(self, messages: list[HeldMessage], seconds: float) -> None:
-        """See `OwnConnection`; an entry that fails belongs to a message that is deleted by now."""
+        """See `OwnConnection`; an entry that fails is of a message deleted meanwhile."""
         now = monotonic()
-        # By message: SQS knows it by the receipt of its latest delivery.
+        # By message, since SQS accepts only the receipt of its latest delivery.
         queues: dict[tuple[str, str | None], dict[str, dict[str, Any]]] = defaultdict(dict)
         for held in messages:
             info = held.message.delivery_info
@@ -48,4 +48,4 @@ class SqsBroker(OwnConnection):
                 client.change_message_visibility_batch(QueueUrl=url, Entries=batch)
 
     def restore(self) -> None:
-        """See `OwnConnection`: SQS delivers messages again itself."""
+        """See `OwnConnection`: SQS redelivers messages itself."""

@@ -67,7 +67,8 @@ def test_one_record_is_forgotten_after_a_question(
         shop.charge,
     )
     (line,) = [line for line in caplog.messages if "forgotten" in line]
-    assert line.startswith(f"'ann\\n' has forgotten the record {record.key} (COMPLETED")
+    assert line.startswith(f"{record.key}: task {record.task_id} (attempt 1) is forgotten by ")
+    assert line.endswith("'ann\\n' (COMPLETED)")
 
 
 def test_many_records_are_forgotten_by_a_filter(

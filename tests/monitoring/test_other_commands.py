@@ -53,7 +53,9 @@ class TestForget:
         assert (details["sender"], details["user"]) == (shop.charge, user)
         assert (details["key"], details["task_id"]) == (record.key, record.task_id)
         (line,) = [line for line in caplog.messages if "forgotten" in line]
-        assert line.startswith(f"{user!r} has forgotten the record {record.key} (COMPLETED")
+        assert line == (
+            f"{record.key}: task {record.task_id} (attempt 1) is forgotten by {user!r} (COMPLETED)"
+        )
 
     def test_keeps_a_running_record_unless_forced(self, shop: Shop) -> None:
         key = str(shop.begin(shop.charge, 42, 999))

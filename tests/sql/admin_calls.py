@@ -173,7 +173,7 @@ def forgetting() -> dict[str, Any]:
     audit: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: audit.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("celery_idempotent.monitoring.forgetting")
+    logger = logging.getLogger("celery_idempotent.audit")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     sent: list[Any] = []
@@ -189,7 +189,7 @@ def forgetting() -> dict[str, Any]:
         "exist": [both.exists, alone.exists],
         "signals": sent == [[str(both.key), name], [str(alone.key), name]],
         "audit": [
-            f"{name!r} has forgotten the record {case.key}" in text
+            text.startswith(str(case.key)) and f" is forgotten by {name!r} (" in text
             for case, text in zip((both, alone), audit, strict=True)
         ],
         "log_entries": LogEntry.objects.filter(

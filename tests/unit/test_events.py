@@ -37,13 +37,12 @@ NOT_ABOUT_A_CALL = (
     "Refused a request of another site",  # to the dashboard
     "Serving idempotency metrics",
     "Task ids of duplicates are not recorded",  # many at once
-    "The configuration weakens idempotency",
+    "A setting or fault weakens idempotency",
     "The connection could not be closed",  # to the broker
     "The dashboard cannot be updated",
     "The event %s could not be sent",
     "The flow of a cancelled call failed",
     "The idempotency heartbeat",
-    "The record store %s",
     "The store of idempotent tasks",
     "The visibility timeout of messages",
     "The workers could not be asked",

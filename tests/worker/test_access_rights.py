@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult
-from click.testing import CliRunner
 
-from celery_idempotent.cli import idempotency
 from celery_idempotent.store.tracking import CHANNEL
 from celery_idempotent.testing.server import RedisServer
+from tests import command_line
 from tests.store.deployments import KINDS, documented_rules
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import PARTS, ship
@@ -108,12 +106,9 @@ def test_publishers_wait_for_results(shop: Shop, order: str) -> None:
 def test_the_command_line(shop: Shop, order: str) -> None:
     charge.delay(order).get(timeout=SOON)
 
-    def run(*arguments: str) -> Any:
-        return CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=shop.app))
-
-    key = str(charge.idempotency_key_of(order))
-    assert key in run("list", "--json").output
-    assert key in run("show", key).output
-    assert run("stats", "--timeout", "0").exit_code == 0
-    assert "does not report" not in run("doctor", "--timeout", "0", "--fail-on", "never").output
-    assert run("forget", key, "--yes").exit_code == 0
+    run, key = partial(command_line.run, shop.app), str(charge.idempotency_key_of(order))
+    assert key in run("list", "--json")
+    assert key in run("show", key)
+    run("stats", "--timeout", "0")
+    assert "does not report" not in run("doctor", "--timeout", "0", "--fail-on", "never")
+    run("forget", key, "--yes")

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -16,14 +15,13 @@ import pytest
 from celery import chord, group
 from celery.result import AsyncResult
 from celery.signals import before_task_publish
-from click.testing import CliRunner
 from cryptography.fernet import Fernet
 
 from celery_idempotent import PoisonedTaskError, State, signals
-from celery_idempotent.cli import idempotency
 from celery_idempotent.cli.target import resolve_records
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import rerunning
+from tests import command_line
 from tests.servers.cluster import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
@@ -45,12 +43,7 @@ pytestmark = pytest.mark.worker
 
 def celery(shop: Shop, *arguments: str, code: int = 0, answer: str | None = None) -> str:
     """Runs ``celery -A shop idempotency …`` in this process; asserts its exit code."""
-    obj = SimpleNamespace(app=shop.app)
-    result = CliRunner().invoke(idempotency, arguments, obj=obj, input=answer)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result.output
+    return command_line.run(shop.app, *arguments, code=code, answer=answer)
 
 
 def kept(shop: Shop) -> list[bytes]:
@@ -340,7 +333,7 @@ def test_the_request_is_logged_and_sent_as_a_signal(
     assert (details["sender"], details["task_id"]) == (final, result.id)
     assert details["user"]
     (line,) = [line for line in caplog.messages if "again" in line]
-    assert "(FAILED, of task" in line
+    assert f"(FAILED, as task {result.id})" in line
     succeed(result)
 
 

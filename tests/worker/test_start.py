@@ -18,7 +18,7 @@ UNREACHABLE = "redis://:secret@127.0.0.1:1/0"
 
 
 def lines_about_the_store(log: str) -> list[str]:
-    return [line for line in log.splitlines() if "record store" in line]
+    return [line for line in log.splitlines() if "idempotency_on_store_error applies" in line]
 
 
 class TestUnreachableStore:

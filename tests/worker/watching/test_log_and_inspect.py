@@ -6,20 +6,18 @@ import json
 import re
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner
 
 from celery_idempotent import IdempotentTask, signals
-from celery_idempotent.cli import idempotency
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.monitoring.bootstep import describe_settings
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
+from tests import command_line
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, Worker
 from tests.worker.monitor import Monitor
@@ -246,10 +244,7 @@ class TestInspect:
         (by_worker,) = (
             f for f in inspect(shop, "idempotency_doctor") if f["name"] == "rule-raised"
         )
-        result = CliRunner().invoke(
-            idempotency, ["doctor", "--json"], obj=SimpleNamespace(app=shop.app)
-        )
-        findings = json.loads(result.output)["findings"]
+        findings = json.loads(command_line.run(shop.app, "doctor", "--json", code=1))["findings"]
 
         sampler = Sampler(shop.app, "")
         shown = [finding.to_json() for finding in sampler.findings()]
