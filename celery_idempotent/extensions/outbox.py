@@ -26,6 +26,10 @@ from celery_idempotent.sql.transaction import Found, Transaction
 class OutboxHost(Protocol):
     """What the host of a call with a transaction does."""
 
+    @property
+    def replacements(self) -> Sequence[Callable[[], Any]]:
+        """Functions that publish what the call's task has replaced itself by."""
+
     def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
         """The messages that `functions`, which the body has registered, publish: as JSON.
 
@@ -81,16 +85,22 @@ async def begin_at_rows(
 
 
 async def commit_with_outbox(
-    call: ActiveCall, transaction: Transaction, outcomes: Mapping[str, Ended]
+    call: ActiveCall,
+    transaction: Transaction,
+    outcomes: Mapping[str, Ended],
+    replacements: Sequence[Callable[[], Any]] = (),
 ) -> Row | None:
     """As :meth:`Transaction.commit`, with what the body publishes on commit in the row of `call`.
+
+    Args:
+        replacements: publish what the task of `call` has replaced itself by.
 
     Raises:
         TransactionError: also if what the body has registered for the commit is refused.
         StoreUnavailableError: also if the messages are committed, and not published.
     """
     if transaction.outbox is None:
-        transaction.outbox = await outbox_of(call, transaction.on_commit)
+        transaction.outbox = await outbox_of(call, [*transaction.on_commit, *replacements])
     key, outbox = str(call.key), transaction.outbox
     row = transaction.commit({**outcomes, key: outcomes[key]._replace(outbox=outbox)})
     if row is None and outbox is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any
 
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 from celery_idempotent.events import table
@@ -17,17 +17,17 @@ from celery_idempotent.extensions.outbox import (
     begin_at_rows,
     claim_of,
     commit_with_outbox,
+    host_of,
     publish_found,
 )
 from celery_idempotent.flow import conflict, continuation, flow, replacement
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Complete, Fail, Release
+from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
 from celery_idempotent.flow.end import (
     AGAIN,
     GRANTED,
     Admission,
     Answer,
-    Drop,
     End,
     Finished,
     Requeue,
@@ -58,17 +58,6 @@ CLAIM, COMMIT = "claim", "commit"
 MAX_ROLLBACKS = 20
 
 
-class TransactionHost(Protocol):
-    """What the host of a call with a transaction knows."""
-
-    @property
-    def required_generation(self) -> int:
-        """What the row awaits at least once the task that this message replaces is committed.
-
-        0 if it replaces none, or none with a transaction.
-        """
-
-
 def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], Any]) -> Any:
     """Runs `work` without protection, in a transaction without an outcome if there is to be one."""
     if settings.transaction is None:
@@ -87,29 +76,6 @@ class RowTransaction(Extension):
         self.transaction = Transaction(
             self.database, lambda row: self._continues(row) or self._has_failed(row)
         )
-
-    async def before_begin(self) -> End | None:
-        """Drops a message of a task that has replaced itself and was rolled back.
-
-        The replaced task runs again, and publishes another one. This one would run without its
-        effects.
-        """
-        call = self.call
-        generation = cast("TransactionHost", call.host).required_generation
-        if not generation:
-            return None
-        try:
-            row = self._find()
-        except StoreUnavailableError as error:
-            return self._requeue_undetermined(error)
-        if row is not None and row.delegates:
-            committed = self._awaited(row) >= generation
-        else:
-            committed = row is not None and not row.expired
-        if committed:
-            return None
-        report(table.REPLACED_ROLLED_BACK, call)
-        return Drop()
 
     async def admitted(self, admission: Admission) -> Admission:
         """Claims the row for a call that may run; or returns its end, which the row has."""
@@ -142,27 +108,23 @@ class RowTransaction(Extension):
         """
         call = self.call
         try:
-            row = self._find()
+            row = at_row(partial(Transaction(self.database).find, claim_of(call)))
             # A task that has replaced itself has not ended with its row.
-            if row is None or row.expired or row.delegates:
+            if row is None or row.expired or (row.delegates and row.outbox is None):
                 return poisoned
             await call.runtime.execute(commands.forget(call.key, poisoned.record))
         except StoreUnavailableError as error:
-            return self._requeue_undetermined(error)
+            report(table.ROW_UNKNOWN, call, error=error)
+            decide(table.STORE_UNAVAILABLE, call)
+            return conflict.requeue(call, error)
         report(table.ROW_FOUND, call)
         return AGAIN
 
-    def _find(self) -> Row | None:
-        return at_row(partial(Transaction(self.database).find, claim_of(self.call)))
-
-    def _requeue_undetermined(self, error: StoreUnavailableError) -> Requeue:
-        report(table.ROW_UNKNOWN, self.call, error=error)
-        decide(table.STORE_UNAVAILABLE, self.call)
-        return conflict.requeue(self.call, error)
-
     def _continues(self, row: Row) -> bool:
         """Whether the call is a message of the task that has replaced itself, which goes on."""
-        return 0 < self._awaited(row) <= self.call.data.generation
+        if not row.delegates or row.task_id != self.call.task_id:
+            return False
+        return layout.read_awaited(row.body) <= self.call.data.generation
 
     def _has_failed(self, row: Row) -> bool:
         """Whether another task that has replaced itself has the row, and its replacement failed."""
@@ -170,12 +132,6 @@ class RowTransaction(Extension):
             return False
         record = row.record(self.call.key, self.call.codec.decode)
         return replacement.error_of(record, self.call.settings) is not None
-
-    def _awaited(self, row: Row) -> int:
-        """The generation that continues the task; 0 if that has not replaced itself."""
-        if not row.delegates or row.task_id != self.call.task_id:
-            return 0
-        return layout.read_awaited(row.body)
 
     async def settling(self, settlement: Settlement) -> Settlement | End:
         """Commits the outcome, or rolls back before the key is released."""
@@ -187,14 +143,15 @@ class RowTransaction(Extension):
                 return await self._retry(error)
             return settlement
         try:
-            row = None
+            row, delegates = None, isinstance(disposition, Delegate)
             if isinstance(disposition, Fail) and not transaction.committed:
                 # The effects; the row of the error is claimed anew.
                 transaction.rollback(discard=error is not None and is_asynchronous(error))
                 row = only(transaction.begin(transaction.claims))
             if row is None:
                 outcomes = {str(call.key): ended_of(settlement)}
-                row = await commit_with_outbox(call, transaction, outcomes)
+                replacements = host_of(call).replacements if delegates else ()
+                row = await commit_with_outbox(call, transaction, outcomes, replacements)
             if row is not None:
                 row = await publish_found(call, self.database, row)
         except Exception as raised:

@@ -151,7 +151,8 @@ class DirectHost:
     """
 
     returns_restored = True
-    required_generation = 0
+    #: Only a task can replace itself.
+    replacements = ()
 
     def __init__(
         self,
