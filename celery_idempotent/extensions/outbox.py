@@ -8,7 +8,7 @@ publishes them again, under the same task ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -20,7 +20,7 @@ from celery_idempotent.payload.fields import OUTBOX
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, Ended, Row
-from celery_idempotent.sql.transaction import Found, Transaction
+from celery_idempotent.sql.transaction import Transaction
 
 
 class OutboxHost(Protocol):
@@ -58,9 +58,9 @@ def claim_of(call: ActiveCall, step: str | None = None) -> Claim:
 
 
 async def begin_at_rows(
-    calls: Sequence[ActiveCall], transaction: Transaction, claims: Sequence[Claim]
-) -> list[Found | None]:
-    """Begins `transaction`, after what earlier ones have left to be published is.
+    transaction: Transaction, calls: Sequence[tuple[ActiveCall, Claim]]
+) -> list[Row | None]:
+    """Begins `transaction`, after publishing what earlier ones have left in the rows.
 
     Returns:
         As :meth:`Transaction.begin`.
@@ -71,11 +71,11 @@ async def begin_at_rows(
         TransactionError: inside a transaction of the caller.
     """
     while True:
-        found = at_row(partial(transaction.begin, claims))
+        found = at_row(partial(transaction.begin, [claim for _, claim in calls]))
         left = [
             (call, row)
-            for call, row in zip(calls, found, strict=True)
-            if isinstance(row, Row) and row.outbox is not None
+            for (call, _), row in zip(calls, found, strict=True)
+            if row is not None and row.outbox is not None
         ]
         if not left:
             return found
@@ -87,10 +87,10 @@ async def begin_at_rows(
 async def commit_with_outbox(
     call: ActiveCall,
     transaction: Transaction,
-    outcomes: Mapping[str, Ended],
+    outcomes: dict[Claim, Ended],
     replacements: Sequence[Callable[[], Any]] = (),
 ) -> Row | None:
-    """As :meth:`Transaction.commit`, with what the body publishes on commit in the row of `call`.
+    """As :meth:`Transaction.commit`; the first row, that of `call`, gets the messages of the body.
 
     Args:
         replacements: publish what the task of `call` has replaced itself by.
@@ -101,11 +101,10 @@ async def commit_with_outbox(
     """
     if transaction.outbox is None:
         transaction.outbox = await outbox_of(call, [*transaction.on_commit, *replacements])
-    key, outbox = str(call.key), transaction.outbox
-    row = transaction.commit({**outcomes, key: outcomes[key]._replace(outbox=outbox)})
+    first, outbox = next(iter(outcomes)), transaction.outbox
+    row = transaction.commit({**outcomes, first: outcomes[first]._replace(outbox=outbox)})
     if row is None and outbox is not None:
-        claim = next(claim for claim in transaction.claims if str(claim.key) == key)
-        await publish_outbox(call, transaction.database, claim, outbox)
+        await publish_outbox(call, transaction.database, first, outbox)
     return row
 
 

@@ -46,8 +46,8 @@ from celery_idempotent.record.traceparent import append_traceparent
 from celery_idempotent.settings import Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import Ended, Row
-from celery_idempotent.sql.transaction import Found, Transaction, only
+from celery_idempotent.sql.outcomes import Claim, Ended, Row
+from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
 
@@ -68,38 +68,47 @@ def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], A
 
 
 class RowTransaction(Extension):
-    """Claims the row of the key, runs the body in the transaction, and commits it."""
+    """Claims the row of the key, runs the body in the transaction, and commits it.
 
-    def __init__(self, call: ActiveCall) -> None:
+    Args:
+        batch: the transaction of the batch that the call belongs to. The batch's handlers begin and
+            commit it (see :class:`Lockstep`), and the batch rolls it back.
+    """
+
+    def __init__(self, call: ActiveCall, batch: Transaction | None = None) -> None:
         super().__init__(call)
         self.database: Database = call.settings.transaction
-        self.transaction = Transaction(
+        self._in_batch = batch is not None
+        self.transaction = batch or Transaction(
             self.database, lambda row: self._continues(row) or self._has_failed(row)
         )
+        #: Of the row; set by each begin.
+        self._claim: Claim
 
     async def admitted(self, admission: Admission) -> Admission:
         """Claims the row for a call that may run; or returns its end, which the row has."""
         if admission is GRANTED:
-            return await self._claim()
+            return await self._begin()
         if isinstance(admission, Finished) and layout.is_poisoned(admission.record):
             return await self._reopen(admission)
         return admission
 
-    async def _claim(self) -> Admission:
+    async def _begin(self) -> Admission:
         call = self.call
+        self._claim = claim_of(call)
         assert call.execution is not None
         call.protected = True  # by the row, if there is no record
         call.execution._transaction = self.transaction  # noqa: SLF001 - the body reads its connection
         try:
-            row = await self.begin_at_row()
+            if self._in_batch:
+                row: Row | None = await await_effect(CLAIM, (call, self._claim))
+            else:
+                (row,) = await begin_at_rows(self.transaction, [(call, self._claim)])
+            row = row and row.with_outcome()
         except StoreUnavailableError as error:
             call.report(table.ROW_UNAVAILABLE, error=error)
             return await self._requeue(error)
         return GRANTED if row is None else await self._adopt(row)
-
-    async def begin_at_row(self) -> Row | None:
-        """Begins the transaction: None if the row is claimed, else the row with its outcome."""
-        return only(await begin_at_rows([self.call], self.transaction, [claim_of(self.call)]))
 
     async def _reopen(self, poisoned: Finished) -> Admission:
         """Deletes the record of a key whose executions have died, if one of them has committed.
@@ -138,30 +147,28 @@ class RowTransaction(Extension):
         call, transaction, error = self.call, self.transaction, settlement.error
         disposition = settlement.disposition
         if isinstance(disposition, Release):
-            transaction.rollback(discard=error is not None and is_asynchronous(error))
+            self._roll_back(error)
             if error is not None and not disposition.hold and self._should_retry(error):
                 return await self._retry(error)
             return settlement
         try:
-            row, delegates = None, isinstance(disposition, Delegate)
+            row: Row | None = None
             if isinstance(disposition, Fail) and not transaction.committed:
                 # The effects; the row of the error is claimed anew.
-                transaction.rollback(discard=error is not None and is_asynchronous(error))
-                row = only(transaction.begin(transaction.claims))
+                self._roll_back(error)
+                (row,) = transaction.begin([self._claim])
             if row is None:
-                outcomes = {str(call.key): ended_of(settlement)}
-                replacements = host_of(call).replacements if delegates else ()
-                row = await commit_with_outbox(call, transaction, outcomes, replacements)
+                row = await self._commit(settlement)
             if row is not None:
-                row = await publish_found(call, self.database, row)
+                row = await publish_found(call, self.database, row.with_outcome())
         except Exception as raised:
-            transaction.rollback()
+            self._roll_back()
             if isinstance(raised, StoreUnavailableError):
                 return await self._requeue(raised)
             if self._should_retry(raised):
                 return await self._retry(raised)
             failure = Failure(raised)
-            if isinstance(disposition, Complete):
+            if isinstance(disposition, Complete) and not self._in_batch:
                 return await self.settling(await flow.settlement_of(call, failure))
             return Settlement(Release(), failure)
         if row is not None:
@@ -169,9 +176,29 @@ class RowTransaction(Extension):
         settlement.committed = True
         return settlement
 
+    async def _commit(self, settlement: Settlement) -> Row | None:
+        """Commits the outcome; returns the row of another execution if that has committed one."""
+        call = self.call
+        if self._in_batch:
+            return await await_effect(COMMIT, (call, self._claim, settlement))  # type: ignore[no-any-return]
+        delegates = isinstance(settlement.disposition, Delegate)
+        replacements = host_of(call).replacements if delegates else ()
+        outcomes = {self._claim: ended_of(settlement)}
+        return await commit_with_outbox(call, self.transaction, outcomes, replacements)
+
     def ended(self) -> None:
         """Rolls back what is not committed."""
-        self.transaction.rollback(discard=True)
+        self._roll_back(discard=True)
+
+    def _roll_back(self, error: BaseException | None = None, *, discard: bool = False) -> None:
+        """Rolls back the transaction, unless it is that of a batch.
+
+        Args:
+            error: that of the body.
+        """
+        if not self._in_batch:
+            discard = discard or (error is not None and is_asynchronous(error))
+            self.transaction.rollback(discard=discard)
 
     def _should_retry(self, error: BaseException) -> bool:
         """Whether the call is requeued for this error of the database, instead of failing."""
@@ -190,10 +217,7 @@ class RowTransaction(Extension):
         return conflict.requeue(call, error, call.data.unanswered_ids)
 
     async def _release(self) -> None:
-        self.transaction.rollback()
-        await self._give_back()
-
-    async def _give_back(self) -> None:
+        self._roll_back()
         self.call.stop_renewal()
         try:
             await self.call.release()
@@ -237,52 +261,11 @@ class RowTransaction(Extension):
         )
 
 
-class SharedTransaction(RowTransaction):
-    """One of the calls whose rows are claimed and committed in the transaction of a batch.
-
-    Args:
-        transaction: begun and committed by the handlers of the batch; see :class:`Lockstep`.
-    """
-
-    def __init__(self, transaction: Transaction, call: ActiveCall) -> None:
-        super().__init__(call)
-        self.transaction = transaction
-
-    async def begin_at_row(self) -> Row | None:
-        """As for a single call. A row without an outcome is raised as an error."""
-        row: Row | None = await await_effect(CLAIM, self.call)
-        return row
-
-    async def settling(self, settlement: Settlement) -> Settlement | End:
-        """Commits the outcome with those of the batch."""
-        if isinstance(settlement.disposition, Release):
-            return settlement
-        try:
-            await await_effect(COMMIT, (self.call, settlement))
-        except Exception as error:
-            return Settlement(Release(), Failure(error))
-        settlement.committed = True
-        return settlement
-
-    def ended(self) -> None:
-        """Does nothing: the batch ends its transaction."""
-
-    async def _release(self) -> None:
-        await self._give_back()
-
-
-async def claim_together(
-    transaction: Transaction, calls: Sequence[ActiveCall]
-) -> list[Found | None]:
-    """Claims the rows of `calls`: None for each that is claimed, else its row or an error."""
-    return await begin_at_rows(calls, transaction, [claim_of(call) for call in calls])
-
-
 async def commit_together(
-    transaction: Transaction, settlements: Sequence[tuple[ActiveCall, Settlement]]
+    transaction: Transaction, settlements: Sequence[tuple[ActiveCall, Claim, Settlement]]
 ) -> list[None]:
     """Commits the outcomes. The first row has what the batch publishes on commit."""
-    outcomes = {str(call.key): ended_of(settlement) for call, settlement in settlements}
+    outcomes = {claim: ended_of(settlement) for _, claim, settlement in settlements}
     try:
         row = await commit_with_outbox(settlements[0][0], transaction, outcomes)
         if row is not None:

@@ -19,12 +19,12 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import refuse, report
+from celery_idempotent.extensions.outbox import begin_at_rows
 from celery_idempotent.extensions.steps import Steps
 from celery_idempotent.extensions.transaction import (
     CLAIM,
     COMMIT,
-    SharedTransaction,
-    claim_together,
+    RowTransaction,
     commit_together,
 )
 from celery_idempotent.flow.active_call import ActiveCall, Plan
@@ -161,9 +161,9 @@ class BaseBatch(Sequence[Entry]):
         handlers: dict[str, Handler] = {}
         plan = Plan(Steps, (LeaveRecord,))
         if transaction is not None:
-            handlers[CLAIM] = partial(claim_together, transaction)
+            handlers[CLAIM] = partial(begin_at_rows, transaction)
             handlers[COMMIT] = partial(commit_together, transaction)
-            plan = Plan(Steps, (partial(SharedTransaction, transaction), LeaveRecord))
+            plan = Plan(Steps, (partial(RowTransaction, batch=transaction), LeaveRecord))
         self._flows = Lockstep(runtime, handlers)
         #: The first entry of each usable key.
         self._calls: dict[ActiveCall, Entry] = {}
