@@ -122,13 +122,8 @@ class Steps(Extension):
 
     def _restored(self, name: str, value: Any) -> tuple[Payload, Outcome]:
         call = self.call
-        return restored(
-            value,
-            call.settings,
-            call.codec.values,
-            key=str(call.key),
-            field=step_field(name),
-        )
+        key, field = str(call.key), step_field(name)
+        return restored(value, call.settings, call.codec.values, key=key, field=field)
 
     async def settling(self, settlement: Settlement) -> Settlement:
         """Remembers when the outcome is stored."""
@@ -157,13 +152,8 @@ class Steps(Extension):
 
     async def _protected(self, name: str, payload: Payload) -> Payload:
         call = self.call
-        return await call.codec.protect(
-            payload,
-            call.settings,
-            key=str(call.key),
-            token=call.token,
-            field=step_field(name),
-        )
+        about: Any = {"key": str(call.key), "token": call.token, "field": step_field(name)}
+        return await call.codec.protect(payload, call.settings, **about)
 
     async def _save(self, name: str, payload: Payload) -> None:
         call = self.call

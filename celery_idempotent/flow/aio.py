@@ -212,18 +212,14 @@ def _log_failure(flow: _Flow) -> None:
 
 
 async def _until_replied(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    # An event loop that ends cancels the task of a command once. Only the reply shows whether the
-    # command was executed, and a script gives a resend the same reply.
-    try:
-        return await _in_own_task(send())
-    except CancelledError:
-        return await _in_own_task(send())
-
-
-async def _in_own_task(command: Coroutine[Any, Any, T]) -> T:
-    """Awaits `command` in a task that can be cancelled, because timeouts cancel it."""
-    task = asyncio.ensure_future(command)
+    """Awaits a command in its own task, because its timeouts cancel the task that awaits it."""
+    task = asyncio.ensure_future(send())
     await _first_of(task)
+    if task.cancelled():
+        # An event loop that ends cancels each task once. Only a reply shows whether the command was
+        # executed, and a script gives a resend the same reply.
+        task = asyncio.ensure_future(send())
+        await _first_of(task)
     return task.result()
 
 
