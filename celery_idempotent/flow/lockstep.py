@@ -17,7 +17,6 @@ from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.flow.runtime import BatchRuntime, Runtime
-from celery_idempotent.key.key import Key
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
@@ -61,6 +60,7 @@ class SteppedRuntime:
         self.store = runtime.store
         self.execution: Callable[..., BaseExecution] = runtime.execution
         self.drive_step = runtime.drive_step
+        self.wait_for_change = runtime.wait_for_change
         self.start_renewal = runtime.start_renewal
         self.stop_renewal = runtime.stop_renewal
 
@@ -82,10 +82,6 @@ class SteppedRuntime:
             await await_effect(SLEEP, seconds)
         else:
             await self._runtime.sleep(seconds)
-
-    async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Waits for a change."""
-        await self._runtime.wait_for_change(key, seen, seconds)
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
         """Returns how the body ends, which the caller runs; within it, how the step `func` ends."""

@@ -182,7 +182,7 @@ def _read_replaced(key: Key, request: Context) -> _Replaced | None:
     if not isinstance(value, str):
         return None
     message, _, successor_id = value.partition(".")
-    fingerprint, _, root = message.partition(":")
+    fingerprint, root, *_ = message.split(":")
     return _Replaced(bytes.fromhex(fingerprint), bytes.fromhex(root), successor_id)
 
 

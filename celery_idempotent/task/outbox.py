@@ -57,8 +57,9 @@ def _stored(key: str, app: Celery | None, function: Callable[[], Any]) -> list[s
         raise _refused(key, name, "pass the Celery app to Idempotency() instead of a URL")
     if signature.app is not app:
         raise _refused(key, name, f"{signature.task} belongs to another Celery app")
-    serializer = signature.options.get("serializer") or getattr(
-        app.tasks.get(signature.task), "serializer", app.conf.task_serializer
+    first = next(part for part in signatures(signature) if not getattr(part, "tasks", None))
+    serializer = first.options.get("serializer") or getattr(
+        app.tasks.get(first.task), "serializer", app.conf.task_serializer
     )
     try:
         # Copied as it will be read, so that a signature that occurs twice in a canvas gets two ids.
