@@ -75,14 +75,11 @@ class Idempotency:
     def __init__(self, app_or_redis: Any, /, *, name: str = DEFAULT_NAME, **options: Any) -> None:
         self.app = app_or_redis if isinstance(app_or_redis, Celery) else None
         self.name = name
+        #: Options that the app configures have the names of its settings, which errors then name.
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}
-        #: Options that the app configures; errors about them name the app's setting.
-        self._configured: frozenset[str] = frozenset()
         if self.app is not None:
             configuration.check_option_names(self.app)
-            configured = _configured_options(self.app)
-            self._values |= configured
-            self._configured = frozenset(configured.keys() - options.keys())
+            self._values |= _configured_options(self.app)
         elif isinstance(app_or_redis, str):
             self._values["redis_url"] = app_or_redis
         else:
@@ -94,7 +91,7 @@ class Idempotency:
             else frozenset({registry.name_to_type.get(options.get("serializer") or "json", "")})
         )
         self.settings = self._build(options, f"Idempotency {name!r}")
-        self._values |= options
+        self._values = self._overridden(options)
         encryption_keys.check(self.settings)
         self._store_config = store_config_of(self.app, self.settings)
         if self.settings.offload_backend and self.app is None:
@@ -339,6 +336,11 @@ class Idempotency:
                 )
         return self._build(options, where)
 
+    def _overridden(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        overridden = {*options, *(PREFIX + option for option in options)}
+        kept = {name: value for name, value in self._values.items() if name not in overridden}
+        return {**kept, **options}
+
     def _build(self, options: Mapping[str, Any], where: str) -> Settings:
         for option, value in options.items():
             if option in _TASK_OPTIONS:
@@ -351,12 +353,7 @@ class Idempotency:
                     f"{where}: {option} must be {' or '.join(map(repr, choices))} outside tasks, "
                     "because there is no message to requeue, ignore or reject"
                 )
-        configured = self._configured - options.keys()
-        values = {
-            PREFIX + option if option in configured else option: value
-            for option, value in {**self._values, **options}.items()
-        }
-        built = settings.build(values, where)
+        built = settings.build(self._overridden(options), where)
         default = self.app.conf.result_serializer if self.app else "json"
         return configuration.resolve(built, where, default, self._accept)
 
@@ -370,12 +367,10 @@ class Idempotency:
 
 
 def _configured_options(app: Celery) -> dict[str, Any]:
-    """Returns the options that the app configures, except those for tasks only.
+    """Returns the settings of the app by name, except those for tasks only.
 
     ``transaction`` is excluded too, since coroutines cannot use it.
     """
     excluded = {*_TASK_OPTIONS, *_ALLOWED_POLICIES, "transaction"}
-    values = {field.name: app.conf.get(PREFIX + field.name) for field in fields(Settings)}
-    return {
-        name: value for name, value in values.items() if value is not None and name not in excluded
-    }
+    names = [PREFIX + field.name for field in fields(Settings) if field.name not in excluded]
+    return {name: value for name in names if (value := app.conf.get(name)) is not None}
