@@ -17,7 +17,7 @@ from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.events.report import About, refuse
-from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
+from celery_idempotent.flow.aio import AsyncExecutor
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.execution import BaseExecution, unprotected
 from celery_idempotent.flow.executor import Executor
@@ -49,7 +49,7 @@ _ALLOWED_POLICIES = {
     "on_store_error": ("raise", "run"),
     "until": ("expired", "finished"),
 }
-_TASK_OPTIONS = (*("key", "label", "shadow", "dedupe_publish", "reservation_ttl"),)
+_TASK_OPTIONS = ("key", "label", "shadow", "dedupe_publish", "reservation_ttl")
 _OPTIONS = tuple(field.name for field in fields(Settings) if field.name not in _TASK_OPTIONS)
 #: Options of the engine that a function or a block cannot override.
 _STORE_OPTIONS = frozenset(
@@ -75,14 +75,11 @@ class Idempotency:
     def __init__(self, app_or_redis: Any, /, *, name: str = DEFAULT_NAME, **options: Any) -> None:
         self.app = app_or_redis if isinstance(app_or_redis, Celery) else None
         self.name = name
+        #: Options that the app configures have the names of its settings, which errors then name.
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}
-        #: Options that the app configures; errors about them name the app's setting.
-        self._configured: frozenset[str] = frozenset()
         if self.app is not None:
             configuration.check_option_names(self.app)
-            configured = _configured_options(self.app)
-            self._values |= configured
-            self._configured = frozenset(configured.keys() - options.keys())
+            self._values |= _configured_options(self.app)
         elif isinstance(app_or_redis, str):
             self._values["redis_url"] = app_or_redis
         else:
@@ -94,7 +91,7 @@ class Idempotency:
             else frozenset({registry.name_to_type.get(options.get("serializer") or "json", "")})
         )
         self.settings = self._build(options, f"Idempotency {name!r}")
-        self._values |= options
+        self._values = self._overridden(options)
         encryption_keys.check(self.settings)
         self._store_config = store_config_of(self.app, self.settings)
         if self.settings.offload_backend and self.app is None:
@@ -191,9 +188,9 @@ class Idempotency:
             TransactionError: if ``transaction`` is set and the caller has an open transaction.
         """
         calls = self._calls(keys, fingerprints)
-        runtime, codec = self.executor.runtime, self.executor.codec
-        batch = Batch(runtime, codec, keys, calls, self.app, self.settings.transaction)
-        return batch._begun()  # noqa: SLF001
+        batch = Batch(self.executor, keys, calls, self.app, self.settings.transaction)
+        run_sync(batch._begin_all())  # noqa: SLF001
+        return batch
 
     async def abegin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
@@ -205,9 +202,9 @@ class Idempotency:
                 "abegin_many, since its connection blocks"
             )
         calls = self._calls(keys, fingerprints)
-        executor = self.async_executor
-        batch = AsyncBatch(AsyncioRuntime(executor.store), executor.codec, keys, calls)
-        return await batch._begun()  # noqa: SLF001
+        batch = AsyncBatch(self.async_executor, keys, calls)
+        await batch._begin_all()  # noqa: SLF001
+        return batch
 
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
@@ -339,6 +336,11 @@ class Idempotency:
                 )
         return self._build(options, where)
 
+    def _overridden(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        overridden = {*options, *(PREFIX + option for option in options)}
+        kept = {name: value for name, value in self._values.items() if name not in overridden}
+        return {**kept, **options}
+
     def _build(self, options: Mapping[str, Any], where: str) -> Settings:
         for option, value in options.items():
             if option in _TASK_OPTIONS:
@@ -351,12 +353,7 @@ class Idempotency:
                     f"{where}: {option} must be {' or '.join(map(repr, choices))} outside tasks, "
                     "because there is no message to requeue, ignore or reject"
                 )
-        configured = self._configured - options.keys()
-        values = {
-            PREFIX + option if option in configured else option: value
-            for option, value in {**self._values, **options}.items()
-        }
-        built = settings.build(values, where)
+        built = settings.build(self._overridden(options), where)
         default = self.app.conf.result_serializer if self.app else "json"
         return configuration.resolve(built, where, default, self._accept)
 
@@ -370,12 +367,10 @@ class Idempotency:
 
 
 def _configured_options(app: Celery) -> dict[str, Any]:
-    """Returns the options that the app configures, except those for tasks only.
+    """Returns the settings of the app by name, except those for tasks only.
 
     ``transaction`` is excluded too, since coroutines cannot use it.
     """
     excluded = {*_TASK_OPTIONS, *_ALLOWED_POLICIES, "transaction"}
-    values = {field.name: app.conf.get(PREFIX + field.name) for field in fields(Settings)}
-    return {
-        name: value for name, value in values.items() if value is not None and name not in excluded
-    }
+    names = [PREFIX + field.name for field in fields(Settings) if field.name not in excluded]
+    return {name: value for name in names if (value := app.conf.get(name)) is not None}

@@ -19,7 +19,7 @@ _CLAIMS_PER_SECOND = 100
 
 def a_claim() -> Claim:
     """Returns the claim of a key of its own."""
-    return Claim(Key("shop.charge", uuid4().hex[:22]), "idem", "task", "worker", 1, 1)
+    return Claim.of(Key("shop.charge", uuid4().hex[:22]), "idem")
 
 
 def write(url: str, pipe: Connection) -> None:
@@ -37,5 +37,5 @@ def write(url: str, pipe: Connection) -> None:
         assert transaction.begin([claim]) == [None]
         claims.append((time.perf_counter() - started) * 1000)
         ended = Ended(State.COMPLETED, "json", b"1", 86_400_000)
-        transaction.commit({str(claim.key): ended})
+        transaction.commit({claim: ended})
         time.sleep(max(0.0, 1 / _CLAIMS_PER_SECOND - (time.perf_counter() - started)))
