@@ -12,14 +12,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from celery_idempotent.dashboard.access import Authorize, BasicAuth
 from celery_idempotent.dashboard.api import Api, json_response
 from celery_idempotent.dashboard.context import Context
-from celery_idempotent.dashboard.live import Live
 from celery_idempotent.dashboard.pages import Pages
 from celery_idempotent.dashboard.presentation import FOLDER, render
 from celery_idempotent.dashboard.protection import Protection
@@ -63,7 +62,6 @@ def asgi(
     context = Context(app, secret_key, history)
     routes: list[BaseRoute] = [
         *Pages(context).routes(),
-        Route("/live", Live(context), methods=["GET"]),
         Mount("/api", routes=Api(context).routes()),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
     ]

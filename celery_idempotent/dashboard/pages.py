@@ -76,7 +76,6 @@ class Pages:
         return render(
             request,
             "overview.html",
-            live="view=overview",
             snapshot=snapshot,
             charts=[history.chart(title, names) for title, names in DECISIONS.items()],
             history=history,
@@ -103,7 +102,6 @@ class Pages:
         return render(
             request,
             "records.html",
-            live=urlencode({"view": "records", "cursor": cursor, **query}),
             query=query,
             views=views,
             cursor=cursor,
@@ -127,8 +125,7 @@ class Pages:
         """Shows one record."""
         key = request.path_params["key"]
         view = self._context.find(key, whole=True)
-        shown: dict[str, Any] = {"live": urlencode({"key": key})}
-        shown["sql_outcome"] = find_outcome(self._context.tasks, key)
+        shown: dict[str, Any] = {"sql_outcome": find_outcome(self._context.tasks, key)}
         if view is None:
             found = self._context.sampler.known_findings() or ()
             evicted = [finding for finding in found if finding.name == "evicted"]
@@ -253,16 +250,13 @@ class Pages:
     def workers(self, request: Request) -> Response:
         """Shows the workers that reply, their leases and counters."""
         snapshot = self._context.sampler.snapshot(asked=True)
-        return render(request, "workers.html", live="view=workers", snapshot=snapshot)
+        return render(request, "workers.html", snapshot=snapshot)
 
     def doctor(self, request: Request) -> Response:
         """Shows all findings."""
         stores = list(dict.fromkeys(str(store.config) for store in self._context.stores))
         findings, installed = self._context.sampler.findings(), versions.installed()
-        shown: dict[str, Any] = {"live": "view=doctor"}
-        return render(
-            request, "doctor.html", **shown, findings=findings, versions=installed, stores=stores
-        )
+        return render(request, "doctor.html", findings=findings, versions=installed, stores=stores)
 
 
 _KEPT = {

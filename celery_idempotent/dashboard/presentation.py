@@ -41,15 +41,8 @@ _environment = Environment(
 )
 
 
-def render(
-    request: Request, template: str, *, status: int = 200, live: str = "", **values: Any
-) -> HTMLResponse:
-    """Returns a page.
-
-    Args:
-        live: the query of /live that announces the page's changes; empty for none.
-        values: the template's variables.
-    """
+def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """Returns a page; `values` are the template's variables."""
     root = request.state.root
 
     def url(path: str, **parameters: Any) -> str:
@@ -60,7 +53,6 @@ def render(
         url=url,
         path=request.url.path.removeprefix(root),
         access=request.state.access,
-        live_url=url("/live") + f"?{live}" if live else "",
         **values,
     )
     return HTMLResponse(page, status)
