@@ -1,7 +1,8 @@
-"""Renders pages with Jinja."""
+"""Renders pages with Jinja, and JSON documents."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 from celery_idempotent.dashboard.history import HEIGHT, RANGES, STEP, WIDTH, Range
 from celery_idempotent.dashboard.index import STATES, TaskTotals
@@ -56,6 +57,19 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
         **values,
     )
     return HTMLResponse(page, status)
+
+
+def is_api(request: Request) -> bool:
+    """Whether a request is for a JSON document."""
+    return request.url.path.startswith(f"{request.state.root}/api/")
+
+
+def json_response(
+    document: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns `document` as JSON; values without a JSON form become text."""
+    text = json.dumps(document, default=str)
+    return Response(f"{text}\n", status, headers, media_type="application/json")
 
 
 class TaskRow(NamedTuple):
@@ -112,7 +126,6 @@ def _counts(counter: Mapping[str, int]) -> dict[str, tuple[int, str]]:
 
 _environment.filters.update(
     ago=formatting.relative_time,
-    at=formatting.absolute_time,
     epoch_ms=lambda moment: int(moment.timestamp() * 1000),
     key_path=key_path,
     # The link's title has the whole digest.
@@ -120,7 +133,6 @@ _environment.filters.update(
     number=lambda number: f"{number:,}",
     seconds=formatting.duration,
     counts=_counts,
-    brief=formatting.duration,
     run_time=formatting.run_time,
 )
 _environment.globals.update(

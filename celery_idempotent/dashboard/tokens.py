@@ -13,9 +13,8 @@ FORM_SECONDS = 12 * 3600
 CONFIRMATION_SECONDS = 900
 
 
-#: Key, state and token of a record as shown to a user; it is forgotten only if it has not changed
-#: since.
-ShownRecord = tuple[str, str, int]
+#: Key and version of a record as shown to a user; it is changed only if it is still the same.
+ShownRecord = tuple[str, str]
 
 
 class Tokens:

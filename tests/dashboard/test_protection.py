@@ -18,6 +18,7 @@ from celery_idempotent.errors import SettingsError
 from tests.dashboard.conftest import serving
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import make_app
+from tests.waiting import eventually
 
 Open = Callable[..., httpx.Client]
 
@@ -178,7 +179,7 @@ class TestDefects:
         assert response.status_code == 500
         assert_protected(response)
         assert "NoneType" not in response.text
-        assert "'NoneType' object is not callable" in caplog.text
+        eventually(lambda: "'NoneType' object is not callable" in caplog.text, "the server logs it")
 
     def test_also_where_authorize_raises(self, open_dashboard: Open) -> None:
         def authorize(connection: Any) -> Access:
