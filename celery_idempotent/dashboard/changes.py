@@ -1,7 +1,7 @@
 """Forgetting records and running ended calls again: after a question on a page, or by the API.
 
-Every change requires the right to it, a token that proves a form or a header of this server, and
-the version of the record that the user has seen.
+Every change requires the right to it, and a token with the version of the record that the user has
+seen.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ class Changes:
             query=query,
             next_cursor=cursor,
             any_running=any(view.state == State.STARTED for view in views),
-            selection=self._context.tokens.selection(access.user, shown),
-            csrf=self._context.tokens.csrf(access.user),
+            token=self._context.tokens.sign(access.user, shown),
         )
 
     def confirm_rerun(self, request: Request) -> Response:
@@ -95,14 +94,12 @@ class Changes:
             raise HTTPException(404, "There is no such record, or it has not ended.")
         if call.message is None:
             raise HTTPException(409, f"{call.key}: {_CASES[rerunning.NO_MESSAGE][0]}.")
-        tokens = self._context.tokens
         return render(
             request,
             "rerun.html",
             call=call,
             arguments=tree(call.arguments) if access.results else None,
-            selection=tokens.selection(access.user, [(str(call.key), version(call))]),
-            csrf=tokens.csrf(access.user),
+            token=self._context.tokens.sign(access.user, [(str(call.key), version(call))]),
         )
 
     async def forget(self, request: Request) -> Response:
@@ -141,15 +138,13 @@ class Changes:
         """Returns a submitted confirmation form and its records.
 
         Raises:
-            HTTPException: if the user lacks the right, or the form is forged or too old.
+            HTTPException: 403 if the user lacks the right, or the form is forged or too old.
         """
         form, access = await read_form(request), _permitted(request)
-        if not self._context.tokens.is_csrf(form.get("csrf", ""), access.user):
+        shown = self._context.tokens.verify(form.get("token", ""), access.user)
+        if shown is None:
             raise HTTPException(403, "The form is too old, or was forged: open the page again.")
-        selected = self._context.tokens.selected(form.get("selection", ""), access.user)
-        if selected is None:
-            raise HTTPException(400, "The question is too old: open the page again.")
-        return form, selected
+        return form, shown
 
     def _matched(self, request: Request) -> ShownRecord:
         """Returns the record of an API request, in the version that its headers name.
@@ -157,12 +152,13 @@ class Changes:
         Raises:
             HTTPException: if the user lacks the right, or a header is missing or forged.
         """
-        access, headers = _permitted(request), request.headers
-        if not self._context.tokens.is_csrf(headers.get("x-csrf-token", ""), access.user):
+        access, headers, key = _permitted(request), request.headers, request.path_params["key"]
+        shown = self._context.tokens.verify(headers.get("x-csrf-token", ""), access.user)
+        if shown is None or [key] != [shown_key for shown_key, _ in shown]:
             raise HTTPException(403, "Send the header X-CSRF-Token of the record's GET.")
         if "if-match" not in headers:
             raise HTTPException(428, "Send the ETag of the record's GET as If-Match.")
-        return request.path_params["key"], headers["if-match"].strip('"')
+        return key, headers["if-match"].strip('"')
 
     def _forget(self, request: Request, shown: ShownRecord, *, force: bool) -> str:
         """Forgets a record if it is unchanged; returns the case."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -54,6 +55,7 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
         url=url,
         path=request.url.path.removeprefix(root),
         access=request.state.access,
+        now=datetime.now(timezone.utc),
         **values,
     )
     return HTMLResponse(page, status)

@@ -82,7 +82,6 @@ class SqlCount(NamedTuple):
 class Snapshot:
     """What the sampler knows at one time."""
 
-    taken_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     workers: tuple[Worker, ...] = ()
     #: Whether the workers were asked; records are read first.
     asked: bool = False
@@ -212,21 +211,19 @@ class Sampler(threading.Thread):
 
     def _read_records(self) -> None:
         index, snapshot = self.index, self._snapshot
-        taken_at = datetime.now(timezone.utc)
+        read_at = datetime.now(timezone.utc)
         try:
             index.advance(FIRST_SECONDS if index.finished_at is None else LATER_SECONDS)
-            started = self._read_started(index, snapshot)
-            snapshot = replace(
+            self._snapshot = replace(
                 snapshot,
-                started=tuple(started),
+                started=tuple(self._read_started(index, snapshot)),
                 records=index.totals(),
                 counted_at=index.finished_at,
                 error="",
-                read_at=taken_at,
+                read_at=read_at,
             )
         except IdempotencyError as error:
-            snapshot = replace(snapshot, error=str(error))
-        self._snapshot = replace(snapshot, taken_at=taken_at)
+            self._snapshot = replace(snapshot, error=str(error))
 
     def _ask_workers(self) -> None:
         self._asked_at = now = time.monotonic()

@@ -262,7 +262,7 @@ class TestMalformedInput:
             assert response.status_code < 500, body[:200]
             assert_protected(response)
         for task in ("shop.charge", "shop.tidy"):
-            for name in ("task", "args", "kwargs", "key", "task_id", "csrf", "selection", "force"):
+            for name in ("task", "args", "kwargs", "key", "task_id", "token", "force"):
                 form = f"task={task}&{name}=" + quote(text, safe="", errors="surrogatepass")
                 for page in ("/explain", "/forget"):
                     response = web.post(page, content=given(form))
