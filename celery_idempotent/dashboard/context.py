@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,9 +20,13 @@ from celery_idempotent.errors import KeyRuleError, StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.explained_call import ExplainedCall, explain_call
 from celery_idempotent.monitoring.lookup import find_record
+from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.task_lookup import find_duplicate
 from celery_idempotent.store.record_store import RecordStore
+
+#: Maximum seconds to scan for a task id missing from the index.
+SEARCH_SECONDS = 1.0
 
 
 class Context:
@@ -103,9 +108,12 @@ class Context:
         found = self.find(text) or find_duplicate(self.stores, text)
         if isinstance(found, RecordView):
             return found
-        index = self.sampler.index
-        index.refresh()
-        views = index.page(Query(text=text), 2)
+        views = self.sampler.index.page(Query(text=text), 2)
+        if not views:  # the record may be newer than the index
+            end = time.monotonic() + SEARCH_SECONDS
+            for views in record_views(self.stores, RecordFilter(task_id=text)):
+                if views or time.monotonic() > end:
+                    break
         return views[0] if len(views) == 1 else None
 
     def explain(self, call: Mapping[str, Any]) -> ExplainedCall:
