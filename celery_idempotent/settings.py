@@ -13,10 +13,10 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.printable import did_you_mean
 
 PREFIX = "idempotency_"
-#: Begins misspelt names, too, such as ``idempotent_key``.
+#: Also begins misspelt names such as ``idempotent_key``.
 SIMILAR_PREFIX = "idem"
 
-#: Seconds that a message which was put back may wait in its queue beyond its delay.
+#: Seconds that a requeued message may wait in its queue beyond its delay.
 QUEUE_SECONDS = 300.0
 
 UNTIL = ("expired", "finished", "started")
@@ -122,18 +122,18 @@ class Settings:
 
     #: Whether calls are protected; False runs every call as a plain task.
     enabled: bool = _option(True, *_FLAG)
-    #: Whether every call runs as a plain task, and the decisions about it are only counted.
+    #: Whether every call runs as a plain task while the decisions about it are only counted.
     shadow: bool = _option(False, *_FLAG)
     #: The key rule: a template such as ``"order:{order_id}"``, a tuple of argument names, a
     #: function of the arguments, or ``TASK_ID`` (only copies of one message are duplicates). By
     #: default all arguments. As an option of a call: its own key, or False.
     key: Any = None
     #: When a key may run again. ``expired``: once its outcome has expired. ``finished``: once its
-    #: run has ended, so that its calls run one at a time. ``started``: like ``finished``, and one
+    #: run has ended, so its calls run one at a time. ``started``: like ``finished``, and one
     #: call waits while another one runs, which collapses bursts.
     until: str = _option("expired", *_one_of(*UNTIL))
-    #: The time after the last heartbeat at which another execution can take over. A heartbeat
-    #: renews the lease three times in that time.
+    #: The time after the last renewal before another execution can take over. A heartbeat renews
+    #: the lease three times in that time.
     lease: float = _option(60.0, *_seconds(0.5))
     #: The time for which a result is kept. With ``until`` other than ``expired``: the time for
     #: which copies of a message are recognized after its end.
@@ -141,13 +141,13 @@ class Settings:
     #: The time for which an error is kept: for all duplicates if it ended the key, otherwise for
     #: copies of its own message.
     error_ttl: float = _option(86400.0, *_seconds(1))
-    #: Exceptions that end the key and are raised again for duplicates; every other one releases the
-    #: key.
+    #: Exceptions that end the key and are raised again for duplicates; any other exception releases
+    #: the key.
     replay_errors: tuple[type[Exception], ...] = _option(
         (), _are_errors, "a tuple of subclasses of Exception"
     )
-    #: Decides about a duplicate while another execution runs. ``retry``: it comes back after 1 s,
-    #: then after twice that, up to one lease. ``wait``: it stays in the worker for up to
+    #: Decides what happens to a duplicate while another execution runs. ``retry``: it is retried
+    #: after 1 s, then after twice that, up to one lease. ``wait``: it stays in the worker for up to
     #: ``wait_timeout``, then retries. ``raise``: ConflictError. ``ignore``: it ends. ``reject``: it
     #: goes to the broker's dead-letter queue.
     on_conflict: str = _option("retry", *_one_of(*ON_CONFLICT))
@@ -155,13 +155,13 @@ class Settings:
     wait_timeout: float = _option(10.0, *_seconds(0))
     #: Executions that may die in a row before the key becomes FAILED with PoisonedTaskError.
     max_attempts: int = _option(5, *_whole(1, 255))
-    #: Decides about calls while Redis is unavailable. ``retry``: the message comes back later.
-    #: ``run``: it runs without protection. ``raise``: StoreUnavailableError.
+    #: Decides what happens to calls while Redis is unavailable. ``retry``: the message is retried
+    #: later. ``run``: the call runs without protection. ``raise``: StoreUnavailableError.
     on_store_error: str = _option("retry", *_one_of(*ON_STORE_ERROR))
     #: Whether publishing reserves the key: ``delay`` of a key that is in progress or finished
     #: publishes nothing, and returns the first call's result; with ``raise`` it raises
-    #: ConflictError, which has the first call's ``task_id``. A call with a task id of its caller
-    #: is always published, because others may wait for its result. By default if ``until`` is
+    #: ConflictError, which has the first call's ``task_id``. A call whose caller sets the task id
+    #: is always published, because others may wait for its result. On by default if ``until`` is
     #: ``started``.
     dedupe_publish: bool | str | None = _option(
         None,
@@ -173,8 +173,8 @@ class Settings:
     reservation_ttl: float = _option(3600.0, *_seconds(1))
     #: Whether the result is stored, or only the fact that the key is completed.
     store_result: bool = _option(True, *_FLAG)
-    #: Whether the script that stores the result also writes that of Celery's result backend, where
-    #: both are in one Redis: two round trips fewer.
+    #: Whether the script that stores the result also writes it for Celery's result backend, if both
+    #: are in one Redis; this saves two round trips.
     fused_completion: bool = _option(True, *_FLAG)
     #: kombu serializer of stored results; by default the app's ``result_serializer``.
     serializer: str | None = _option(None, *_text("the name of a kombu serializer"))
@@ -186,7 +186,8 @@ class Settings:
         _are_keys,
         "a tuple of Fernet keys, the newest first, or a function that returns it, or its path",
     )
-    #: Bytes as stored; a larger result goes to the offload backend or, without one, is not stored.
+    #: Maximum bytes as stored; a larger result goes to the offload backend or, without one, is not
+    #: stored.
     max_result_size: int = _option(1024 * 1024, *_whole(0, 512 * 1024 * 1024, "of bytes "))
     #: URL of a Celery key-value backend for values above ``max_result_size``.
     offload_backend: str | None = _secret(*_text("the URL of a Celery key-value backend"))
@@ -196,7 +197,8 @@ class Settings:
         _is_database,
         "a blocking SQLAlchemy engine, the path of one, or the alias of a Django database",
     )
-    #: The server of the records; by default the result backend, else the broker, if that is Redis.
+    #: The server that holds the records; by default the result backend, else the broker, if it is
+    #: Redis.
     redis_url: str | None = _secret(*_text("the URL of a Redis server"))
     #: First part of every name in Redis.
     key_prefix: str = _option("idem", _is_prefix, "printable text without spaces and braces")
@@ -213,8 +215,8 @@ class Settings:
     redis_timeout: float = _option(5.0, *_seconds(0.01))
     #: Replicas that must acknowledge each begin and each outcome, within a second.
     wait_replicas: int = _option(0, *_whole(0, 100))
-    #: Template of a readable name, such as ``"order {order_id}"``, which is stored in clear and
-    #: shown beside the key.
+    #: Template of a readable name, such as ``"order {order_id}"``, which is stored unencrypted
+    #: and shown beside the key.
     label: str | None = _option(None, *_text("a template such as 'order {order_id}'"))
 
     @cached_property
@@ -240,15 +242,15 @@ class Settings:
 
     @cached_property
     def wait_ms(self) -> int:
-        """Returns how long a message that waits for the next turn has it reserved; 0: none does."""
-        # A message that is put back returns within a lease.
+        """Returns for how many milliseconds a waiting message reserves its turn; 0 for none."""
+        # A requeued message returns within a lease.
         return round(max(self.reservation_ttl, self.lease) * 1000) if self.until == "started" else 0
 
     @cached_property
     def keep_ms(self) -> int:
-        """Returns how long an outcome is kept for a call that has met its execution."""
-        # Scripts renew it when half of it is over. The rest covers the longest delay of a message
-        # that is put back, which is a lease or a second, and a queue.
+        """Returns for how many milliseconds calls that met an execution can get its outcome."""
+        # Scripts renew it when half of it is over. The rest covers the longest delay of a requeued
+        # message, which is a lease or a second, and its time in the queue.
         return round(2000 * (max(self.lease, 1.0) + QUEUE_SECONDS))
 
     @cached_property
@@ -257,9 +259,9 @@ class Settings:
         return round(self.error_ttl * 1000)
 
 
-#: Ends the prefix of the records that calls in shadow leave: they never meet the real ones.
+#: Ends the prefix of shadow records, which are separate from the real ones.
 SHADOW_SUFFIX = "-shadow"
-#: Seconds that a command of a call in shadow may take.
+#: Maximum seconds for a command of a call in shadow.
 SHADOW_TIMEOUT = 0.5
 
 OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Settings))
@@ -305,7 +307,7 @@ def check_value(option: str, value: Any, where: str) -> None:
     """Rejects a value of a wrong type or range.
 
     Raises:
-        SettingsError: naming the option, and saying what it must be.
+        SettingsError: naming the option and its valid values.
     """
     is_valid, expected = _VALIDATORS.get(option.removeprefix(PREFIX), (lambda _: True, ""))
     if not is_valid(value):
@@ -328,9 +330,9 @@ def in_shadow(settings: Settings) -> Settings:
 
 
 def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIONS) -> None:
-    """Rejects names that look like options and are not among the `known` ones.
+    """Rejects names that look like options but are not `known`.
 
-    Those are names that begin with ``idempotency_``, or almost so.
+    Such names begin with ``idempotency_`` or resemble an option.
 
     Raises:
         SettingsError: suggesting the most similar option.

@@ -2,8 +2,8 @@
 
 Connect to them as to Celery's own: ``sender`` is the task, every other argument is passed by
 keyword. Each signal has ``task_id`` (str), ``key`` (str, as :attr:`Record.key`) and ``label`` (str,
-empty without ``idempotency_label``); the comment on each lists what it has besides. Receivers run
-where the task runs; their errors are logged, never raised.
+empty without ``idempotency_label``); the comment on each signal lists its other arguments.
+Receivers run where the task runs; their errors are logged, never raised.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ lease_lost = table.LEASE_LOST.signal
 #: ``token``, ``attempt``, ``error``.
 outcome_unsaved = table.OUTCOME_UNSAVED.signal
 
-#: A call cannot run and has no outcome either: its rule, its task or its record has to be mended.
+#: A call cannot run and has no outcome either: its rule, its task or its record must be fixed.
 #: ``reason`` (str, one of `REASONS`), ``error`` (the exception that the call raises), ``at``
 #: (``"begin"``, or ``"publish"`` if `apply_async` raises it). ``key`` is empty if there is none.
 refused = table.REFUSED.signal

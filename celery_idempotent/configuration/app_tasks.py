@@ -20,7 +20,7 @@ MAP_TASKS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 }
 
 _lock = threading.Lock()
-#: The attribute of an app whose modules of tasks are loaded.
+#: An attribute of apps whose task modules are loaded.
 _LOADED = "_idempotency_loaded"
 
 
@@ -42,10 +42,7 @@ class IdempotentTaskLike(Protocol):
 
 
 def tasks(app: Celery) -> list[IdempotentTaskLike]:
-    """Returns the idempotent tasks by name, also those with ``idempotency_enabled=False``.
-
-    Celery's own tasks are not among them.
-    """
+    """Returns the idempotent tasks by name, including disabled ones, without Celery's own."""
     return [
         task
         for _, task in sorted(app.tasks.items())
@@ -56,8 +53,8 @@ def tasks(app: Celery) -> list[IdempotentTaskLike]:
 def load(app: Celery) -> list[IdempotentTaskLike]:
     """Loads the app's task modules, as a worker does, and returns its idempotent tasks.
 
-    The first call for an app loads them: each load also runs the system checks of Django, and not
-    every project's can run twice.
+    Only the first call for an app loads them, because that also runs Django's system checks, which
+    some projects cannot run twice.
     """
     with _lock:
         if _LOADED not in vars(app):

@@ -1,4 +1,4 @@
-"""Arguments as the worker receives them, so that a key at publish equals the key in the worker."""
+"""Converts arguments to those that the worker receives, so that both derive the same key."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from kombu import serialization
 
-#: Values of exactly these types pass through every serializer unchanged, and so does text that can
-#: be encoded: JSON decodes two surrogates as one character.
+#: Every serializer keeps values of exactly these types, and text that can be encoded: JSON decodes
+#: two surrogates as one character.
 _SCALARS = frozenset({int, float, bool, type(None)})
 
 _MARK = "__type__"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-#: Members of lists and mappings that are checked; one that contains itself is infinite.
+#: Maximum members of lists and mappings to check; a structure may contain itself.
 _MAX_MEMBERS = 100_000
 
 
 def normalised(
     serializer: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Returns what `serializer` makes of arguments, which it writes and reads back.
+    """Returns arguments as `serializer` reads them after writing them.
 
-    Plain arguments are returned as they are, because serializers do not change them, and those that
-    the serializer cannot write: the call itself may use another one, and if not, publisher and
+    Plain arguments are returned unchanged, because serializers do not change them. So are arguments
+    that the serializer cannot write: the call may use another serializer, or else publisher and
     worker fail in the same way.
     """
     for value in (*args, *kwargs.values()):

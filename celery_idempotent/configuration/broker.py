@@ -40,9 +40,9 @@ def visibility_timeout(app: Celery) -> float | None:
 
 
 def redeliver_after(app: Celery) -> float | None:
-    """Returns the seconds after which messages are redelivered that a dead worker had.
+    """Returns the seconds after which a dead worker's messages are redelivered.
 
-    None if that is up to the broker.
+    None if the broker decides.
 
     Raises:
         SettingsError: if ``idempotency_redeliver_after`` is not a valid number.
@@ -55,7 +55,7 @@ def redeliver_after(app: Celery) -> float | None:
 
 
 def has_predefined_queues(app: Celery) -> bool:
-    """Returns whether the queues exist at Amazon, so that kombu does not configure them."""
+    """Returns whether the queues exist at Amazon already, so kombu does not configure them."""
     return transport(app) == "sqs" and bool(options_of(app).get("predefined_queues"))
 
 
@@ -69,7 +69,7 @@ def quorum_queues(app: Celery) -> list[Any]:
 
 
 def connection_error(app: Celery, timeout: float) -> str:
-    """Returns why the broker cannot be reached, with its URL without a password; else "".
+    """Returns the reason why the broker is unreachable, with its URL but no password; else "".
 
     Args:
         timeout: seconds that connecting may take.

@@ -66,7 +66,7 @@ class TaskConfiguration:
             encryption_keys.check(options)
             if options.enabled:
                 _check_body(task)
-            #: Whether every call runs as a plain task, and is only counted.
+            #: Whether every call runs as a plain task and is only counted.
             self.in_shadow = options.shadow and options.enabled
             if self.in_shadow and options.transaction is not None:
                 raise SettingsError(
@@ -78,7 +78,7 @@ class TaskConfiguration:
             #: What the task's options add to the flow of a call.
             self.plan = plan_for(self.settings)
             self.rule = KeyRule(task.name, options.key, _signature_of(task), normalise)
-            #: The straight line of its messages, behind the process that made it: task/straight.py.
+            #: The process that built the task's straight line, and the line: see task/straight.py.
             self.line: tuple[Any, Any] = None, None
             #: None without ``idempotency_label``.
             self.label = Label(self.rule, options.label) if options.label else None
@@ -96,9 +96,9 @@ class TaskConfiguration:
 
     @cached_property
     def fusion_obstacle(self) -> str:
-        """Why Celery writes the task's results by itself; empty if the record's script does.
+        """The reason why Celery writes the task's results; empty if the record's script does.
 
-        Never raises: it is first read when a body has ended, whose outcome must be stored.
+        Never raises: it is first read after a body has ended, when its outcome must be stored.
         """
         if self.in_shadow:
             return "idempotency_shadow is on"
@@ -131,7 +131,7 @@ class TaskConfiguration:
 def is_built_in(task: type[Task]) -> bool:
     """Returns whether `task` is one of Celery's own, such as ``celery.chord_unlock``.
 
-    They have an idempotent class, too, if that is the app's ``task_cls``.
+    They have an idempotent class if the app's ``task_cls`` is one.
     """
     return str(task.__module__).startswith("celery.")  # None in code that is run by exec()
 
@@ -149,10 +149,10 @@ def _values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
 
 
 def check_option_names(app: Celery) -> None:
-    """Rejects settings that are named like an option and do not exist.
+    """Rejects settings that are named like an option but do not exist.
 
     Raises:
-        SettingsError: with that name, and the option that was probably meant.
+        SettingsError: naming the setting and the most similar option.
     """
     known = (*OPTIONS, *settings.APP_OPTIONS)
     settings.check_names(_options_in(app), "the Celery configuration", known)
@@ -181,9 +181,9 @@ def _attributes_of(task: type[Task]) -> Iterator[str]:
 
 
 def resolve(options: Settings, where: str, default: str, accept: frozenset[str]) -> Settings:
-    """Returns `options` with a serializer, after checks of that, and with the database.
+    """Returns `options` with serializer and database, after checking serializer and compression.
 
-    The compression is checked, too. The database of `transaction` is not connected to yet.
+    The database of `transaction` is not connected yet.
 
     Args:
         where: the task, for the error message.
@@ -191,7 +191,7 @@ def resolve(options: Settings, where: str, default: str, accept: frozenset[str])
         accept: content types that are accepted when results are read.
 
     Raises:
-        SettingsError: if one of them is not available, or the serializer's content type is not
+        SettingsError: if one of them is unavailable, or the serializer's content type is not
             accepted.
     """
     serializer = options.serializer or default

@@ -1,7 +1,7 @@
-"""Whether the script that completes a record may write the task's result for the result backend.
+"""Decides whether the script that completes a record also writes the result backend's result.
 
-Celery's Redis backend writes a result in two round trips of its own. If it uses the same Redis as
-the record, under the same user, one script does all of it.
+Celery's Redis backend needs two round trips of its own to write a result. If it uses the same Redis
+as the record, with the same user, one script does both.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _IDENTITY = {
 
 
 def obstacle(task: type[Task], app: Celery, settings: Settings, store: RecordStore) -> str:
-    """Returns why the results of `task` are written by Celery alone; empty if they need not be."""
+    """Returns the reason why Celery writes the results of `task`; empty if the script can."""
     if not settings.fused_completion:
         return "idempotency_fused_completion is off"
     if task.ignore_result:
         return "its result is not kept (ignore_result)"
     if settings.wait_replicas:
-        return "outcomes wait for replicas or the disk"
+        return "outcomes wait for replicas"
     if task._replaces_backend:  # noqa: SLF001
         return "its class has a backend of its own"
     backend = app.tasks[task.name].backend
     kind = f"{type(backend).__module__}.{type(backend).__qualname__}"
     if kind != _BACKEND:
         return f"the result backend is not Celery's RedisBackend, but {type(backend).__qualname__}"
-    # A client of the user, Sentinels and the nodes of a cluster have no address to compare.
+    # A user's client, Sentinels and cluster nodes have no address to compare.
     if not names_one_server(store.config.url):
         return "the records are not on a single server with a URL"
     if _identity(backend.connparams) != _identity(store.client.get_connection_kwargs()):
-        return "the records are on another server or database, or of another user, than the results"
+        return "the records and the results use different servers, databases or users"
     return ""
 
 

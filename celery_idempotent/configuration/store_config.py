@@ -1,4 +1,4 @@
-"""The Redis that holds a task's records: as configured, or the result backend's or broker's."""
+"""Chooses the Redis for a task's records: configured, else the result backend, else the broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_idempotent.settings import Settings
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.url import is_redis_url
 
-#: Celery's transport options that are about connections; the others are about messages.
+#: Celery's transport options that concern connections; the others concern messages.
 _CONNECTION_OPTIONS = (
     "master_name",
     "sentinel_kwargs",
@@ -27,7 +27,10 @@ _CONNECTION_OPTIONS = (
 
 
 def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
-    """Returns the store configuration of a task with these `options`, or of callers without an app.
+    """Returns the store configuration for these `options`.
+
+    Args:
+        app: None for callers without an app, whose options must name a server.
 
     Raises:
         SettingsError: if no setting names a Redis server, or a setting is invalid.
@@ -64,7 +67,7 @@ def _url_and_options(app: Celery | None, options: Settings) -> tuple[str, Mappin
             return re.sub("^redis://", "rediss://", str(url)), inherited
     raise SettingsError(
         "idempotency_redis_url is not set, and neither the result backend nor the broker is "
-        "Redis: set it to the URL of the Redis server that is to hold the records"
+        "Redis: set it to the URL of the Redis server for the records"
     )
 
 

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import AsyncIterator, Collection
 
 from celery import Celery
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from celery_idempotent.dashboard.access import Authorize, BasicAuth
-from celery_idempotent.dashboard.api import Api, json_response
+from celery_idempotent.dashboard.changes import Changes
 from celery_idempotent.dashboard.context import Context
-from celery_idempotent.dashboard.live import Live
-from celery_idempotent.dashboard.pages import Pages
-from celery_idempotent.dashboard.presentation import FOLDER, render
-from celery_idempotent.dashboard.protection import Protection
-from celery_idempotent.errors import IdempotencyError, SettingsError
+from celery_idempotent.dashboard.presentation import FOLDER, is_api, json_response, render
+from celery_idempotent.dashboard.protection import Protection, on_defect
+from celery_idempotent.dashboard.views import Views
+from celery_idempotent.errors import CorruptRecordError, IdempotencyError, SettingsError
 
 
 def asgi(
@@ -62,9 +61,8 @@ def asgi(
         raise SettingsError(f"url_prefix is not a path: write '/idempotency', not {url_prefix!r}")
     context = Context(app, secret_key, history)
     routes: list[BaseRoute] = [
-        *Pages(context).routes(),
-        Route("/live", Live(context), methods=["GET"]),
-        Mount("/api", routes=Api(context).routes()),
+        *Views(context).routes(),
+        *Changes(context).routes(),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
     ]
     protection = Middleware(
@@ -78,25 +76,27 @@ def asgi(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         # Before the first request; a mounted application gets no lifespan events.
-        threading.Thread(
-            target=context.sampler.warm_up, name="dashboard start", daemon=True
-        ).start()
+        await run_in_threadpool(lambda: context.sampler.known_findings())
         yield
         context.close()
 
     return Starlette(
         routes=routes,
         middleware=[protection],
-        exception_handlers={HTTPException: _on_error, IdempotencyError: _on_error},
+        exception_handlers={
+            HTTPException: _on_error,
+            IdempotencyError: _on_error,
+            Exception: on_defect,
+        },
         lifespan=lifespan,
     )
 
 
 def _on_error(request: Request, error: Exception) -> Response:
     """Responds with the error, such as an unreachable Redis. These contain no secrets."""
-    status, text = 503, str(error)
+    status, text = 409 if isinstance(error, CorruptRecordError) else 503, str(error)
     if isinstance(error, HTTPException):
         status, text = error.status_code, error.detail
-    if request.url.path.startswith(f"{request.state.root}/api/"):
+    if is_api(request):
         return json_response({"error": text}, status)
     return render(request, "error.html", status=status, text=text)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
@@ -12,15 +13,13 @@ from starlette.exceptions import HTTPException
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.dashboard.index import SORTS, STATES, Query
+from celery_idempotent.dashboard.index import Query
 from celery_idempotent.dashboard.sampler import Sampler
-from celery_idempotent.dashboard.tokens import ShownRecord, Tokens
-from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
+from celery_idempotent.dashboard.tokens import Tokens
+from celery_idempotent.errors import KeyRuleError, StoreUnavailableError
 from celery_idempotent.key.key import Key
-from celery_idempotent.monitoring import forgetting, formatting
 from celery_idempotent.monitoring.explained_call import ExplainedCall, explain_call
-from celery_idempotent.monitoring.lookup import find_outcome, find_record
-from celery_idempotent.monitoring.rerunning import CHANGED, EndedCall, find_ended, rerun
+from celery_idempotent.monitoring.lookup import find_record
 from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.task_lookup import find_duplicate
@@ -28,8 +27,6 @@ from celery_idempotent.store.record_store import RecordStore
 
 #: Maximum seconds to scan for a task id missing from the index.
 SEARCH_SECONDS = 1.0
-#: Rows per page of records.
-PAGE_SIZE = 50
 
 
 class Context:
@@ -44,40 +41,53 @@ class Context:
         self.app = app
         self.tokens = Tokens(secret)
         self._history = history
-        self.sampler = Sampler(app, history)
+        self._sampler: Sampler | None = None
+        self._lock = threading.Lock()
 
     @property
     def tasks(self) -> list[IdempotentTaskLike]:
         """The app's idempotent tasks; first use imports their modules."""
         return app_tasks.load(self.app)
 
-    def close(self) -> None:
-        """Stops the sampler; a later request starts another one."""
-        self.sampler.close()
-        self.sampler = Sampler(self.app, self._history)
-
     @property
     def stores(self) -> list[RecordStore]:
         """The stores of the tasks."""
         return app_tasks.stores(self.tasks)
 
-    def page(
-        self, parameters: Mapping[str, str], cursor: str, limit: int
-    ) -> tuple[list[RecordView], str]:
-        """Returns `limit` records that a request selects, and the cursor of the next page.
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler; starts one at first use, and in a forked process, which has no threads."""
+        with self._lock:
+            if self._sampler is None or not self._sampler.is_alive():
+                self._sampler = Sampler(self.app, self._history)
+                self._sampler.start()
+            return self._sampler
+
+    def close(self) -> None:
+        """Stops the sampler; a later request starts another one."""
+        with self._lock:
+            if self._sampler is not None:
+                self._sampler.close()
+            self._sampler = None
+
+    def page(self, query: Query, cursor: str, limit: int) -> tuple[list[RecordView], str]:
+        """Returns `limit` records, and the cursor of the next page.
 
         Raises:
-            HTTPException: 400 if a parameter or the cursor is invalid.
+            HTTPException: 400 if the query or the cursor is invalid.
             StoreUnavailableError: if Redis does not reply.
         """
-        query, offset = _query(parameters), cursor or "0"
+        offset = cursor or "0"
         if not re.fullmatch("[0-9]{1,7}", offset):
             raise HTTPException(400, f"{cursor!r} is not a cursor")
         if error := self.sampler.snapshot().error:
             raise StoreUnavailableError(error)
         index = self.sampler.index
         index.refresh()
-        views = index.page(query, limit + 1, int(offset))
+        try:
+            views = index.page(query, limit + 1, int(offset))
+        except ValueError as invalid:
+            raise HTTPException(400, str(invalid)) from None
         return views[:limit], str(int(offset) + limit) if len(views) > limit else ""
 
     def find(self, text: str, *, whole: bool = False) -> RecordView | None:
@@ -106,45 +116,6 @@ class Context:
                     break
         return views[0] if len(views) == 1 else None
 
-    def forget(self, records: Iterable[ShownRecord], user: str, *, force: bool) -> dict[str, str]:
-        """Forgets those of `records` unchanged since shown; returns each key's case."""
-        cases = {}
-        for key, *version in records:
-            view = self.find(key)
-            if view is None:
-                cases[key] = forgetting.ABSENT
-            elif [*view.version] != version:
-                cases[key] = forgetting.CHANGED
-            else:
-                cases[key] = forgetting.forget(view.key, view, self.tasks, user=user, force=force)
-        return cases
-
-    def ended_call(self, key: str, view: RecordView | None = None) -> EndedCall | None:
-        """Returns the call of a key with its message; None if it cannot run again.
-
-        Args:
-            view: its record, if already read.
-
-        Raises:
-            HTTPException: 409 if its message cannot be read.
-        """
-        view, outcome = view or self.find(key), find_outcome(self.tasks, key)
-        found = view or outcome
-        if found is None:
-            return None
-        try:
-            return find_ended(self.tasks, found.key, view, outcome)
-        except IdempotencyError as error:
-            raise HTTPException(409, str(error)) from None
-
-    def rerun(self, record: ShownRecord, user: str) -> str:
-        """Reruns the call of `record` if unchanged since shown; returns the case."""
-        key, state, token = record
-        call = self.ended_call(key)
-        if call is None or (call.state, call.token) != (state, token):
-            return CHANGED
-        return rerun(call, user=user)
-
     def explain(self, call: Mapping[str, Any]) -> ExplainedCall:
         """Explains a call.
 
@@ -168,24 +139,3 @@ class Context:
         except KeyRuleError as error:
             text = f"No key can be derived: {error}"
         raise HTTPException(400, f"{text[:1].upper()}{text[1:]}.")
-
-
-def query_of(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Returns a request's query fields; empty for those it does not set."""
-    names = (*Query._fields, "label")  # an alias of text
-    return {name: parameters.get(name, "").strip() for name in names}
-
-
-def _query(parameters: Mapping[str, str]) -> Query:
-    state, sort = parameters["state"].upper(), parameters["sort"] or Query().sort
-    if state not in ("", *STATES):
-        raise HTTPException(400, f"{parameters['state']!r} is not one of {', '.join(STATES)}")
-    if sort.removeprefix("-") not in SORTS:
-        raise HTTPException(400, f"{sort!r} is not one of {', '.join(SORTS)}")
-    try:
-        age = parameters["older_than"]
-        older_than = formatting.parse_duration(age).total_seconds() if age else None
-    except ValueError as error:
-        raise HTTPException(400, str(error)) from None
-    text = parameters["text"] or parameters["label"]
-    return Query(state, parameters["task"], text, older_than, sort)

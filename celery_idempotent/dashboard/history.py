@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from celery_idempotent.dashboard.database import Database
 
 #: Seconds per step, the unit of storage.
 STEP = 30
@@ -35,9 +35,7 @@ class History:
     """
 
     def __init__(self, file: str = ":memory:") -> None:
-        self._database = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
-        self._database.executescript(_SCHEMA)
-        self._lock = threading.Lock()
+        self._database = Database(file, _SCHEMA)
         self._seen: dict[tuple[str, str], Mapping[str, int]] = {}
         self._current: tuple[int, Counter[tuple[str, str]]] = 0, Counter()
         self._queried: dict[str, tuple[int, Range]] = {}
@@ -64,19 +62,17 @@ class History:
                         current[task, name] += difference
                         changed.add((task, name))
                 self._seen[worker, task] = counter
+        self._database.write("INSERT OR IGNORE INTO steps VALUES (?)", [(step,)])
         # If two processes share a file, keep the larger number.
-        rows = [(step, *about, current[about]) for about in changed]
-        with self._lock:
-            self._database.execute("INSERT OR IGNORE INTO steps VALUES (?)", (step,))
-            self._database.executemany(
-                "INSERT INTO counts VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE "
-                "SET number = max(number, excluded.number)",
-                rows,
-            )
-            if step % 120 == 0:
-                for table in ("counts", "steps"):
-                    oldest = step - RANGES["7d"][0] // STEP
-                    self._database.execute(f"DELETE FROM {table} WHERE step < ?", (oldest,))
+        self._database.write(
+            "INSERT INTO counts VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE "
+            "SET number = max(number, excluded.number)",
+            [(step, *about, current[about]) for about in changed],
+        )
+        if step % 120 == 0:
+            oldest = step - RANGES["7d"][0] // STEP
+            for table in ("counts", "steps"):
+                self._database.write(f"DELETE FROM {table} WHERE step < ?", [(oldest,)])
 
     def range(self, name: str, now: float) -> Range:
         """Returns the counts in the range `name` of `RANGES`, until `now`."""
@@ -88,24 +84,21 @@ class History:
             return known
         bars = seconds // STEP // width
         first = last // width - bars + 1
-        with self._lock:
-            rows = self._database.execute(
-                "SELECT step / ?, task, name, sum(number) FROM counts WHERE step >= ? "
-                "GROUP BY 1, 2, 3",
-                (width, first * width),
-            ).fetchall()
-            (since,) = self._database.execute("SELECT min(step) FROM steps").fetchone()
-            (seen,) = self._database.execute(
-                "SELECT count(*) FROM steps WHERE step >= ?", (first * width,)
-            ).fetchone()
+        rows = self._database.read(
+            "SELECT step / ?, task, name, sum(number) FROM counts WHERE step >= ? GROUP BY 1, 2, 3",
+            (width, first * width),
+        )
+        ((since, seen),) = self._database.read(
+            "SELECT min(step), total(step >= ?) FROM steps", (first * width,)
+        )
         numbers: dict[str, list[int]] = defaultdict(lambda: [0] * bars)
         tasks: dict[str, Counter[str]] = defaultdict(Counter)
         for bar, task, counted, number in rows:
             if bar < first + bars:
                 numbers[counted][bar - first] += number
                 tasks[task][counted] += number
-        since = last if since is None else since
-        result = Range(seconds, width * STEP, since * STEP, seen * STEP, dict(numbers), dict(tasks))
+        since, seen = (last if since is None else since) * STEP, int(seen) * STEP
+        result = Range(seconds, width * STEP, since, seen, dict(numbers), dict(tasks))
         self._queried[name] = last, result
         return result
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import sqlite3
 import threading
 import time
 from collections import Counter, defaultdict
@@ -19,14 +18,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
+from celery_idempotent.dashboard.database import Database
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
+from celery_idempotent.monitoring.formatting import parse_duration
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
 from celery_idempotent.store.record_store import RecordStore
 
-#: Maximum number of records, of some 200 bytes each.
+#: Maximum number of records, of some 300 bytes each.
 MAX_RECORDS = 2_000_000
 #: Seconds that Redis may take to reply.
 READ_TIMEOUT = 2.0
@@ -38,24 +39,16 @@ RARE = 0.02
 SELECTIONS = 4
 
 _KEY = re.compile(r"[^:]+:~?[A-Za-z0-9_-]{22}")
-_TASK = "(SELECT name FROM names WHERE names.id = task) AS name"
 
 STATES = (*(state.value for state in State), "CORRUPT")
 #: Sort orders of a page; "-" before one reverses it.
-SORTS = {
-    "since": "since",
-    "task": "name",
-    "state": "state",
-    "attempt": "attempt",
-    "duration": "duration",
-}
+SORTS = ("since", "task", "state", "attempt", "duration")
 
 _SCHEMA = """
-CREATE TABLE names (id INTEGER PRIMARY KEY, name TEXT UNIQUE);
 CREATE TABLE records (
     id INTEGER PRIMARY KEY,
-    store INTEGER, task INTEGER, digest TEXT, state INTEGER, since INTEGER, attempt INTEGER,
-    worker INTEGER, text TEXT, duration INTEGER, pass INTEGER
+    store INTEGER, task TEXT, digest TEXT, state INTEGER, since INTEGER, attempt INTEGER,
+    text TEXT, duration INTEGER, pass INTEGER
 );
 CREATE INDEX by_task ON records (task, state, duration);
 CREATE INDEX by_state ON records (state, since);
@@ -64,64 +57,69 @@ CREATE INDEX by_since ON records (since);
 
 
 class Query(NamedTuple):
-    """Which records to return, in which order; an empty field selects all."""
+    """Which records to show, in which order, as a query string has it; an empty field is all."""
 
     state: str = ""
     #: Part of the name.
     task: str = ""
     #: Part of the label, task, key, task id or worker.
     text: str = ""
-    #: Minimum seconds since the record entered its state.
-    older_than: float | None = None
-    sort: str = "-since"
+    #: Minimum time since the record entered its state, such as ``10m``.
+    older_than: str = ""
+    sort: str = ""
 
-    def sql(self, names: Mapping[str, int], share: float) -> tuple[str, list[Any]]:
-        """Returns the SQL from its source to its order, and the parameters.
+    @classmethod
+    def of(cls, parameters: Mapping[str, str]) -> Query:
+        """Returns the query of a request's parameters; ``label`` is an alias of ``text``."""
+        given = {name: parameters.get(name, "").strip() for name in (*cls._fields, "label")}
+        label = given.pop("label")
+        return cls(**given | {"text": given["text"] or label})
+
+    @property
+    def selects(self) -> bool:
+        """Whether it leaves any records out."""
+        return any(self._replace(sort=""))
+
+    def sql(self, counts: Mapping[str, int]) -> tuple[str, list[Any]]:
+        """Returns the SQL after FROM, and its parameters.
 
         Args:
-            names: the numbers of tasks and workers.
-            share: the fraction of records whose task matches.
+            counts: the number of records by task.
+
+        Raises:
+            ValueError: if a field is invalid.
         """
+        state, sort = self.state.upper(), self.sort or "-since"
+        column = sort.removeprefix("-")
+        if state not in ("", *STATES):
+            raise ValueError(f"{self.state!r} is not one of {', '.join(STATES)}")
+        if column not in SORTS:
+            raise ValueError(f"{sort!r} is not one of {', '.join(SORTS)}")
+        # SQLite does not know how rare a value is.
+        hint = "NOT INDEXED" if self.text or column in ("attempt", "duration") else ""
         conditions: list[str] = ["1"]
         values: list[Any] = []
-        if self.state:
+        if state:
             conditions.append("state = ?")
-            values.append(STATES.index(self.state))
+            values.append(STATES.index(state))
         if self.task:
-            conditions.append(f"task IN ({_numbers(names, self.task)})")
+            tasks = [task for task in counts if self.task.casefold() in task.casefold()]
+            is_rare = sum(counts[task] for task in tasks) <= RARE * sum(counts.values())
+            hint = "INDEXED BY by_task" if is_rare else hint
+            # A "+" keeps SQLite from using the index.
+            places = ", ".join("?" * len(tasks))
+            conditions.append(f"{'' if is_rare else '+'}task IN ({places})")
+            values += tasks
         if self.text:
             digest = self.text.rpartition(":")[2] if _KEY.fullmatch(self.text) else self.text
-            condition = "instr(text, ?)"
-            if numbers := _numbers(names, self.text):
-                condition += f" OR task IN ({numbers}) OR worker IN ({numbers})"
-            conditions.append(f"({condition})")
+            conditions.append("instr(text, ?)")
             values.append(digest.casefold())
-        if self.older_than is not None:
+        if self.older_than:
+            age = parse_duration(self.older_than).total_seconds()
             conditions.append("since < ?")
-            values.append((time.time() - self.older_than) * 1000)
-        order = SORTS[self.sort.removeprefix("-")] + " DESC" * self.sort.startswith("-")
-        source = self.source(share)
-        if source.startswith("names"):
-            order = f"names.{order}"
-        return f"{source} WHERE {' AND '.join(conditions)} ORDER BY {order}", values
-
-    def source(self, share: float) -> str:
-        """Returns the table with the index to use: SQLite does not know how rare a value is."""
-        column = self.sort.removeprefix("-")
-        if self.text:
-            return "records NOT INDEXED"
-        if self.task and share < RARE:
-            return "records INDEXED BY by_task"
-        if self.state or column == "state":
-            return "records INDEXED BY by_state"
-        if column == "task":
-            return "names CROSS JOIN records INDEXED BY by_task ON task = names.id"
-        return f"records {'INDEXED BY by_since' if column == 'since' else 'NOT INDEXED'}"
-
-
-def _numbers(names: Mapping[str, int], part: str) -> str:
-    part = part.casefold()
-    return ", ".join(str(number) for name, number in names.items() if part in name.casefold())
+            values.append((time.time() - age) * 1000)
+        order = column + " DESC" * sort.startswith("-")
+        return f"records {hint} WHERE {' AND '.join(conditions)} ORDER BY {order}", values
 
 
 @dataclass
@@ -174,21 +172,15 @@ class RecordIndex:
     """
 
     def __init__(self, stores: Sequence[RecordStore]) -> None:
-        self.stores: list[RecordStore] = []
-        self._numbers: dict[RecordStore, int] = {}
-        for store in stores:
-            self._number(store)
+        self.stores: list[RecordStore] = [*stores]
         self._readers: dict[RecordStore, RecordReader] = {}
-        self._database = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
-        self._database.executescript(_SCHEMA)
-        self._lock = threading.Lock()
-        self._names: dict[str, int] = {}
+        self._database = Database(":memory:", _SCHEMA)
         self._pages: Iterator[tuple[RecordStore, list[RecordView]]] | None = None
         #: Number of the pass, and of records that it has read.
         self._pass = self._seen = 0
         self._passing = threading.Lock()
-        #: When the pass began, its seconds so far, and those of the last pass.
-        self._began_at, self._spent, self._cost = 0.0, 0.0, math.inf
+        #: When the pass began, and whether the last one was quick.
+        self._began_at, self._is_quick = 0.0, False
         self._totals: tuple[float, dict[str, TaskTotals]] = -math.inf, {}
         #: When the last pass ended; None before.
         self.finished_at: datetime | None = None
@@ -208,8 +200,7 @@ class RecordIndex:
             views = reader.get(keys, **options) if keys else {}
         self._add(store, views.values())
         absent = [(self._id(store, key),) for key in keys if key not in views]
-        with self._lock:
-            self._database.executemany("DELETE FROM records WHERE id = ?", absent)
+        self._database.write("DELETE FROM records WHERE id = ?", absent)
         return views
 
     @contextmanager
@@ -234,32 +225,31 @@ class RecordIndex:
 
         Raises:
             StoreUnavailableError: if Redis does not reply.
+            ValueError: if the query is invalid.
         """
         counts = {task: found.states.total() for task, found in self.totals().items()}
-        matching = sum(counts[task] for task in counts if query.task.casefold() in task.casefold())
-        source, values = query.sql({**self._names}, matching / (sum(counts.values()) or 1))
-        sql = f"SELECT store, {_TASK}, digest, state, since FROM {source} LIMIT ? OFFSET ?"
+        source, values = query.sql(counts)
+        sql = f"SELECT store, task, digest, state, since FROM {source} LIMIT ? OFFSET ?"
         for _ in range(SELECTIONS):
-            with self._lock:
-                rows = self._database.execute(sql, (*values, limit, offset)).fetchall()
-            keys: dict[int, list[Key]] = defaultdict(list)
-            for store, task, digest, _, _ in rows:
-                keys[store].append(Key(task, digest))
-            found = {store: self.read(self.stores[store], keys[store]) for store in keys}
-            views = [found[store].get(Key(task, digest)) for store, task, digest, _, _ in rows]
+            rows = self._database.read(sql, (*values, limit, offset))
+            keys = self._keys(rows)
+            found = {store: self.read(store, keys[store]) for store in keys}
+            views = [
+                found[self.stores[store]].get(Key(task, digest)) for store, task, digest, *_ in rows
+            ]
             shown = [view for view in views if view is not None]
-            indexed = [row[3:] for row in rows]
-            if indexed == [_place(view) for view in shown]:
+            if [row[3:] for row in rows] == [_place(view) for view in shown]:
                 break
         return shown
 
     def started(self, limit: int) -> dict[RecordStore, list[Key]]:
         """Returns the keys of STARTED records by store, oldest first."""
-        sql = f"SELECT store, {_TASK}, digest FROM records WHERE state = ? ORDER BY since LIMIT ?"
-        with self._lock:
-            rows = self._database.execute(sql, (STATES.index("STARTED"), limit)).fetchall()
+        sql = "SELECT store, task, digest FROM records WHERE state = ? ORDER BY since LIMIT ?"
+        return self._keys(self._database.read(sql, (STATES.index("STARTED"), limit)))
+
+    def _keys(self, rows: Iterable[Sequence[Any]]) -> dict[RecordStore, list[Key]]:
         keys: dict[RecordStore, list[Key]] = defaultdict(list)
-        for store, task, digest in rows:
+        for store, task, digest, *_ in rows:
             keys[self.stores[store]].append(Key(task, digest))
         return keys
 
@@ -271,11 +261,8 @@ class RecordIndex:
             return totals
         totals = defaultdict(TaskTotals)
         sql = "SELECT task, state, duration, count(*) FROM records GROUP BY task, state, duration"
-        with self._lock:
-            names = dict(self._database.execute("SELECT id, name FROM names").fetchall())
-            rows = self._database.execute(sql).fetchall()
-        for task, state, duration, number in rows:
-            found = totals[names[task]]
+        for task, state, duration, number in self._database.read(sql):
+            found = totals[task]
             found.states[STATES[state]] += number
             if duration is not None:
                 found.durations[duration] += number
@@ -299,7 +286,7 @@ class RecordIndex:
             StoreUnavailableError: if Redis does not reply.
         """
         requested_at = time.monotonic()
-        if self._cost > QUICK:
+        if not self._is_quick:
             return
         with self._passing:
             if self._began_at < requested_at:
@@ -309,8 +296,9 @@ class RecordIndex:
     def _advance(self, seconds: float) -> None:
         since = time.monotonic()
         pages, self._pages = self._pages, None
+        is_whole = pages is None
         if pages is None:
-            self._began_at, self._spent = since, 0.0
+            self._began_at = since
             pages, self._pass, self._seen = self._scan(), self._pass + 1, 0
         for store, page in pages:
             self._add(store, page)
@@ -319,11 +307,9 @@ class RecordIndex:
                 break
             if time.monotonic() > since + seconds:
                 self._pages = pages
-                self._spent += time.monotonic() - since
                 return
-        with self._lock:
-            self._database.execute("DELETE FROM records WHERE pass < ?", (self._pass,))
-        self._cost = self._spent + time.monotonic() - since
+        self._database.write("DELETE FROM records WHERE pass < ?", [(self._pass,)])
+        self._is_quick = is_whole and time.monotonic() - since < QUICK
         self.full = self._seen > MAX_RECORDS
         self.finished_at = datetime.now(timezone.utc)
 
@@ -334,28 +320,28 @@ class RecordIndex:
                     yield store, page
 
     def _add(self, store: RecordStore, views: Iterable[RecordView]) -> None:
-        rows = [self._row(store, view) for view in views]
-        with self._lock:
-            self._database.execute("BEGIN")
-            self._database.executemany(
-                "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
-            )
-            self._database.execute("COMMIT")
+        self._database.write(
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [self._row(store, view) for view in views],
+        )
 
     def _row(self, store: RecordStore, view: RecordView) -> tuple[Any, ...]:
         key, record = view.key, view.record
-        about = self._id(store, key), self._number(store), self._name(key.task), key.digest
-        if record is None:
-            return *about, *_place(view), 0, None, key.digest.casefold(), None, self._pass
-        began = record.token // 1000
-        has_run = record.state.finished and not layout.is_poisoned(record)
+        attempt, words, duration = 0, [key.task, key.digest], None
+        if record is not None:
+            attempt = record.attempt
+            words += record.label, record.task_id, record.worker
+            if record.state.finished and not layout.is_poisoned(record):
+                duration = _step(max(0, record.at_ms - record.token // 1000))
         return (
-            *about,
+            self._id(store, key),
+            self._number(store),
+            key.task,
+            key.digest,
             *_place(view),
-            record.attempt,
-            self._name(record.worker) if record.worker else None,
-            f"{record.label}\n{record.task_id}\n{key.digest}".casefold(),
-            _step(max(0, record.at_ms - began)) if has_run else None,
+            attempt,
+            "\n".join(words).casefold(),
+            duration,
             self._pass,
         )
 
@@ -364,15 +350,6 @@ class RecordIndex:
 
     def _number(self, store: RecordStore) -> int:
         """Returns a store's number in `stores`, adding it if absent."""
-        number = self._numbers.setdefault(store, len(self.stores))
-        if number == len(self.stores):
+        if store not in self.stores:
             self.stores.append(store)
-        return number
-
-    def _name(self, name: str) -> int:
-        with self._lock:
-            number = self._names.get(name)
-            if number is None:
-                number = self._names[name] = len(self._names) + 1
-                self._database.execute("INSERT INTO names VALUES (?, ?)", (number, name))
-        return number
+        return self.stores.index(store)

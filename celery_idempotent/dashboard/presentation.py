@@ -1,16 +1,18 @@
-"""Renders pages with Jinja."""
+"""Renders pages with Jinja, and JSON documents."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 from celery_idempotent.dashboard.history import HEIGHT, RANGES, STEP, WIDTH, Range
 from celery_idempotent.dashboard.index import STATES, TaskTotals
@@ -41,15 +43,8 @@ _environment = Environment(
 )
 
 
-def render(
-    request: Request, template: str, *, status: int = 200, live: str = "", **values: Any
-) -> HTMLResponse:
-    """Returns a page.
-
-    Args:
-        live: the query of /live that announces the page's changes; empty for none.
-        values: the template's variables.
-    """
+def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """Returns a page; `values` are the template's variables."""
     root = request.state.root
 
     def url(path: str, **parameters: Any) -> str:
@@ -60,10 +55,23 @@ def render(
         url=url,
         path=request.url.path.removeprefix(root),
         access=request.state.access,
-        live_url=url("/live") + f"?{live}" if live else "",
+        now=datetime.now(timezone.utc),
         **values,
     )
     return HTMLResponse(page, status)
+
+
+def is_api(request: Request) -> bool:
+    """Whether a request is for a JSON document."""
+    return request.url.path.startswith(f"{request.state.root}/api/")
+
+
+def json_response(
+    document: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns `document` as JSON; values without a JSON form become text."""
+    text = json.dumps(document, default=str)
+    return Response(f"{text}\n", status, headers, media_type="application/json")
 
 
 class TaskRow(NamedTuple):
@@ -120,7 +128,6 @@ def _counts(counter: Mapping[str, int]) -> dict[str, tuple[int, str]]:
 
 _environment.filters.update(
     ago=formatting.relative_time,
-    at=formatting.absolute_time,
     epoch_ms=lambda moment: int(moment.timestamp() * 1000),
     key_path=key_path,
     # The link's title has the whole digest.
@@ -128,7 +135,6 @@ _environment.filters.update(
     number=lambda number: f"{number:,}",
     seconds=formatting.duration,
     counts=_counts,
-    brief=formatting.duration,
     run_time=formatting.run_time,
 )
 _environment.globals.update(

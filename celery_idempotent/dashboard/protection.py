@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -42,6 +42,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "x-robots-tag": "noindex",
+    "cache-control": "no-store",
 }
 
 
@@ -65,28 +66,15 @@ class Protection:
                 await self.app(scope, receive, send)
             return
 
-        started = False
-
         async def send_with_headers(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
-                headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
-                headers.setdefault("cache-control", "no-store")
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         root = scope["root_path"] = scope.get("root_path", "") + self.url_prefix
         scope.setdefault("state", {})["root"] = root
-        try:
-            refusal = await self._refusal(scope)
-            await (refusal or self.app)(scope, receive, send_with_headers)
-        except Exception:
-            if started:
-                raise
-            logger.exception("A request of the dashboard has failed")
-            error = _refuse(500, "Internal Server Error: the log has the reason.")
-            await error(scope, receive, send_with_headers)
+        refusal = await self._refusal(scope)
+        await (refusal or self.app)(scope, receive, send_with_headers)
 
     async def _refusal(self, scope: Scope) -> Response | None:
         connection = HTTPConnection(scope)
@@ -155,6 +143,19 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
+async def read_form(request: Request) -> dict[str, str]:
+    """Returns the fields of a form.
+
+    Raises:
+        HTTPException: 413 if it is too large, 400 if it has too many fields.
+    """
+    body = (await read_body(request)).decode(errors="replace")
+    try:
+        return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=20))
+    except ValueError:
+        raise HTTPException(400, "The form has too many fields.") from None
+
+
 def parse_json(text: str | bytes, what: str) -> Any:
     """Returns the value of a JSON text.
 
@@ -167,5 +168,10 @@ def parse_json(text: str | bytes, what: str) -> Any:
         raise HTTPException(400, f"{what} is not JSON.") from None
 
 
-def _refuse(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+def _refuse(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
     return PlainTextResponse(f"{text}\n", status, headers)
+
+
+def on_defect(request: Request, error: Exception) -> Response:
+    """Responds to a defect, which the server logs: this response is sent outside the middleware."""
+    return _refuse(500, "Internal Server Error: the log has the reason.", HEADERS)

@@ -7,6 +7,7 @@ Otherwise it asks the workers every ten seconds, to leave no gap in the charts, 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter, defaultdict
@@ -60,11 +61,11 @@ class Worker:
     #: Counters by task.
     counts: dict[str, dict[str, int]]
     #: Why its leases are unknown; empty if they are known.
-    error: str = ""
+    error: str
     #: When it replied, on a monotonic clock.
-    replied_at: float = 0.0
-    #: Its reply about redelivery.
-    redelivery: dict[str, Any] = field(default_factory=dict)
+    replied_at: float
+    #: Its reply about redelivery; empty if it has none.
+    redelivery: dict[str, Any]
 
 
 class SqlCount(NamedTuple):
@@ -81,7 +82,6 @@ class SqlCount(NamedTuple):
 class Snapshot:
     """What the sampler knows at one time."""
 
-    taken_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     workers: tuple[Worker, ...] = ()
     #: Whether the workers were asked; records are read first.
     asked: bool = False
@@ -121,46 +121,32 @@ class Snapshot:
         return dict(totals)
 
 
-class Sampler:
-    """Samples an app's workers and records in a thread started on first use.
+class Sampler(threading.Thread):
+    """Samples an app's workers and records.
 
     Args:
         history: the history file; empty for memory only.
     """
 
     def __init__(self, app: Celery, history: str) -> None:
+        super().__init__(name="dashboard", daemon=True)
         self._app = app
-        self._asked_at = -WORKER_INTERVAL
-        self._wake = threading.Event()
-        #: Set after the first round: when records were read, and when the workers were asked.
-        self._read, self._asked = threading.Event(), threading.Event()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self._requested_at = 0.0
+        #: The workers' counts over time.
+        self.history = History(history or ":memory:")
+        #: The records.
+        self.index = RecordIndex(app_tasks.stores(app_tasks.load(app)))
         self._snapshot = Snapshot()
-        self._file = history
-        self._history: History | None = None
-        self._index: RecordIndex | None = None
+        self._requested_at, self._asked_at = time.monotonic(), -math.inf
+        self._closed = False
+        #: Ends a pause.
+        self._wake = threading.Event()
+        #: Set after the first round, without and with the workers.
+        self._read, self._asked = threading.Event(), threading.Event()
         #: Counted with the findings.
         self.sql_outcomes: list[SqlCount] = []
         self._findings: list[Finding] | None = None
-        self._found_at = -FINDINGS_AGE
+        self._found_at = -math.inf
         self._findings_lock = threading.Lock()
-
-    @property
-    def index(self) -> RecordIndex:
-        """The records."""
-        self.snapshot()
-        assert self._index is not None
-        return self._index
-
-    @property
-    def history(self) -> History:
-        """The workers' counts over time."""
-        self.snapshot()
-        assert self._history is not None
-        return self._history
 
     def snapshot(self, *, asked: bool = False) -> Snapshot:
         """Returns what is known; waits only for the first round.
@@ -168,46 +154,27 @@ class Sampler:
         Args:
             asked: include the workers' replies in that wait.
         """
-        idle = time.monotonic() - self._requested_at > IDLE_AFTER
+        idle = self._is_idle()
         self._requested_at = time.monotonic()
-        if self._closed:
-            return self._snapshot
-        with self._lock:
-            # A forked process has none of its parent's threads, and must not use its files and
-            # connections.
-            if self._thread is None or not self._thread.is_alive():
-                self._read.clear()
-                self._asked.clear()
-                self._history = History(self._file or ":memory:")
-                self._index = RecordIndex(app_tasks.stores(app_tasks.load(self._app)))
-                self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
-                self._thread.start()
         if idle:
             self._wake.set()
         (self._asked if asked else self._read).wait(FIRST_TIMEOUT)
         return self._snapshot
 
     def close(self) -> None:
-        """Ends the thread permanently."""
+        """Ends the thread."""
         self._closed = True
         self._wake.set()
-
-    def warm_up(self) -> None:
-        """Prepares what the first request would wait for."""
-        self.snapshot()
-        self.known_findings()
 
     def findings(self) -> list[Finding]:
         """Returns doctor's findings, at most `FINDINGS_AGE` old."""
         with self._findings_lock:
             if self._findings is None or self._are_findings_old():
                 snapshot = self.snapshot(asked=True)
-                findings = doctor.examine(self._app, snapshot.totals(), snapshot.leases)
-                tasks = app_tasks.load(self._app)
-                databases = {task.idempotency_configuration.settings.transaction for task in tasks}
-                counts = [_count(database) for database in databases if database is not None]
-                self.sql_outcomes = sorted(counts)
-                self._findings, self._found_at = findings, time.monotonic()
+                self._findings = doctor.examine(self._app, snapshot.totals(), snapshot.leases)
+                databases = app_tasks.databases(app_tasks.load(self._app))
+                self.sql_outcomes = sorted(map(_count, databases))
+                self._found_at = time.monotonic()
             return self._findings
 
     def known_findings(self) -> list[Finding] | None:
@@ -219,61 +186,54 @@ class Sampler:
     def _are_findings_old(self) -> bool:
         return time.monotonic() - self._found_at > FINDINGS_AGE
 
-    def _run(self) -> None:
+    def _is_idle(self) -> bool:
+        return time.monotonic() - self._requested_at > IDLE_AFTER
+
+    def run(self) -> None:
+        """Updates the snapshot until it is closed."""
         while not self._closed:
-            idle = time.monotonic() - self._requested_at > IDLE_AFTER
+            idle = self._is_idle()
             try:
-                self._sample(idle)
+                if not idle:
+                    self._read_records()
+                # Pages need not wait for the workers, which take much longer.
+                self._read.set()
+                if time.monotonic() - self._asked_at >= WORKER_INTERVAL:
+                    self._ask_workers()
             except Exception:
                 logger.exception("The dashboard cannot be updated")
             self._read.set()
             self._asked.set()
-            is_new = self._index is not None and self._index.finished_at is None
+            is_new = self.index.finished_at is None
             self._wake.wait(IDLE_INTERVAL if idle else FIRST_INTERVAL if is_new else INTERVAL)
             self._wake.clear()
-        assert self._index is not None
-        self._index.close()
-
-    def _sample(self, idle: bool) -> None:
-        if not idle:
-            self._read_records()
-        # Pages need not wait for the workers, which take much longer.
-        self._read.set()
-        now = time.monotonic()
-        if now - self._asked_at >= WORKER_INTERVAL:
-            self._asked_at = now
-            self._ask_workers(now)
+        self.index.close()
 
     def _read_records(self) -> None:
-        index, snapshot = self._index, self._snapshot
-        assert index is not None
-        taken_at = datetime.now(timezone.utc)
+        index, snapshot = self.index, self._snapshot
+        read_at = datetime.now(timezone.utc)
         try:
             index.advance(FIRST_SECONDS if index.finished_at is None else LATER_SECONDS)
-            started = self._read_started(index, snapshot)
-            snapshot = replace(
+            self._snapshot = replace(
                 snapshot,
-                started=tuple(started),
+                started=tuple(self._read_started(index, snapshot)),
                 records=index.totals(),
                 counted_at=index.finished_at,
                 error="",
-                read_at=taken_at,
+                read_at=read_at,
             )
         except IdempotencyError as error:
-            snapshot = replace(snapshot, error=str(error))
-        self._snapshot = replace(snapshot, taken_at=taken_at)
+            self._snapshot = replace(snapshot, error=str(error))
 
-    def _ask_workers(self, now: float) -> None:
-        assert self._history is not None
+    def _ask_workers(self) -> None:
+        self._asked_at = now = time.monotonic()
         replies = inspect_commands.ask(self._app, WORKER_TIMEOUT)
         known = {w.name: w for w in self._snapshot.workers if now - w.replied_at < WORKER_GRACE}
         # A worker that replied to both commands replaces its earlier entry.
-        known |= {
-            name: _worker(name, replies, time.monotonic())
-            for name in replies.leases.keys() & replies.counts.keys()
-        }
+        for name in replies.leases.keys() & replies.counts.keys():
+            known[name] = _worker(name, replies)
         workers = tuple(known[name] for name in sorted(known))
-        self._history.add(time.time(), {worker.name: worker.counts for worker in workers})
+        self.history.add(time.time(), {worker.name: worker.counts for worker in workers})
         self._snapshot = replace(
             self._snapshot, workers=workers, asked=True, workers_error=replies.error
         )
@@ -298,16 +258,15 @@ def _count(database: Database) -> SqlCount:
         return SqlCount(name, error=str(error))
 
 
-def _worker(name: str, replies: Replies, now: float) -> Worker:
+def _worker(name: str, replies: Replies) -> Worker:
     leases, counts = replies.leases[name], replies.counts[name]
-    redelivery = replies.redelivery.get(name)
-    error = leases.get("error", "") if isinstance(leases, dict) else ""
+    redelivery = replies.redelivery.get(name, {})
+    # A command that fails, or that an earlier version lacks, replies with an error.
     return Worker(
         name,
-        leases if isinstance(leases, list) else [],
-        counts if isinstance(counts, dict) and "error" not in counts else {},
-        error,
-        now,
-        # Workers of earlier versions lack the command.
-        redelivery if isinstance(redelivery, dict) and "messages_held" in redelivery else {},
+        leases=leases if isinstance(leases, list) else [],
+        counts={} if "error" in counts else counts,
+        error=leases.get("error", "") if isinstance(leases, dict) else "",
+        replied_at=time.monotonic(),
+        redelivery=redelivery if "messages_held" in redelivery else {},
     )

@@ -1,25 +1,22 @@
-"""Signed texts in forms: CSRF tokens, and the records of a confirmation."""
+"""Tokens: signed records, without which no request changes anything."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 from itsdangerous import BadData, URLSafeTimedSerializer
 
-#: Seconds for which a form stays valid.
-FORM_SECONDS = 12 * 3600
-#: Seconds for which a confirmation stays valid.
-CONFIRMATION_SECONDS = 900
+#: Seconds for which a token stays valid.
+TOKEN_SECONDS = 900
 
-
-#: Key, state and token of a record as shown to a user; it is forgotten only if it has not changed
-#: since.
-ShownRecord = tuple[str, str, int]
+#: Key and version of a record as shown to a user; it is changed only if it is still the same.
+ShownRecord = tuple[str, str]
 
 
 class Tokens:
-    """Signs and verifies texts, each valid for one user and one purpose.
+    """Signs the records that a user has seen and may change.
+
+    Another site cannot read a token, so it cannot forge the user's request either.
 
     Args:
         secret: the same in all processes that serve the dashboard; None for a random one.
@@ -27,30 +24,17 @@ class Tokens:
 
     def __init__(self, secret: str | bytes | None) -> None:
         self._serializer = URLSafeTimedSerializer(
-            secret or secrets.token_bytes(32), salt="celery-idempotent dashboard"
+            secret or secrets.token_bytes(32), salt="celery-idempotent dashboard: records"
         )
 
-    def csrf(self, user: str) -> str:
-        """Returns a form's token."""
-        return self._serializer.dumps(["csrf", user])
+    def sign(self, user: str, records: list[ShownRecord]) -> str:
+        """Returns the token of records that are shown to `user`."""
+        return self._serializer.dumps([user, records])
 
-    def is_csrf(self, text: str, user: str) -> bool:
-        """Whether `text` is the token of a form that was sent to `user`."""
-        return bool(self._load(text, FORM_SECONDS) == ["csrf", user])
-
-    def selection(self, user: str, records: list[ShownRecord]) -> str:
-        """Returns the records of a confirmation, signed."""
-        return self._serializer.dumps(["selection", user, records])
-
-    def selected(self, text: str, user: str) -> list[ShownRecord] | None:
-        """Returns the records of a confirmation; None if it is forged or too old."""
-        match self._load(text, CONFIRMATION_SECONDS):
-            case ["selection", owner, list(records)] if owner == user:
-                return records
-        return None
-
-    def _load(self, text: str, max_age: int) -> Any:
+    def verify(self, token: str, user: str) -> list[ShownRecord] | None:
+        """Returns the records of a token; None if it is forged, too old, or another user's."""
         try:
-            return self._serializer.loads(text, max_age=max_age)
+            owner, records = self._serializer.loads(token, max_age=TOKEN_SECONDS)
         except BadData:
             return None
+        return [(key, version) for key, version in records] if owner == user else None

@@ -147,18 +147,19 @@ def _decimal(value: Decimal, budget: Budget) -> bytes:
     return b"D%b;" % _charge(Decimal.__str__(value).replace("e", "E").encode(), budget)
 
 
-def _sequence(value: Any, budget: Budget) -> bytes:
+def _members(value: Any, budget: Budget) -> list[bytes]:
     budget.enter(len(value))
     members = [_encode(item, budget) for item in value]
     budget.leave()
-    return b"[%b]" % b"".join(members)
+    return members
+
+
+def _sequence(value: Any, budget: Budget) -> bytes:
+    return b"[%b]" % b"".join(_members(value, budget))
 
 
 def _set(value: Any, budget: Budget) -> bytes:
-    budget.enter(len(value))
-    members = sorted([_encode(item, budget) for item in value])
-    budget.leave()
-    return b"<%b>" % b"".join(members)
+    return b"<%b>" % b"".join(sorted(_members(value, budget)))
 
 
 def _mapping(value: Mapping[Any, Any], budget: Budget) -> bytes:
@@ -169,9 +170,7 @@ def _mapping(value: Mapping[Any, Any], budget: Budget) -> bytes:
 
 
 def _enum(value: Enum, budget: Budget) -> bytes:
-    budget.enter(1)
-    member = _encode(value.value, budget)
-    budget.leave()
+    (member,) = _members([value.value], budget)
     return b"E%b%b" % (_text(type(value).__qualname__, budget), member)
 
 

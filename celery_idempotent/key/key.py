@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from functools import lru_cache
-from hashlib import blake2b
 from urllib.parse import quote
 
-from celery_idempotent.key.canonical import VERSION, canonical, digest
+from celery_idempotent.key.canonical import canonical, digest
 
 KEY_BYTES = 16
 FINGERPRINT_BYTES = 8
@@ -70,8 +69,7 @@ class Key(str):
     def of_message(self, task_id: str) -> Key:
         """Returns the key of one message's record, for a key that may run again."""
         # The command rejects an id that cannot be encoded.
-        data = digest(task_id.encode(errors="surrogatepass"), KEY_BYTES)
-        message = urlsafe_b64encode(data)[:22].decode()
+        message = _letters(task_id.encode(errors="surrogatepass"))
         return Key(self.task, self.digest, self.fingerprint, message)
 
     def entry(self, root: bytes) -> Key:
@@ -92,9 +90,8 @@ class Key(str):
         cls, task: str, hashed: bytes, fingerprint: bytes = b"", *, explicit: bool = False
     ) -> Key:
         """Returns the key of `task` for these canonical bytes, which begin with a tag."""
-        data = blake2b(_task_bytes(task) + hashed, digest_size=KEY_BYTES, person=VERSION).digest()
-        digest = urlsafe_b64encode(data)[:22].decode()
-        return cls(task, EXPLICIT_MARK + digest if explicit else digest, fingerprint)
+        mark = EXPLICIT_MARK if explicit else ""
+        return cls(task, mark + _letters(_task_bytes(task) + hashed), fingerprint)
 
     def part(self, name: str) -> Key:
         """Returns the key of the part `name` of the call that has this key."""
@@ -109,6 +106,11 @@ def default_root(task_id: str) -> bytes:
 def fingerprint_of(arguments: bytes) -> bytes:
     """Returns the fingerprint of the canonical bytes of all arguments."""
     return digest(b"fingerprint" + arguments, FINGERPRINT_BYTES)
+
+
+def _letters(data: bytes) -> str:
+    """Returns the digest of `data` in URL-safe letters."""
+    return urlsafe_b64encode(digest(data, KEY_BYTES))[:22].decode()
 
 
 @lru_cache(1024)

@@ -68,16 +68,26 @@ class KeyRule:
             KeyRuleError: naming the task and the argument, never its value.
             TypeError: if the arguments do not fit the task, as calling it would.
         """
+        return self._derive(args, kwargs, task_id, explicit)[2]
+
+    def _derive(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], task_id: str | None, explicit: Any
+    ) -> tuple[Mapping[str, Any], bytes, Key]:
+        """Returns the bound arguments (none for a task id), what is hashed, and the key."""
         if self._rule is TASK_ID and explicit is None:
-            return Key.of(self.task, _encode_task_id(task_id))
+            hashed = b"task-id" + canonical(task_id)
+            return {}, hashed, Key.of(self.task, hashed)
         args, kwargs = self._normalise(args, kwargs)
         bound = self._parameters.bind(args, kwargs)
         if self._rule is None and explicit is None:
-            return Key.of(self.task, b"arguments" + self._parameters.encode(bound, self._refuse))
+            hashed = self._encode_all(bound)
+            return bound, hashed, Key.of(self.task, hashed)
         fingerprint = fingerprint_of(self._parameters.encode(bound, _encode_any_type))
         if explicit is None:
-            return Key.of(self.task, self._encode(bound, args, kwargs), fingerprint)
-        return Key.of(self.task, self._encode_explicit(explicit), fingerprint, explicit=True)
+            hashed = self._encode(bound, args, kwargs)
+            return bound, hashed, Key.of(self.task, hashed, fingerprint)
+        hashed = self._encode_explicit(explicit)
+        return bound, hashed, Key.of(self.task, hashed, fingerprint, explicit=True)
 
     def explain(
         self,
@@ -88,22 +98,13 @@ class KeyRule:
         explicit: Any = None,
     ) -> Explanation:
         """Explains the key that :meth:`derive` returns; raises the same errors."""
-        key = self.derive(args, kwargs, task_id=task_id, explicit=explicit)
+        bound, hashed, key = self._derive(args, kwargs, task_id, explicit)
         names, rule = self.names, self.description
-        bound = {}
-        if self._rule is TASK_ID and explicit is None:
-            hashed = _encode_task_id(task_id)
-        else:
-            args, kwargs = self._normalise(args, kwargs)
-            bound = self._parameters.bind(args, kwargs)
-            if explicit is not None:
-                hashed = self._encode_explicit(explicit)
-                names, rule = (), "idempotency_key of the call"
-            else:
-                hashed = self._encode(bound, args, kwargs)
-                names = [name.lstrip("*") for name in bound] if self._rule is None else names
-        arguments = tuple(self._parameters.explain(bound, names))
-        return Explanation(rule, arguments, hashed, key)
+        if explicit is not None:
+            names, rule = (), "idempotency_key of the call"
+        elif self._rule is None:
+            names = [name.lstrip("*") for name in bound]
+        return Explanation(rule, tuple(self._parameters.explain(bound, names)), hashed, key)
 
     def difference(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], key: Key, fingerprint: bytes
@@ -139,12 +140,7 @@ class KeyRule:
         The encoder takes the bound arguments, args and kwargs.
         """
         if rule is None:
-            encode_all = self._parameters.encode
-            return (
-                (lambda bound, *_: b"arguments" + encode_all(bound, self._refuse)),
-                (),
-                "all arguments",
-            )
+            return self._encode_all, (), "all arguments"
         if rule is TASK_ID:
             return (lambda *_: b""), (), "TASK_ID: the id of the message"
         if isinstance(rule, str):
@@ -182,6 +178,9 @@ class KeyRule:
                     f"{self.task}: {option} names {name!r}, which the task does not take "
                     f"(it takes: {takes})"
                 )
+
+    def _encode_all(self, bound: Mapping[str, Any], *_: Any) -> bytes:
+        return b"arguments" + self._parameters.encode(bound, self._refuse)
 
     def _encode_named(self, names: Sequence[str], bound: Mapping[str, Any]) -> bytes:
         values = self._parameters.with_defaults(bound)
@@ -231,10 +230,6 @@ class KeyRule:
             f"{self.task}: argument {name!r} {error}; give the task an idempotency_key that "
             "leaves it out"
         ) from None
-
-
-def _encode_task_id(task_id: str | None) -> bytes:
-    return b"task-id" + canonical(task_id)
 
 
 def _encode_any_type(name: str, error: NotCanonicalError) -> bytes:

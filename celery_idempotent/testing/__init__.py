@@ -1,4 +1,4 @@
-"""For the tests of applications: isolated records, and private Redis-compatible servers."""
+"""Helps applications to test: isolated records, and private Redis-compatible servers."""
 
 from celery_idempotent.testing.records import (
     IdempotencyTestMixin,

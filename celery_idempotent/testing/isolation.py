@@ -1,4 +1,4 @@
-"""Isolates the records of a test: on a server for tests, under a prefix that no other test has."""
+"""Isolates the records of a test on a test server, under a prefix of their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task.task import IdempotentTask
 
-#: The user's options that do not apply to a server for tests, which has no replicas.
+#: Options that do not apply to a test server, which has no replicas.
 _DEPLOYMENT_OPTIONS = ("redis_url", "redis_client", "redis_options", "wait_replicas")
 
 
@@ -27,10 +27,10 @@ _DEPLOYMENT_OPTIONS = ("redis_url", "redis_client", "redis_options", "wait_repli
 def isolated_stores(url: str) -> Iterator[str]:
     """Moves the records of this process to the server at `url`, and yields their prefix.
 
-    This applies to every app, task and engine, whether it exists already or not, and whatever
-    Redis it is configured for: nothing else is connected to. ``idempotency_enabled=False`` in an
-    app's settings is ignored; as an attribute of a task it is not. Afterwards all of them continue
-    where they were.
+    This applies to every app, task and engine, existing or created later, regardless of its
+    configuration: tests never connect to the configured Redis. ``idempotency_enabled=False`` in an
+    app's settings is ignored, but not as an attribute of a task. Afterwards, all use their own
+    records again.
 
     Args:
         url: as idempotency_redis_url.
@@ -66,7 +66,7 @@ def isolated_stores(url: str) -> Iterator[str]:
 
 @contextmanager
 def _all_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None]:
-    """Changes the config of each store, existing or created meanwhile; afterwards it has its own.
+    """Replaces the config of each store, existing or created later, and finally restores it.
 
     Stores stay the same objects, because tasks and engines refer to them.
     """
@@ -105,7 +105,7 @@ def _all_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None
 
 
 def _forget_configurations() -> None:
-    """Lets all tasks read their settings again, in place of those that they have cached."""
+    """Makes all tasks read their settings again instead of using cached ones."""
     classes: list[type[Any]] = [IdempotentTask]
     while classes:
         cls = classes.pop()

@@ -1,4 +1,4 @@
-"""Runs a server program as a child process with a temporary directory of its own.
+"""Runs a server program as a child process with its own temporary directory.
 
 The program ends when its owner discards it. On Linux it also ends when its owner is killed; the
 temporary directory then remains.

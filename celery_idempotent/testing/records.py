@@ -22,7 +22,7 @@ else:
     _TestCase = object
 
 _CRASHED_TASK = "crashed-task"
-#: Of no message.
+#: The root of no message.
 _NO_ROOT = bytes(8)
 
 
@@ -37,7 +37,7 @@ def isolated_records(url: str | None = None) -> Iterator[IsolatedRecords]:
     """Isolates the records of all tasks and engines of this process until the block ends.
 
     Args:
-        url: a Redis server for tests; None: a private server, which is started at first use.
+        url: a test server; None for a private server, which starts at first use.
 
     Raises:
         RedisServerError: no server is installed; the message says how to install one.
@@ -57,7 +57,7 @@ def isolated_records(url: str | None = None) -> Iterator[IsolatedRecords]:
 
 
 class IsolatedRecords:
-    """The records of one test. A call is named by its task and its arguments.
+    """The records of one test. Methods name a call by its task and its arguments.
 
     Attributes:
         settings: Celery settings with which a worker in another process uses the same records.
@@ -122,8 +122,8 @@ class IsolatedRecords:
     def executions(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> int:
         """Returns how many executions of this call have begun in this test.
 
-        They are counted in this process (an eager app, or a worker in a thread); for those of other
-        processes the record's `attempt` is used, which counts crashes only.
+        Executions of this process are counted (an eager app, or a worker in a thread). For those of
+        other processes, the record's `attempt` is used, which counts crashes only.
         """
         record = task.idempotency_record(*args, **kwargs)
         key = str(task.idempotency_key_of(*args, **kwargs))
@@ -152,11 +152,11 @@ class IsolatedRecords:
 class IdempotencyTestMixin(_TestCase):
     """Isolates the records of each test: ``class ChargeTest(IdempotencyTestMixin, TestCase)``.
 
-    It has the fixtures of the pytest plugin, for unittest and Django.
+    It does for unittest and Django what the fixtures of the pytest plugin do.
 
     Attributes:
-        idempotency: the records of the test, as the fixture of the same name.
-        idempotency_redis_url: a Redis server for tests; None: a private server.
+        idempotency: the records of the test, like the fixture of the same name.
+        idempotency_redis_url: a test server; None for a private server.
     """
 
     idempotency: IsolatedRecords
@@ -173,6 +173,6 @@ class IdempotencyTestMixin(_TestCase):
 def _record_key(
     task: IdempotentTask, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Key:
-    """Returns the key of the record that an execution of `task_id` has."""
+    """Returns the key of the record of the execution `task_id`."""
     key = task.idempotency_key_of(*args, **kwargs)
     return task.idempotency_configuration.record_key(key, task_id)

@@ -51,7 +51,7 @@ class RedisServer(Stoppable):
         url: the URL for Celery's broker or result backend; unchanged by a restart.
         version: version of the server, such as "9.1.2".
         flavour: "valkey" or "redis".
-        owned: False for a server that runs already: it is never stopped or paused.
+        owned: False for a server that was already running; it is never stopped or paused.
     """
 
     url: str
@@ -128,7 +128,7 @@ class RedisServer(Stoppable):
         return not self._owned_program().ended()
 
     def client(self, **options: Any) -> redis.Redis:
-        """Returns a new redis-py client; `options` are those of `redis.Redis.from_url`."""
+        """Returns a new redis-py client with options of `redis.Redis.from_url`."""
         # redis-py and Celery have different URLs for Unix sockets.
         url = self.url.replace("redis+socket://", "unix://", 1)
         if "db" in options:  # redis-py prefers the database of the URL

@@ -33,7 +33,9 @@ def names_of_threads() -> set[str]:
 @contextmanager
 def serving(application: Any) -> Iterator[str]:
     """Serves an ASGI application in a thread; yields its URL."""
-    config = uvicorn.Config(application, port=0, log_level="error", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        application, port=0, log_level="error", log_config=None, timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

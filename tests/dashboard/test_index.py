@@ -31,8 +31,8 @@ def index(shop: Shop) -> Iterator[RecordIndex]:
     index.close()
 
 
-def found(index: RecordIndex, limit: int = 50, offset: int = 0, **query: object) -> list[str]:
-    views = index.page(Query(**query), limit, offset)  # type: ignore[arg-type]
+def found(index: RecordIndex, limit: int = 50, offset: int = 0, **query: str) -> list[str]:
+    views = index.page(Query(**query), limit, offset)
     return [f"{view.key.task} {view.state}" for view in views]
 
 
@@ -56,13 +56,11 @@ PACKING, DAMAGED = "shop.pack STARTED", "shop.tidy CORRUPT"
         ({"text": f"shop.tidy:{'x' * 22}"}, [DAMAGED]),
         ({"text": "here/4711"}, [PACKING]),
         ({"text": "%"}, []),
-        ({"older_than": 3600.0}, [DAMAGED]),
+        ({"older_than": "1h"}, [DAMAGED]),
     ],
     ids=str,
 )
-def test_records_are_found(
-    index: RecordIndex, query: dict[str, object], expected: list[str]
-) -> None:
+def test_records_are_found(index: RecordIndex, query: dict[str, str], expected: list[str]) -> None:
     rows = found(index, **query)
 
     assert rows[: len(expected)] == expected

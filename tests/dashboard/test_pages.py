@@ -312,12 +312,14 @@ def test_the_first_page_does_not_wait_for_the_workers(
     assert "0 workers" in text_of(web.get("/"))
 
 
-def test_a_closed_sampler_starts_no_thread(shop: Shop) -> None:
+def test_a_closed_sampler_still_answers(shop: Shop) -> None:
     eventually(lambda: "dashboard" not in names_of_threads(), "other samplers have ended")
     sampler = Sampler(shop.app, "")
     sampler.close()
+    sampler.start()
+    sampler.join()
 
-    sampler.warm_up()
+    sampler.findings()
 
     assert "dashboard" not in names_of_threads()
 
@@ -344,8 +346,9 @@ def test_what_is_not_known_while_redis_is_away_is_a_dash(
     eventually(lambda: "1 running" in text_of(web.get("/")), "the overview shows the execution")
     server.kill()
     try:
-        page = eventually(lambda: alert(web) and text_of(web.get("/")), "the overview has an alert")
-        assert "– running" in page
+        # The broker, which is this Redis as well, may be missed first.
+        eventually(lambda: "– running" in text_of(web.get("/")), "the overview has an alert")
+        page = text_of(web.get("/"))
         assert re.search(r"Last read \d+ s ago", page)
         assert "Not known" in page
         eventually(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import quote
 
@@ -15,7 +13,6 @@ import pytest
 from celery_idempotent import IdempotentTask
 from celery_idempotent.dashboard import Access, asgi
 from celery_idempotent.dashboard.context import Context
-from celery_idempotent.dashboard.live import MAX_STREAMS
 from celery_idempotent.dashboard.protection import HEADERS, LOOPBACK_HOSTS, MAX_BODY
 from celery_idempotent.errors import SettingsError
 from tests.dashboard.conftest import serving
@@ -26,7 +23,7 @@ from tests.waiting import eventually
 Open = Callable[..., httpx.Client]
 
 PAGES = ("/", "/records", "/records/x", "/search?q=x", "/forget?state=FAILED", "/explain",
-         "/workers", "/doctor", "/live", "/static/dashboard.css", "/absent",
+         "/workers", "/doctor", "/static/dashboard.css", "/absent",
          "/api/records", "/api/records/x", "/api/stats", "/api/doctor", "/api/workers")  # fmt: skip
 
 
@@ -182,7 +179,7 @@ class TestDefects:
         assert response.status_code == 500
         assert_protected(response)
         assert "NoneType" not in response.text
-        assert "'NoneType' object is not callable" in caplog.text
+        eventually(lambda: "'NoneType' object is not callable" in caplog.text, "the server logs it")
 
     def test_also_where_authorize_raises(self, open_dashboard: Open) -> None:
         def authorize(connection: Any) -> Access:
@@ -265,7 +262,7 @@ class TestMalformedInput:
             assert response.status_code < 500, body[:200]
             assert_protected(response)
         for task in ("shop.charge", "shop.tidy"):
-            for name in ("task", "args", "kwargs", "key", "task_id", "csrf", "selection", "force"):
+            for name in ("task", "args", "kwargs", "key", "task_id", "token", "force"):
                 form = f"task={task}&{name}=" + quote(text, safe="", errors="surrogatepass")
                 for page in ("/explain", "/forget"):
                     response = web.post(page, content=given(form))
@@ -298,32 +295,6 @@ class TestMalformedInput:
                 response = web.request(method, "/api/records/x", headers=headers)
                 assert response.status_code < 500
                 assert_protected(response)
-
-
-def test_streams_that_are_opened_at_once_are_limited(open_dashboard: Open) -> None:
-    web = open_dashboard(authorize=lambda connection: Access(connection.headers["x-user"]))
-
-    async def open_streams(web: httpx.AsyncClient, user: str, open_ones: AsyncExitStack) -> int:
-        """Opens 150 streams at once; returns how many are accepted."""
-        opened = [web.stream("GET", "/live", headers={"x-user": user}) for _ in range(150)]
-        responses = await asyncio.gather(*map(open_ones.enter_async_context, opened))
-        return [response.status_code for response in responses].count(200)
-
-    async def accepted() -> list[int]:
-        unlimited = httpx.Limits(max_connections=None)
-        async with (
-            httpx.AsyncClient(base_url=web.base_url, timeout=60, limits=unlimited) as client,
-            AsyncExitStack() as open_ones,
-        ):
-            return [await open_streams(client, user, open_ones) for user in ("ann", "bea")]
-
-    assert asyncio.run(accepted()) == [MAX_STREAMS // 2, MAX_STREAMS // 4]
-
-    def is_accepted() -> bool:
-        with web.stream("GET", "/live", headers={"x-user": "ann"}) as response:
-            return response.status_code == 200
-
-    eventually(is_accepted, "the places of closed streams are free")
 
 
 def test_a_large_body_is_refused(web: httpx.Client) -> None:

@@ -12,6 +12,8 @@ from celery.app.trace import build_tracer
 
 from celery_idempotent import signals
 from celery_idempotent.dashboard import Access
+from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
+from celery_idempotent.monitoring import rerunning
 from tests.dashboard.test_forget import fields_of
 from tests.monitoring.conftest import Shop
 
@@ -103,11 +105,9 @@ def test_it_needs_the_right_to(shop: Shop, open_dashboard: Open, options: Any) -
 
 
 def test_a_form_of_another_site_is_refused(shop: Shop, web: httpx.Client) -> None:
-    key = receive(shop, shop.charge, 42, 13)
-    form = fields_of(web.get("/rerun", params={"key": key}))
+    receive(shop, shop.charge, 42, 13)
 
-    assert web.post("/rerun", data={**form, "csrf": "forged"}).status_code == 403
-    assert web.post("/rerun", data={**form, "selection": "forged"}).status_code == 400
+    assert web.post("/rerun", data={"token": "forged"}).status_code == 403
     assert published(shop) == []
 
 
@@ -146,6 +146,29 @@ def test_without_a_message_it_says_so(shop: Shop, web: httpx.Client) -> None:
 
     assert (response.status_code, "its message is not kept" in response.text) == (409, True)
     assert web.get("/rerun", params={"key": "shop.charge:" + "x" * 22}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(StoreUnavailableError("Redis is away"), 503), (CorruptRecordError("It is damaged"), 409)],
+    ids=["unavailable", "damaged"],
+)
+def test_a_message_that_cannot_be_read_is_reported(
+    shop: Shop,
+    web: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    error: IdempotencyError,
+    status: int,
+) -> None:
+    key = receive(shop, shop.charge, 42, 13)
+
+    def find(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(rerunning, "find_ended", find)
+
+    response = web.get("/rerun", params={"key": key})
+    assert (response.status_code, str(error) in response.text) == (status, True)
 
 
 class TestJson:

@@ -1,80 +1,69 @@
-// Live updates: the server announces changes of the page by server-sent events, and the page then
-// requests itself again and replaces its regions. Everything else works without this file.
+// Live updates: the page requests itself again and again, and replaces its region by the new one.
+// Everything else works without this file.
 
-const RETRY_MS = 2000;
-const { live } = document.body.dataset;
+const POLL_MS = 1000;
+// Pause after a request, as a multiple of its duration: a slow server is asked less often.
+const PAUSE = 10;
 const indicator = document.getElementById("connection");
 const announcement = document.getElementById("announcement");
 const TEXTS = { on: "live", connecting: "reconnecting…", off: "not live" };
 
-let source = null;
-let retry = 0;
-let loading = false;
-let again = false;
+let request = null;
+let timer = 0;
 let clockOffset = 0;
 
 function show(state) {
-  if (indicator && indicator.dataset.state !== state) {
+  if (indicator.dataset.state !== state) {
     indicator.dataset.state = state;
     indicator.textContent = TEXTS[state];
   }
 }
 
-function connect() {
-  clearTimeout(retry);
-  source?.close();
-  show("connecting");
-  source = new EventSource(live);
-  source.addEventListener("open", () => show("on"));
-  source.addEventListener("changed", update);
-  source.addEventListener("error", () => {
-    show("connecting");
-    // A refused connection is not repeated by the browser.
-    if (source?.readyState === EventSource.CLOSED) retry = setTimeout(connect, RETRY_MS);
+function poll() {
+  stop();
+  const began = performance.now();
+  const current = new XMLHttpRequest();
+  current.open("GET", location.href);
+  current.responseType = "document";
+  current.timeout = 10000;
+  current.addEventListener("loadend", () => {
+    if (request !== current) return;
+    show(replaceRegion(current.response) ? "on" : "connecting");
+    timer = setTimeout(poll, Math.max(POLL_MS, PAUSE * (performance.now() - began)));
   });
-}
-
-// Browsers open six connections to a server at most: a page that nobody sees has none.
-function disconnect() {
-  clearTimeout(retry);
-  source?.close();
-  source = null;
-  show("off");
-}
-
-function update() {
-  if (loading) {
-    again = true;
-    return;
-  }
-  loading = true;
-  const request = new XMLHttpRequest();
-  request.open("GET", location.href);
-  request.responseType = "document";
-  request.timeout = 10000;
-  request.addEventListener("load", () => request.response && replaceRegions(request.response));
-  request.addEventListener("loadend", () => {
-    loading = false;
-    if (again) {
-      again = false;
-      update();
-    }
-  });
+  request = current;
   request.send();
 }
 
-function replaceRegions(page) {
+function stop() {
+  clearTimeout(timer);
+  const current = request;
+  request = null;
+  current?.abort();
+}
+
+// A page that nobody sees is not updated.
+function changeVisibility() {
+  if (document.hidden) {
+    stop();
+    show("off");
+  } else poll();
+}
+
+// Returns whether the page has a region; that of an error has none.
+function replaceRegion(page) {
   const region = document.querySelector("[data-region]");
-  const next = page.querySelector("[data-region]");
-  if (!region || !next || region.isEqualNode(next)) return;
+  const next = page?.querySelector("[data-region]");
+  if (!next) return false;
   // The rows under a person's choice must not become others.
-  if (region.querySelector("input:checked")) return;
+  if (region.isEqualNode(next) || region.querySelector("input:checked")) return true;
   const before = region.querySelector("h1")?.textContent;
   replaceChildren(region, next);
   setClock();
   tick();
   const after = region.querySelector("h1")?.textContent;
   if (before !== after) announcement.textContent = after;
+  return true;
 }
 
 // Replaces what differs, so that the focus, an open part and a selected text stay where they are.
@@ -143,7 +132,8 @@ document.addEventListener("click", async (event) => {
 setClock();
 tick();
 setInterval(tick, 1000);
-if (live) {
-  connect();
-  document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
+if (document.querySelector("[data-region]")) {
+  indicator.hidden = false;
+  poll();
+  document.addEventListener("visibilitychange", changeVisibility);
 }

@@ -130,7 +130,7 @@ def test_an_update_keeps_the_focus_and_what_is_folded(
     expect(page.locator(".tree")).not_to_contain_text("EUR", use_inner_text=True)
 
 
-def test_a_page_in_the_background_has_no_connection(open_page: OpenPage) -> None:
+def test_a_page_in_the_background_is_not_updated(open_page: OpenPage) -> None:
     page = open_page()
     mark(page)
     page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")

@@ -107,7 +107,7 @@ class TestRedis:
 
         assert str(caught.value) == (
             "idempotency_redis_url is not set, and neither the result backend nor the broker is "
-            "Redis: set it to the URL of the Redis server that is to hold the records"
+            "Redis: set it to the URL of the Redis server for the records"
         )
 
     def test_is_shared_by_the_tasks_of_an_app(self) -> None:

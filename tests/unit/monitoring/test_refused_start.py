@@ -59,7 +59,7 @@ def charge(order_id, amount): ...
             "memory://",
             (
                 "idempotency_redis_url is not set, and neither the result backend nor the broker "
-                "is Redis: set it to the URL of the Redis server that is to hold the records"
+                "is Redis: set it to the URL of the Redis server for the records"
             ),
         ),
     ],

@@ -1,0 +1,208 @@
+"""Forgetting records and running ended calls again: after a question on a page, or by the API.
+
+Every change requires the right to it, and a token with the version of the record that the user has
+seen.
+"""
+
+from __future__ import annotations
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from celery_idempotent.dashboard.access import Access
+from celery_idempotent.dashboard.context import Context
+from celery_idempotent.dashboard.index import Query
+from celery_idempotent.dashboard.presentation import json_response, render
+from celery_idempotent.dashboard.protection import read_form
+from celery_idempotent.dashboard.tokens import ShownRecord
+from celery_idempotent.dashboard.tree import tree
+from celery_idempotent.monitoring import forgetting, rerunning
+from celery_idempotent.monitoring.lookup import find_outcome
+from celery_idempotent.monitoring.rerunning import EndedCall
+from celery_idempotent.record.record import State
+from celery_idempotent.store.inspection.record_reader import RecordView
+
+#: Maximum records per confirmation.
+MAX_SELECTED = 500
+
+#: What became of a record that a user wanted to change, and the status of the response.
+_CASES = {
+    forgetting.FORGOTTEN: ("forgotten", 200),
+    forgetting.RUNNING: ("kept: it is running", 409),
+    forgetting.ABSENT: ("already absent", 404),
+    rerunning.PUBLISHED: (rerunning.MESSAGES[rerunning.PUBLISHED], 202),
+    rerunning.NOT_ENDED: (rerunning.MESSAGES[rerunning.NOT_ENDED], 409),
+    rerunning.NO_MESSAGE: (rerunning.MESSAGES[rerunning.NO_MESSAGE], 409),
+    rerunning.CHANGED: (rerunning.MESSAGES[rerunning.CHANGED], 412),
+}
+
+
+def version(of: RecordView | EndedCall | None) -> str:
+    """Returns the version of a record or a call: while it is the same, nothing has changed."""
+    if isinstance(of, EndedCall):
+        return f"{of.state}-{of.token}"
+    return "" if of is None else "{}-{}".format(*of.version)
+
+
+class Changes:
+    """The endpoints that change something, and their questions."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """Returns the routes."""
+        return [
+            Route("/forget", self.confirm, methods=["GET"]),
+            Route("/forget", self.forget, methods=["POST"]),
+            Route("/rerun", self.confirm_rerun, methods=["GET"]),
+            Route("/rerun", self.rerun, methods=["POST"]),
+            Route("/api/records/{key}", self.api_forget, methods=["DELETE"]),
+            Route("/api/records/{key}/rerun", self.api_rerun, methods=["POST"]),
+        ]
+
+    def confirm(self, request: Request) -> Response:
+        """Asks whether to forget the named records, or those that a query selects."""
+        access, query, cursor = _permitted(request), Query.of(request.query_params), ""
+        if keys := request.query_params.getlist("key"):
+            found = [self._context.find(key) for key in keys[:MAX_SELECTED]]
+            views = [view for view in found if view is not None]
+        elif query.selects:
+            start = request.query_params.get("cursor", "")
+            views, cursor = self._context.page(query, start, MAX_SELECTED // 2)
+        else:
+            raise HTTPException(400, "Select records by state, task, age or text.")
+        shown = [(str(view.key), version(view)) for view in views]
+        return render(
+            request,
+            "confirm.html",
+            views=views,
+            query=query,
+            next_cursor=cursor,
+            any_running=any(view.state == State.STARTED for view in views),
+            token=self._context.tokens.sign(access.user, shown),
+        )
+
+    def confirm_rerun(self, request: Request) -> Response:
+        """Asks whether to run one call again."""
+        access, key = _permitted(request), request.query_params.get("key", "")
+        call = self._ended_call(key, self._context.find(key))
+        if call is None:
+            raise HTTPException(404, "There is no such record, or it has not ended.")
+        if call.message is None:
+            raise HTTPException(409, f"{call.key}: {_CASES[rerunning.NO_MESSAGE][0]}.")
+        return render(
+            request,
+            "rerun.html",
+            call=call,
+            arguments=tree(call.arguments) if access.results else None,
+            token=self._context.tokens.sign(access.user, [(str(call.key), version(call))]),
+        )
+
+    async def forget(self, request: Request) -> Response:
+        """Forgets those records of a confirmation that have not changed since."""
+        form, selected = await self._confirmed(request)
+        force = form.get("force") == "yes"
+        cases = await run_in_threadpool(
+            lambda: {record[0]: self._forget(request, record, force=force) for record in selected}
+        )
+        kept = {key: _CASES[case][0] for key, case in cases.items() if case != forgetting.FORGOTTEN}
+        status, forgotten = 409 if kept else 200, len(cases) - len(kept)
+        return render(request, "forgotten.html", status=status, forgotten=forgotten, kept=kept)
+
+    async def rerun(self, request: Request) -> Response:
+        """Runs the call of a confirmation again, if it has not changed since."""
+        form, (shown, *_) = await self._confirmed(request)
+        repeat = form.get("repeat") == "yes"
+        case = await run_in_threadpool(self._rerun, request, shown, repeat=repeat)
+        if case != rerunning.PUBLISHED:
+            raise HTTPException(409, f"{shown[0]}: {_CASES[case][0]}.")
+        return render(request, "published.html", key=shown[0])
+
+    def api_forget(self, request: Request) -> Response:
+        """Forgets one record if its ETag still matches If-Match."""
+        force = request.query_params.get("force") == "true"
+        shown = self._matched(request)
+        return _response(shown, self._forget(request, shown, force=force))
+
+    def api_rerun(self, request: Request) -> Response:
+        """Runs an ended call again if its record's ETag still matches If-Match."""
+        repeat = request.query_params.get("repeat") == "true"
+        shown = self._matched(request)
+        return _response(shown, self._rerun(request, shown, repeat=repeat))
+
+    async def _confirmed(self, request: Request) -> tuple[dict[str, str], list[ShownRecord]]:
+        """Returns a submitted confirmation form and its records.
+
+        Raises:
+            HTTPException: 403 if the user lacks the right, or the form is forged or too old.
+        """
+        form, access = await read_form(request), _permitted(request)
+        shown = self._context.tokens.verify(form.get("token", ""), access.user)
+        if shown is None:
+            raise HTTPException(403, "The form is too old, or was forged: open the page again.")
+        return form, shown
+
+    def _matched(self, request: Request) -> ShownRecord:
+        """Returns the record of an API request, in the version that its headers name.
+
+        Raises:
+            HTTPException: if the user lacks the right, or a header is missing or forged.
+        """
+        access, headers, key = _permitted(request), request.headers, request.path_params["key"]
+        shown = self._context.tokens.verify(headers.get("x-csrf-token", ""), access.user)
+        if shown is None or [key] != [shown_key for shown_key, _ in shown]:
+            raise HTTPException(403, "Send the header X-CSRF-Token of the record's GET.")
+        if "if-match" not in headers:
+            raise HTTPException(428, "Send the ETag of the record's GET as If-Match.")
+        return key, headers["if-match"].strip('"')
+
+    def _forget(self, request: Request, shown: ShownRecord, *, force: bool) -> str:
+        """Forgets a record if it is unchanged; returns the case."""
+        view = self._context.find(shown[0])
+        if view is None:
+            return forgetting.ABSENT
+        if version(view) != shown[1]:
+            return forgetting.CHANGED
+        user = request.state.access.user
+        return forgetting.forget(view.key, view, self._context.tasks, user=user, force=force)
+
+    def _rerun(self, request: Request, shown: ShownRecord, *, repeat: bool) -> str:
+        """Runs a call again if it or its record is unchanged; returns the case."""
+        view = self._context.find(shown[0])
+        call = self._ended_call(shown[0], view)
+        if view is None and call is None:
+            return forgetting.ABSENT
+        if shown[1] not in (version(view), version(call)):
+            return rerunning.CHANGED
+        if call is not None and call.has_completed and not repeat:
+            raise HTTPException(400, "It has run to its end: confirm with 'repeat' to repeat it.")
+        return rerunning.rerun(call, user=request.state.access.user)
+
+    def _ended_call(self, key: str, view: RecordView | None) -> EndedCall | None:
+        """Returns the call of a key with its message; None if it cannot run again."""
+        tasks = self._context.tasks
+        outcome = find_outcome(tasks, key)
+        found = view or outcome
+        return None if found is None else rerunning.find_ended(tasks, found.key, view, outcome)
+
+
+def _permitted(request: Request) -> Access:
+    """Returns the access of a user who may change records.
+
+    Raises:
+        HTTPException: 403 for any other user.
+    """
+    access: Access = request.state.access
+    if not access.forget:
+        raise HTTPException(403, "You may not change records, or the dashboard is read-only.")
+    return access
+
+
+def _response(shown: ShownRecord, case: str) -> Response:
+    message, status = _CASES[case]
+    document = {"key": shown[0], "case": case}
+    return json_response(document if status < 400 else document | {"error": message}, status)

@@ -1,0 +1,253 @@
+"""The pages, and the JSON API with the documents of ``celery idempotency … --json``."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from celery_idempotent.dashboard.access import Access
+from celery_idempotent.dashboard.changes import version
+from celery_idempotent.dashboard.context import Context
+from celery_idempotent.dashboard.history import RANGES
+from celery_idempotent.dashboard.index import STATES, Query
+from celery_idempotent.dashboard.presentation import (
+    DECISIONS,
+    TaskRow,
+    is_api,
+    json_response,
+    key_path,
+    render,
+)
+from celery_idempotent.dashboard.protection import parse_json, read_body, read_form
+from celery_idempotent.dashboard.timeline import timeline
+from celery_idempotent.dashboard.tree import tree
+from celery_idempotent.doctor import versions
+from celery_idempotent.monitoring import formatting, json_format
+from celery_idempotent.monitoring.lookup import find_outcome
+from celery_idempotent.record.payload import OFFLOADED
+from celery_idempotent.record.record import Record
+from celery_idempotent.signals import SHADOW
+
+#: Records per page, and at most.
+PAGE_SIZE, MAX_LIMIT = 50, 500
+
+
+class Views:
+    """The endpoints that only read. Most return a page, and below /api its data."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """Returns the routes."""
+        shared = {
+            "/records": self.records,
+            "/records/{key}": self.record,
+            "/doctor": self.doctor,
+            "/workers": self.workers,
+        }
+        return [
+            Route("/", self.overview),
+            Route("/search", self.search),
+            Route("/explain", self.explain_form, methods=["GET"]),
+            Route("/explain", self.explain, methods=["POST"]),
+            Route("/api/explain", self.api_explain, methods=["POST"]),
+            Route("/api/stats", self.stats),
+            *(Route(f"{api}{path}", view) for path, view in shared.items() for api in ("", "/api")),
+        ]
+
+    def overview(self, request: Request) -> Response:
+        """Shows running calls, charts, records by task, and the worst findings."""
+        sampler, parameters = self._context.sampler, request.query_params
+        snapshot, now = sampler.snapshot(), time.time()
+        chosen, order = parameters.get("range", "1h"), parameters.get("sort", "task")
+        if chosen not in RANGES:
+            raise HTTPException(400, f"{chosen!r} is not one of {', '.join(RANGES)}")
+        history, counts = sampler.history.range(chosen, now), snapshot.totals()
+        names = {task.name for task in self._context.tasks}
+        rows = [
+            TaskRow.of(name, snapshot.records.get(name), history)
+            for name in sorted(names | set(history.tasks) | set(snapshot.records))
+        ]
+        if order != "task":
+            rows.sort(key=lambda row: row.columns.get(order) or 0.0, reverse=True)
+        return render(
+            request,
+            "overview.html",
+            snapshot=snapshot,
+            charts=[history.chart(title, names) for title, names in DECISIONS.items()],
+            history=history,
+            since=datetime.fromtimestamp(history.since, tz=timezone.utc),
+            chosen=chosen,
+            order=order,
+            tasks=[row for row in rows if any(row.columns.values())],
+            columns=[
+                title
+                for title in (rows[0].columns if rows else ())
+                if title != "Corrupt" or any(row.columns[title] for row in rows)
+            ],
+            idle=[row.name for row in rows if not any(row.columns.values())],
+            shadowed={name: n for name, n in sorted(counts.items()) if any(map(n.get, SHADOW))},
+            findings=sampler.known_findings(),
+            sql_outcomes=sampler.sql_outcomes,
+        )
+
+    def stats(self, request: Request) -> Response:
+        """Returns the number of records by task and state, and the workers' counters."""
+        snapshot = self._context.sampler.snapshot(asked=True)
+        counts, counted_at = snapshot.totals(), snapshot.counted_at
+        tasks: dict[str, Any] = {
+            task: {
+                "states": found.states if (found := snapshot.records.get(task)) else {},
+                "counts": counts.get(task, {}),
+            }
+            for task in sorted({*snapshot.records, *counts})
+        }
+        return json_response(
+            {
+                "workers_answered": bool(snapshot.workers),
+                "counted_at": counted_at and counted_at.isoformat(),
+                "tasks": tasks,
+            }
+        )
+
+    def records(self, request: Request) -> Response:
+        """Returns a page of records, and the cursor of the next one."""
+        parameters = request.query_params
+        query, cursor = Query.of(parameters), parameters.get("cursor", "")
+        limit = _limit(parameters.get("limit", str(PAGE_SIZE)))
+        views, next_cursor = self._context.page(query, cursor, limit)
+        if is_api(request):
+            records = [json_format.view_fields(view) for view in views]
+            return json_response({"records": records, "cursor": next_cursor or None})
+        return render(
+            request,
+            "records.html",
+            query=query,
+            views=views,
+            cursor=cursor,
+            next_cursor=next_cursor,
+            tasks=self._context.tasks,
+            states=STATES,
+            snapshot=self._context.sampler.snapshot(),
+            full=self._context.sampler.index.full,
+        )
+
+    def search(self, request: Request) -> Response:
+        """Redirects to the record of a key or task id, else to the records with this text."""
+        text = request.query_params.get("q", "").strip()
+        if not text:
+            raise HTTPException(400, "Enter a key, a task id or a part of a label.")
+        view = self._context.search(text)
+        path = f"/records?{urlencode({'text': text})}" if view is None else key_path(view.key)
+        return RedirectResponse(f"{request.state.root}{path}", 303)
+
+    def record(self, request: Request) -> Response:
+        """Returns one record; the headers of its document carry what a change needs."""
+        key, access = request.path_params["key"], request.state.access
+        view = self._context.find(key, whole=True)
+        if is_api(request):
+            if view is None:
+                raise HTTPException(404, "There is no such record.")
+            document = json_format.view_fields(view)
+            if access.results:
+                document |= json_format.outcome_fields(view.record)
+            headers = {"etag": f'"{version(view)}"'}
+            if access.forget:
+                shown = [(key, version(view))]
+                headers["x-csrf-token"] = self._context.tokens.sign(access.user, shown)
+            return json_response(document, headers=headers)
+        sql_outcome = find_outcome(self._context.tasks, key)
+        if view is None:
+            found = self._context.sampler.known_findings() or ()
+            evicted = [finding for finding in found if finding.name == "evicted"]
+            values = {"key": key, "evicted": evicted, "sql_outcome": sql_outcome}
+            return render(request, "absent.html", status=404, **values)
+        steps = formatting.finished_steps(view.record)
+        return render(
+            request,
+            "record.html",
+            view=view,
+            record=view.record,
+            events=timeline(view, steps),
+            outcome=_outcome(view.record, access),
+            steps=steps,
+            sql_outcome=sql_outcome,
+        )
+
+    def explain_form(self, request: Request) -> Response:
+        """Shows the form for a call."""
+        return self._explain_page(request, request.query_params)
+
+    async def explain(self, request: Request) -> Response:
+        """Shows the form and the explanation of its call."""
+        form = await read_form(request)
+        try:
+            call = dict(form) | {
+                name: parse_json(form.get(name, "").strip() or empty, f"The field {name}")
+                for name, empty in (("args", "[]"), ("kwargs", "{}"))
+            }
+            explained = await run_in_threadpool(self._context.explain, call)
+        except HTTPException as error:
+            return self._explain_page(request, form, error=error.detail, status=error.status_code)
+        return self._explain_page(request, form, explained=explained)
+
+    def _explain_page(self, request: Request, form: Mapping[str, str], **answer: Any) -> Response:
+        call = {name: form.get(name, "") for name in ("task", "args", "kwargs", "key", "task_id")}
+        values = {"explained": None, "error": "", "tasks": self._context.tasks, **answer}
+        return render(request, "explain.html", call=call, **values)
+
+    async def api_explain(self, request: Request) -> Response:
+        """Explains the call in the request's JSON object."""
+        call = parse_json(await read_body(request), "The body")
+        if not isinstance(call, dict):
+            raise HTTPException(400, "The body is not a JSON object.")
+        explained = await run_in_threadpool(self._context.explain, call)
+        return json_response(explained.to_json())
+
+    def workers(self, request: Request) -> Response:
+        """Returns the workers that reply, their leases and counters."""
+        snapshot = self._context.sampler.snapshot(asked=True)
+        if is_api(request):
+            names = ("leases", "counts", "redelivery")
+            return json_response(
+                {w.name: {name: getattr(w, name) for name in names} for w in snapshot.workers}
+            )
+        return render(request, "workers.html", snapshot=snapshot)
+
+    def doctor(self, request: Request) -> Response:
+        """Returns all findings."""
+        findings = self._context.sampler.findings()
+        if is_api(request):
+            return json_response({"findings": [finding.to_json() for finding in findings]})
+        stores = list(dict.fromkeys(str(store.config) for store in self._context.stores))
+        installed = versions.installed()
+        return render(request, "doctor.html", findings=findings, versions=installed, stores=stores)
+
+
+def _limit(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,3}", text) or not 1 <= int(text) <= MAX_LIMIT:
+        raise HTTPException(400, f"limit is not a number from 1 to {MAX_LIMIT}.")
+    return int(text)
+
+
+def _outcome(record: Record | None, access: Access) -> dict[str, Any]:
+    """Returns the parts of a record's outcome that the user may see."""
+    if record is None or not record.state.finished:
+        return {}
+    if not access.results:
+        return {"hidden": "You may not see results and errors."}
+    if record.format.startswith(OFFLOADED):
+        return {"hidden": "It is stored outside of Redis: celery idempotency show fetches it."}
+    fields = json_format.outcome_fields(record)
+    return fields | {"tree": tree(fields["result"])} if "result" in fields else fields
