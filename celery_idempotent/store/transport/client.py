@@ -51,7 +51,7 @@ class ClientTransport(BaseTransport):
         make = partial(connect, config, library=self._library)
         # Created lazily: a cluster's client connects at once.
         self._clients = self.scoped(
-            partial(make, timeout=self._timeout, retries=int(self._retry)), close
+            partial(make, timeout=self.timeout, retries=int(self._retry)), close
         )
         self._batch_clients = self._clients
         if self.is_async and config.client is None:
@@ -60,7 +60,7 @@ class ClientTransport(BaseTransport):
             # open any while its first master is unavailable. Without retries, the other nodes
             # stay reachable.
             self._batch_clients = self.scoped(
-                partial(make, timeout=self._timeout / 2, retries=0), close
+                partial(make, timeout=self.timeout / 2, retries=0), close
             )
 
     async def call(
@@ -126,7 +126,7 @@ class ClientTransport(BaseTransport):
         client = self._batch_clients.get()
         is_cluster = self._is_cluster(client)
         if is_cluster and self.is_async:
-            await result_of(client.initialize(), self._batch_limit)
+            await result_of(client.initialize(), self.timeout)
         indexes_by_node: dict[str, list[int]] = defaultdict(list)
         for index in indexes:
             try:
@@ -144,7 +144,7 @@ class ClientTransport(BaseTransport):
                 pipeline.execute_command("EVALSHA", script.sha, *arguments)
             try:
                 sent = pipeline.execute(raise_on_error=False)
-                node_replies = await result_of(sent, self._batch_limit)
+                node_replies = await result_of(sent, self.timeout)
             except NO_REPLY as error:
                 if not is_cluster:
                     raise
@@ -155,21 +155,17 @@ class ClientTransport(BaseTransport):
                 failed.append(lost)
         return failed
 
-    @property
-    def _batch_limit(self) -> float:
-        return self._timeout if self._limit is None else self._limit
-
     async def _reply_to(self, call: Call) -> Any:
         try:
             sent = self.call(*call)
-            (reply,) = await (result_of(sent, self._batch_limit) if self.is_async else sent)
+            (reply,) = await (result_of(sent, self.timeout) if self.is_async else sent)
         except Exception as error:
             return error
         return reply
 
     async def ping(self) -> None:
         """See `ServerTransport`."""
-        await result_of(self._clients.get().ping(), self._limit)
+        await result_of(self._clients.get().ping(), self.timeout)
 
     def server_of(self, name: str) -> str:
         """See `ServerTransport`."""
@@ -195,9 +191,8 @@ class ClientTransport(BaseTransport):
 
     async def aclose(self) -> None:
         """See `ServerTransport`."""
-        if self._limit is None:
-            await self._clients.aclose()
-            await self._batch_clients.aclose()
+        await self._clients.aclose()
+        await self._batch_clients.aclose()
 
 
 async def _send_together(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from inspect import isawaitable
 from typing import Any
 
@@ -159,6 +160,15 @@ def _user_client(client: Any, library: Any) -> Any:
             "client without it"
         )
     return created
+
+
+@contextmanager
+def translated_errors(key: str = "") -> Iterator[None]:
+    """Raises this library's error for an error of redis-py inside the block."""
+    try:
+        yield
+    except CONNECTION_ERRORS as error:
+        raise translate_error(error, key) from error
 
 
 def translate_error(error: Exception, key: str) -> IdempotencyError:
