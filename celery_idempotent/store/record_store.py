@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from functools import cached_property
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -17,7 +17,7 @@ from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.printable import plural
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.record import Record, utc
 from celery_idempotent.store import commands, reference
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
 from celery_idempotent.store.commands import BackendResult, Command, Extension
@@ -283,11 +283,10 @@ class RecordStore:
         """
         if reply.case == "absent":
             return None
-        ttl_ms, _, raw = reply.raw.partition(b" ")
-        if int(ttl_ms) < 0:
-            return self.record(key, raw)
-        now = datetime.fromtimestamp(reply.now_ms / 1000, tz=timezone.utc)
-        return self.record(key, raw, now + timedelta(milliseconds=int(ttl_ms)))
+        ttl, _, raw = reply.raw.partition(b" ")
+        ttl_ms = int(ttl)
+        expires_at = utc((reply.now_ms + ttl_ms) / 1000) if ttl_ms >= 0 else None
+        return self.record(key, raw, expires_at)
 
     def record(self, key: Key, raw: bytes, expires_at: datetime | None = None) -> Record:
         """Returns the record that `raw` encodes.

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.record import Record, State, utc
 from celery_idempotent.store import commands
 from celery_idempotent.store.inspection import scan, server_info
 from celery_idempotent.store.inspection.server_info import ServerInfo
@@ -66,7 +66,7 @@ class RecordView:
     def since(self) -> datetime:
         """When the record entered its state: its outcome's time, or its token's."""
         finished_at = None if self.record is None else self.record.finished_at
-        return finished_at or _utc(self.version[1] / 1e6)
+        return finished_at or utc(self.version[1] / 1e6)
 
     @property
     def is_past_deadline(self) -> bool:
@@ -189,9 +189,9 @@ class RecordReader:
             # A value that is not a string cannot be read as a record.
             head = b"?" if isinstance(raw, Exception) else raw
             if head and not layout.is_absent(head):
-                expires_at = _utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
+                expires_at = utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
                 record = self._record(key, head, len(head) < size, expires_at)
-                views.append(RecordView(key, record, _utc(clock), self.store))
+                views.append(RecordView(key, record, utc(clock), self.store))
         return views
 
     def _record(
@@ -267,7 +267,3 @@ class RecordReader:
             node = self.client.get_node_from_key(self.store.config.name(key))
             nodes[self.client.get_redis_connection(node)].append(key)
         return nodes.items()
-
-
-def _utc(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, tz=timezone.utc)
