@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -19,7 +20,6 @@ from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State, utc
-from celery_idempotent.store import commands
 from celery_idempotent.store.inspection import scan, server_info
 from celery_idempotent.store.inspection.server_info import ServerInfo
 from celery_idempotent.store.record_store import RecordStore
@@ -104,10 +104,6 @@ class RecordReader:
         with translated_errors():
             return cls(connect(store.config, timeout=timeout, retries=0), store)
 
-    def _fetch(self, key: Key) -> bytes:
-        """Returns the bytes of a record, even after this reader was closed; empty if it is gone."""
-        return run_sync(self.store.execute(commands.get(key))).raw.partition(b" ")[2]
-
     def __enter__(self) -> RecordReader:
         return self
 
@@ -131,8 +127,7 @@ class RecordReader:
                 cursor = None
                 while cursor != 0:
                     cursor, names = node.scan(cursor or 0, match=match, count=PAGE)
-                    texts = ((name, name.decode(errors="replace")) for name in names)
-                    keys = [(name, scan.key_of_name(text, prefix)) for name, text in texts]
+                    keys = ((name, scan.key_of_name(_text(name), prefix)) for name in names)
                     known = [(name, key) for name, key in keys if key is not None]
                     yield self._views(node, known, expiry=expiry)
 
@@ -197,17 +192,21 @@ class RecordReader:
     def _record(
         self, key: Key, raw: bytes, whole: bool, expires_at: datetime | None
     ) -> Record | None:
-        """Returns the record; a large result is fetched when it is first read."""
+        """Returns the record; None if it cannot be read. A large result is fetched when needed."""
         decode = self.store.decode if whole else partial(self._decode_whole, key)
-        try:
+        with suppress(CorruptRecordError):
             return layout.read(raw, str(key), key.task, decode, expires_at)
-        except CorruptRecordError:
-            return None if whole else self._record(key, self._fetch(key), True, expires_at)
+        with suppress(CorruptRecordError):
+            return None if whole else run_sync(self.store.get(key))
+        return None
 
     def _decode_whole(self, key: Key, record: Record) -> Any:
-        """Returns the result of a record of which only the head was read."""
-        whole = layout.read(self._fetch(key), record.key, record.task)
-        if (whole.token, whole.state) != (record.token, record.state):
+        """Returns the result of a record of which only the head was read.
+
+        It may be called after this reader was closed.
+        """
+        whole = run_sync(self.store.get(key))
+        if whole is None or (whole.token, whole.state) != (record.token, record.state):
             raise ResultNotStoredError(f"the record of {record.key} has changed: read it again")
         return self.store.decode(whole)
 
@@ -220,8 +219,7 @@ class RecordReader:
         with translated_errors():
             for node in self._primaries():
                 for name in node.scan_iter(match=match, count=PAGE):
-                    text = name.decode(errors="replace")
-                    key = scan.key_of_message(text, self.store.config.prefix)
+                    key = scan.key_of_message(_text(name), self.store.config.prefix)
                     if key is not None:
                         return key.of_message(task_id)
         return None
@@ -267,3 +265,7 @@ class RecordReader:
             node = self.client.get_node_from_key(self.store.config.name(key))
             nodes[self.client.get_redis_connection(node)].append(key)
         return nodes.items()
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
