@@ -63,9 +63,6 @@ class TimerRenewer(Renewer):
 class AsyncioHeartbeat(Renewers[TimerRenewer]):
     """Extends the leases of one event loop."""
 
-    def __init__(self) -> None:
-        super().__init__(TimerRenewer)
-
 
 #: Returns the heartbeat of the running event loop.
-asyncio_heartbeat = PerLoop(AsyncioHeartbeat).get
+asyncio_heartbeat = PerLoop(lambda: AsyncioHeartbeat(TimerRenewer)).get

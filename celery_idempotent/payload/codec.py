@@ -20,8 +20,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, TypeVar
 
 from kombu import serialization
 from kombu.exceptions import ContentDisallowed
@@ -50,9 +51,6 @@ _JSON = frozenset({serialization.registry.name_to_type["json"]})
 _JSON_FIELDS = (ERROR, OUTBOX, MESSAGE)
 
 NOT_STORED = b"idempotency_store_result is off"
-_ERROR_NOT_SERIALIZABLE = b"it cannot be serialized as JSON"
-_ERROR_NOT_RESTORABLE = b"it cannot be restored from its arguments"
-_ERROR_NOT_STORABLE = b"it ends a worker, or controls Celery"
 #: Format of a result that another task will return.
 DELEGATED = "=task"
 #: … and that task ignores its result.
@@ -60,12 +58,7 @@ RESULT_IGNORED = "=ignored"
 #: Formats with these prefixes are decoded using the offload storage or the result backend.
 _BLOCKING = (OFFLOADED, "=")
 
-#: Calls a function that may block, such as `asyncio.to_thread`.
-Run = Callable[..., Awaitable[Any]]
-
-
-async def _run_here(work: Callable[..., Any], *args: Any) -> Any:
-    return work(*args)
+T = TypeVar("T")
 
 
 class PayloadCodec:
@@ -79,7 +72,7 @@ class PayloadCodec:
         accept: content types that may be decoded.
         offload_storage: stores payloads that are too large for Redis.
         cipher: encrypts every payload. Payloads that are not encrypted can still be decoded.
-        run_blocking: runs what may block.
+        is_async: for event loops: what may block runs in a thread.
     """
 
     def __init__(
@@ -88,20 +81,23 @@ class PayloadCodec:
         accept: Collection[str],
         offload_storage: OffloadStorage | None = None,
         cipher: Cipher | None = None,
-        run_blocking: Run = _run_here,
+        is_async: bool = False,
     ) -> None:
         self.values = ValueCodec(result_codec, accept)
         self._result_codec = result_codec
         self._accept = accept
         self._storage = offload_storage
         self._cipher = cipher
-        self._run_blocking = run_blocking
+        self._is_async = is_async
 
     def for_asyncio(self) -> PayloadCodec:
         """Returns this codec for code on an event loop: blocking work runs in a thread."""
         return PayloadCodec(
-            self._result_codec, self._accept, self._storage, self._cipher, asyncio.to_thread
+            self._result_codec, self._accept, self._storage, self._cipher, is_async=True
         )
+
+    async def _run(self, work: Callable[[], T], *, blocks: bool = True) -> T:
+        return await asyncio.to_thread(work) if blocks and self._is_async else work()
 
     async def encode_result(
         self, value: Any, settings: Settings, *, key: str, token: int, field: str = RESULT
@@ -132,27 +128,25 @@ class PayloadCodec:
         if len(payload.body) <= settings.max_result_size:
             return payload
         if self._storage is None:
-            return Payload("", offload.TOO_LARGE)
+            return Payload("", b"it is larger than idempotency_max_result_size")
         seconds = settings.error_ttl if field in (ERROR, MESSAGE) else settings.result_ttl
-        stored: Payload = await self._run_blocking(
-            offload.put, self._storage, payload, key, token, field, seconds
-        )
-        return stored
+        put = partial(offload.put, self._storage, payload, key, token, field, seconds)
+        return await self._run(put)
 
     async def encode_error(
         self, error: BaseException, settings: Settings, *, key: str, token: int
     ) -> Payload:
         """Encodes the type, module and arguments of `error`; as :meth:`encode_result`."""
         if not is_storable(type(error)):
-            return Payload("", _ERROR_NOT_STORABLE)
+            return Payload("", b"it ends a worker, or controls Celery")
         try:
             prepared = self._result_codec.prepare_error(error)
             payload = dump(prepared, "json", settings.compression)
             prepared = load(payload, _JSON)
         except Exception:
-            return Payload("", _ERROR_NOT_SERIALIZABLE)
+            return Payload("", b"it cannot be serialized as JSON")
         if self._restored_error(prepared) is None:
-            return Payload("", _ERROR_NOT_RESTORABLE)
+            return Payload("", b"it cannot be restored from its arguments")
         return await self.protect(payload, settings, key=key, token=token, field=ERROR)
 
     async def decode_outcome(self, record: Record) -> tuple[Any, bool]:
@@ -163,10 +157,8 @@ class PayloadCodec:
         Raises:
             As :meth:`decode`.
         """
-        if record.format.startswith(_BLOCKING):
-            outcome: tuple[Any, bool] = await self._run_blocking(self._outcome, record)
-            return outcome
-        return self._outcome(record)
+        blocks = record.format.startswith(_BLOCKING)
+        return await self._run(partial(self._outcome, record), blocks=blocks)
 
     def _outcome(self, record: Record) -> tuple[Any, bool]:
         try:
@@ -183,14 +175,14 @@ class PayloadCodec:
         Raises:
             As :meth:`decode`.
         """
-        if payload.is_offloaded:
-            return await self._run_blocking(self._decode, payload, key, field)
-        return self._decode(payload, key, field)
+        decode = partial(self._decode, payload, key, field)
+        return await self._run(decode, blocks=payload.is_offloaded)
 
     async def delete_object(self, payload: Payload, key: str, field: str) -> None:
         """Deletes the offloaded object of a payload that no record holds. Never raises."""
         if payload.is_offloaded and self._storage is not None:
-            await self._run_blocking(offload.delete, self._storage, payload, key, field)
+            delete = partial(offload.delete, self._storage, payload, key, field)
+            await self._run(delete)
 
     async def delete_step_objects(self, body: bytes, key: str) -> None:
         """Deletes the offloaded objects of the steps in `body`. Never raises."""

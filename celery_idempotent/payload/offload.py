@@ -114,10 +114,6 @@ def check(app: Celery, url: str) -> None:
         )
 
 
-TOO_LARGE = b"it is larger than idempotency_max_result_size"
-NOT_OFFLOADED = b"idempotency_offload_backend could not store it"
-
-
 def put(
     storage: OffloadStorage, payload: Payload, key: str, token: int, field: str, seconds: float
 ) -> Payload:
@@ -132,7 +128,7 @@ def put(
             name,
             extra=log_extra(key, token=token),
         )
-        return Payload("", NOT_OFFLOADED)
+        return Payload("", b"idempotency_offload_backend could not store it")
     return Payload(OFFLOADED + payload.format, name.encode())
 
 
