@@ -73,7 +73,7 @@ class InvalidationListener:
             await connection.aclose()
             if not reused or not isinstance(error, CONNECTION_ERRORS):
                 raise
-            idle.clear()  # the other idle connections have most likely been lost with this one
+            await _close(idle)  # most likely, they have been lost with this one
         else:
             idle.append(connection)
 
@@ -144,5 +144,9 @@ def is_invalidation(message: Any, name: str) -> bool:
 
 async def _close_all(idle: dict[str, list[TrackedConnection]]) -> None:
     for connections in idle.values():
-        while connections:
-            await connections.pop().aclose()
+        await _close(connections)
+
+
+async def _close(connections: list[TrackedConnection]) -> None:
+    while connections:
+        await connections.pop().aclose()
