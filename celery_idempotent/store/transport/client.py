@@ -162,10 +162,6 @@ class ClientTransport(BaseTransport):
         """See `ServerTransport`."""
         await result_of(self._clients.get().ping(), self.timeout)
 
-    def server_of(self, name: str) -> str:
-        """See `ServerTransport`."""
-        return self._node_name(self._clients.get(), name)
-
     def pool_of(self, name: str) -> Any:
         """See `ServerTransport`."""
         node = self._node(name)

@@ -216,10 +216,6 @@ class ServerTransport(BaseTransport):
             await pool.close_idle()
         return replies
 
-    def server_of(self, name: str) -> str:
-        """Returns the address of the server that has the record `name`; empty if only one."""
-        return ""
-
     def pool_of(self, name: str) -> Any:
         """Returns redis-py's connection pool for the server that has the record `name`."""
         return self._pool.get().pool
