@@ -37,10 +37,7 @@ class InvalidationListener:
 
     def __init__(self, transport: ServerTransport | ClientTransport) -> None:
         self._transport = transport
-        #: Idle connections by the address of their server.
-        self._idle = transport.scoped(
-            lambda: defaultdict[str, list[TrackedConnection]](list), _close_all
-        )
+        self._idle = transport.scoped(lambda: _Idle(list), _close_all)
         self._unavailable_until = 0.0
 
     async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> None:
@@ -59,11 +56,12 @@ class InvalidationListener:
         return None
 
     async def _wait(self, name: str, seen: bytes, seconds: float) -> None:
-        idle = self._idle.get()[self._transport.server_of(name)]
+        pool = self._transport.pool_of(name)
+        server = pool.connection_kwargs
+        idle = self._idle.get()[server.get("host"), server.get("port")]
         try:
             connection, reused = idle.pop(), True
         except IndexError:
-            pool = self._transport.pool_of(name)
             connection, reused = TrackedConnection(pool, is_async=self._transport.is_async), False
         try:
             if not reused:
@@ -73,7 +71,7 @@ class InvalidationListener:
             await connection.aclose()
             if not reused or not isinstance(error, CONNECTION_ERRORS):
                 raise
-            idle.clear()  # the other idle connections have most likely been lost with this one
+            await _close(idle)  # most likely, they have been lost with this one
         else:
             idle.append(connection)
 
@@ -142,7 +140,15 @@ def is_invalidation(message: Any, name: str) -> bool:
     return names is None or name.encode() in names  # None: all of them, after a flush
 
 
-async def _close_all(idle: dict[str, list[TrackedConnection]]) -> None:
+#: Idle connections by the host and port of their server; None if there is only one server.
+_Idle = defaultdict[tuple[Any, Any], list[TrackedConnection]]
+
+
+async def _close_all(idle: _Idle) -> None:
     for connections in idle.values():
-        while connections:
-            await connections.pop().aclose()
+        await _close(connections)
+
+
+async def _close(connections: list[TrackedConnection]) -> None:
+    while connections:
+        await connections.pop().aclose()

@@ -10,27 +10,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record, State
-from celery_idempotent.store import commands
+from celery_idempotent.record.record import Record, State, utc
 from celery_idempotent.store.inspection import scan, server_info
 from celery_idempotent.store.inspection.server_info import ServerInfo
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.reference import MARK, Reference
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.connection import (
-    CONNECTION_ERRORS,
     aclose_client,
     connect,
-    translate_error,
+    translated_errors,
 )
 
 #: Names in one call of SCAN: a few tenths of a millisecond of server time.
@@ -68,7 +66,7 @@ class RecordView:
     def since(self) -> datetime:
         """When the record entered its state: its outcome's time, or its token's."""
         finished_at = None if self.record is None else self.record.finished_at
-        return finished_at or _utc(self.version[1] / 1e6)
+        return finished_at or utc(self.version[1] / 1e6)
 
     @property
     def is_past_deadline(self) -> bool:
@@ -103,14 +101,8 @@ class RecordReader:
         Raises:
             StoreUnavailableError: if a cluster's nodes do not reply.
         """
-        try:
+        with translated_errors():
             return cls(connect(store.config, timeout=timeout, retries=0), store)
-        except CONNECTION_ERRORS as error:
-            raise translate_error(error, "") from error
-
-    def _fetch(self, key: Key) -> bytes:
-        """Returns the bytes of a record, even after this reader was closed; empty if it is gone."""
-        return run_sync(self.store.execute(commands.get(key))).raw.partition(b" ")[2]
 
     def __enter__(self) -> RecordReader:
         return self
@@ -130,13 +122,12 @@ class RecordReader:
         """
         prefix = self.store.config.prefix
         match = scan.pattern(prefix, task)
-        with _translated_errors():
+        with translated_errors():
             for node in self._primaries():
                 cursor = None
                 while cursor != 0:
                     cursor, names = node.scan(cursor or 0, match=match, count=PAGE)
-                    texts = ((name, name.decode(errors="replace")) for name in names)
-                    keys = [(name, scan.key_of_name(text, prefix)) for name, text in texts]
+                    keys = ((name, scan.key_of_name(_text(name), prefix)) for name in names)
                     known = [(name, key) for name, key in keys if key is not None]
                     yield self._views(node, known, expiry=expiry)
 
@@ -147,7 +138,7 @@ class RecordReader:
             whole: also read the finished steps of long records, which a scan leaves out.
         """
         size = WHOLE if whole else HEAD
-        with _translated_errors():
+        with translated_errors():
             return {
                 view.key: view
                 for node, its_keys in self._by_node(keys)
@@ -193,25 +184,29 @@ class RecordReader:
             # A value that is not a string cannot be read as a record.
             head = b"?" if isinstance(raw, Exception) else raw
             if head and not layout.is_absent(head):
-                expires_at = _utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
+                expires_at = utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
                 record = self._record(key, head, len(head) < size, expires_at)
-                views.append(RecordView(key, record, _utc(clock), self.store))
+                views.append(RecordView(key, record, utc(clock), self.store))
         return views
 
     def _record(
         self, key: Key, raw: bytes, whole: bool, expires_at: datetime | None
     ) -> Record | None:
-        """Returns the record; a large result is fetched when it is first read."""
+        """Returns the record; None if it cannot be read. A large result is fetched when needed."""
         decode = self.store.decode if whole else partial(self._decode_whole, key)
-        try:
+        with suppress(CorruptRecordError):
             return layout.read(raw, str(key), key.task, decode, expires_at)
-        except CorruptRecordError:
-            return None if whole else self._record(key, self._fetch(key), True, expires_at)
+        with suppress(CorruptRecordError):
+            return None if whole else run_sync(self.store.get(key))
+        return None
 
     def _decode_whole(self, key: Key, record: Record) -> Any:
-        """Returns the result of a record of which only the head was read."""
-        whole = layout.read(self._fetch(key), record.key, record.task)
-        if (whole.token, whole.state) != (record.token, record.state):
+        """Returns the result of a record of which only the head was read.
+
+        It may be called after this reader was closed.
+        """
+        whole = run_sync(self.store.get(key))
+        if whole is None or (whole.token, whole.state) != (record.token, record.state):
             raise ResultNotStoredError(f"the record of {record.key} has changed: read it again")
         return self.store.decode(whole)
 
@@ -221,24 +216,23 @@ class RecordReader:
         Only keys that may run again have such records. Scans all names, but reads no record.
         """
         match = scan.message_pattern(self.store.config.prefix, task_id)
-        with _translated_errors():
+        with translated_errors():
             for node in self._primaries():
                 for name in node.scan_iter(match=match, count=PAGE):
-                    text = name.decode(errors="replace")
-                    key = scan.key_of_message(text, self.store.config.prefix)
+                    key = scan.key_of_message(_text(name), self.store.config.prefix)
                     if key is not None:
                         return key.of_message(task_id)
         return None
 
     def count_names(self) -> int:
         """Returns how many names a scan visits, including those that are not records."""
-        with _translated_errors():
+        with translated_errors():
             return sum(node.dbsize() for node in self._primaries())
 
     def bytes_used(self, keys: Sequence[Key]) -> list[int]:
         """Returns the memory that each record of `keys` uses; deleted ones are left out."""
         replies: list[Any] = []
-        with _translated_errors():
+        with translated_errors():
             for node, its_keys in self._by_node(keys):
                 pipeline = node.pipeline(transaction=False)
                 for key in its_keys:
@@ -248,7 +242,7 @@ class RecordReader:
 
     def server_info(self) -> ServerInfo:
         """Returns the properties of the server, or of one primary of a cluster."""
-        with _translated_errors():
+        with translated_errors():
             name = f"{self.store.config.prefix}:{MARK}write-probe"
             error = server_info.write_error(self.client, name)
             return server_info.server_info(next(self._primaries()), error)
@@ -273,14 +267,5 @@ class RecordReader:
         return nodes.items()
 
 
-@contextmanager
-def _translated_errors() -> Iterator[None]:
-    """Translates the errors of redis-py inside the block."""
-    try:
-        yield
-    except CONNECTION_ERRORS as error:
-        raise translate_error(error, "") from error
-
-
-def _utc(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, tz=timezone.utc)
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
