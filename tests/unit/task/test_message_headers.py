@@ -24,8 +24,11 @@ def read(headers: Any, task: str = "shop.charge", task_id: str = ID) -> MessageH
     return MessageHeaders.read(task, task_id, headers)
 
 
-def with_explicit_key(headers: Any, key: Any) -> dict[str, Any]:
-    return message_headers.with_explicit_key("shop.charge", ID, headers, key)
+def with_explicit_key(headers: Any, key: Any, task_id: str = ID) -> dict[str, Any]:
+    """Returns the headers of a publish with this key."""
+    options = {"headers": headers, "idempotency_key": key}
+    options = message_headers.of_options("shop.charge", task_id, options, in_shadow=False)
+    return dict(options["headers"])
 
 
 def read_header(headers: Any, key: Any) -> None:
@@ -158,7 +161,7 @@ def test_a_call_may_have_an_explicit_key(key: Any, expected: str | list[str]) ->
 
 
 def test_a_call_may_be_unprotected() -> None:
-    assert read(with_explicit_key(None, False)) == MessageHeaders(unprotected=True)
+    assert read(with_explicit_key(None, False)) == MessageHeaders(explicit=False)
     assert read({**with_derived_key(None, KEY), "idempotency_key": False}).unprotected
 
 
@@ -259,7 +262,7 @@ class TestAnotherMessagesHeaders:
         )
 
     def test_may_get_the_same_explicit_key(self, headers: dict[str, Any]) -> None:
-        headers = message_headers.with_explicit_key("shop.charge", ANOTHER, headers, "req-7")
+        headers = with_explicit_key(headers, "req-7", ANOTHER)
 
         assert read(headers, task_id=ANOTHER) == MessageHeaders("req-7")
 
@@ -284,7 +287,7 @@ def test_a_header_of_the_first_version_is_ignored() -> None:
 
     assert read(first) == MessageHeaders()
     assert read({**first, "idempotency_key": "req-7"}) == MessageHeaders("req-7")
-    assert read({**first, "idempotency_key": False}) == MessageHeaders(unprotected=True)
+    assert read({**first, "idempotency_key": False}) == MessageHeaders(explicit=False)
     assert bind("shop.charge", ID, first) == {}
 
 
@@ -384,3 +387,14 @@ def test_a_retention_that_cannot_be_used_is_refused_in_one_line(value: Any) -> N
         assert message.startswith("shop.charge: idempotency_result_ttl must be a number of seconds")
         assert "\n" not in message
         assert len(message) < 200
+
+
+@pytest.mark.parametrize(
+    "headers", [{"idempotency_key": ""}, {"idempotency_result_ttl": "x"}], ids=repr
+)
+def test_a_header_that_cannot_be_used_is_replaced_by_a_finding_in_shadow(headers: Any) -> None:
+    """The publish of a call in shadow never fails because of it."""
+    options = message_headers.of_options("shop.charge", ID, {"headers": headers}, in_shadow=True)
+
+    assert message_headers.finding_of(ID, options["headers"]) == message_headers.REFUSED
+    assert message_headers.with_root("shop.charge", ID, options["headers"], lambda: ROOT)
