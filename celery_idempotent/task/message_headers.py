@@ -1,30 +1,29 @@
-"""The headers in which a message carries its key, and how long its result is kept.
+"""The headers in which a message carries its key and the retention of its result.
 
 ``idempotency_key`` is the explicit key of the call (text, or a list of texts), or False for a call
-without protection. ``idempotency_result_ttl`` is a number of seconds. Anyone who publishes by name
-may set these two. ``idempotency`` is written by this package: a message that is published again
-carries its derived key, so a deploy in between does not change the key. It is one text, because
-every publish pays for its size:
-``message.explicit.root`` or ``message.explicit.root.key.fingerprint.requeue_count.unanswered_ids``;
-a ``requeue_count`` of ``5-2`` has two requeues because of the database; a message that was run
-again has the token of the outcome that it replaces at the end. The root names the publish:
-it is drawn anew for each, and kept by retries and put-backs.
+without protection. ``idempotency_result_ttl`` is a number of seconds. A publisher without the code
+of the task may set these two. Only this package writes ``idempotency``: with it, a message that is
+published again carries its derived key, which a deploy in between therefore does not change. It is
+one text, because every publish pays for its size:
+``message.explicit.root`` or ``message.explicit.root.key.fingerprint.requeue_count.unanswered_ids``.
+A ``requeue_count`` of ``5-2`` includes two requeues because of the database. A rerun appends the
+token of the outcome that it replaces. The root identifies the publish: each publish draws a new
+one, which retries and requeues keep.
 
 A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so they are
 bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
-the explicit key that came with it; a bound ``idempotency_result_ttl`` is ``seconds message``. Any
-other message ignores them, but for an explicit key that was set since.
+the explicit key that came with it. A bound ``idempotency_result_ttl`` is ``seconds message``. Any
+other message ignores them, except for an explicit key that was set since.
 
-In shadow (``idempotency_shadow``) the publisher writes into ``idempotency_shadow`` that the message
-would not have been published, or that its explicit key cannot be used. The worker counts that,
-where the counters are.
+In shadow mode the publisher notes in ``idempotency_shadow`` that it would not have published the
+message, or that the explicit key cannot be used. The worker counts it.
 """
 
 from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
@@ -137,7 +136,7 @@ class MessageHeaders(NamedTuple):
         return written
 
 
-#: Of a message without any of them.
+#: The contents of a message without any of these headers.
 NO_HEADERS = MessageHeaders()
 
 
@@ -201,14 +200,6 @@ def bind(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str
     return MessageHeaders.read(task, task_id, headers).write(task, task_id, headers)
 
 
-def with_root(
-    task: str, task_id: str, headers: Mapping[str, Any] | None, draw: Callable[[], bytes]
-) -> dict[str, Any]:
-    """Returns bound `headers` with a root: their own, or a new one."""
-    carried = MessageHeaders.read(task, task_id, headers)
-    return carried._replace(root=carried.root or draw()).write(task, task_id, headers)
-
-
 def without_keys(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `headers` without those of `MessageHeaders`."""
     return {name: value for name, value in headers.items() if name not in _OWN_HEADERS}
@@ -219,20 +210,15 @@ def with_derived_key(
     key: Key,
     task_id: str,
     root: bytes,
-    requeue_count: int = 0,
-    unanswered_ids: bytes = b"",
-    rollback_count: int = 0,
-    forgets: int = 0,
+    **fields: Any,
 ) -> dict[str, Any]:
-    """Returns `headers` for a message that is published under `task_id`, or published again."""
-    carried = MessageHeaders.read(key.task, task_id, headers)._replace(
-        root=root,
-        key=key,
-        requeue_count=requeue_count,
-        rollback_count=rollback_count,
-        unanswered_ids=unanswered_ids,
-        forgets=forgets,
-    )
+    """Returns `headers` for a message that is published under `task_id`, or published again.
+
+    Args:
+        fields: others of `MessageHeaders`, such as ``requeue_count``.
+    """
+    own = MessageHeaders.read(key.task, task_id, headers)
+    carried = MessageHeaders(own.explicit, own.result_ttl, root, key, **fields)
     return carried.write(key.task, task_id, _without_deaths(headers))
 
 
@@ -241,22 +227,28 @@ def for_retry(
     task_id: str,
     headers: Mapping[str, Any] | None,
     new_headers: Mapping[str, Any] | None,
+    key: Key | None = None,
+    root: bytes = b"",
 ) -> dict[str, Any]:
     """Returns the headers of a retry: the message's own or the new ones, with the explicit key.
+
+    Args:
+        key: of the call that is retried, and the `root` of its message.
 
     Raises:
         KeyRuleError: if the new ones hold another explicit key.
     """
-    own = MessageHeaders.read(task, task_id, headers)
-    if new_headers is None:
-        return own.write(task, task_id, _without_deaths(headers))
-    new = MessageHeaders.read(task, task_id, new_headers)
+    own, given = MessageHeaders.read(task, task_id, headers), new_headers
+    new = own if given is None else MessageHeaders.read(task, task_id, given)
+    if given is not None and new.key is not None:
+        return dict(given)  # of a message that is requeued
     if new.explicit not in (None, own.explicit):
         raise KeyRuleError(
             f"{task}: a retry keeps the key of its call; remove idempotency_key from its headers"
         )
     result_ttl = new.result_ttl if own.result_ttl is None else own.result_ttl
-    return MessageHeaders(own.explicit, result_ttl, own.root).write(task, task_id, new_headers)
+    carried = MessageHeaders(own.explicit, result_ttl, root or own.root, key or own.key)
+    return carried.write(task, task_id, _without_deaths(headers if given is None else given))
 
 
 def was_requeued(task: str, headers: Mapping[str, Any] | None) -> bool:
