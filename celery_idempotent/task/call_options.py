@@ -1,10 +1,11 @@
-"""Options of one call, and the places where callers put them by mistake.
+"""The options of one call, and the places where callers put them by mistake.
 
 Celery accepts an option of any name and passes it to the broker as a property of the message, which
-some brokers keep and others drop. The call would run under the key of the task's rule, so a key in
-a wrong place is an error: at publish, where the task is known, else in the worker, whose message
-names the place. The signatures of idempotent tasks reject such options and invalid keys when these
-are set: a canvas publishes its first tasks before a later one could raise an error.
+some brokers keep and others drop. The call would then run under the key of the task's rule, so a
+key in a wrong place is an error: at publish if the task is known there, otherwise in the worker,
+where the error names the place. The signatures of idempotent tasks reject such options and invalid
+keys when they are set, because a canvas publishes its first tasks before an error in a later one
+shows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from celery_idempotent.task.message_headers import (
 logger = logging.getLogger(__name__)
 
 CALL_OPTIONS = (EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER)
-#: Names the options that the publisher has misplaced.
+#: Names the misplaced options of a publisher.
 MISPLACED_HEADER = "idempotency_misplaced"
 
 #: At this similarity to an option of a call, 1 being equality, a name is taken for a misspelling.
@@ -103,8 +104,6 @@ def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) ->
         KeyRuleError: naming the place.
     """
     headers, properties = request.headers or {}, request.properties or {}
-    if not names_any((*headers, *properties, *kwargs)):
-        return
     check_headers(rule.task, headers)
     check_arguments(rule, kwargs, KeyRuleError)
     misplaced = _misplaced(properties)

@@ -60,7 +60,7 @@ def mark_continuation_sent(sender: Any, signal: Any, **_: Any) -> None:
 
 @task_postrun.connect(weak=False)
 def end_continuation(sender: Any, **_: Any) -> None:
-    """Lets a redelivery send a continuation that was not sent."""
+    """Lets a redelivery send what was not sent."""
     continuation = _continuation_of(sender)
     if continuation is not None:
         continuation.end()

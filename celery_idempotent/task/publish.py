@@ -35,14 +35,14 @@ from celery_idempotent.task.result import RecordResult
 
 logger = logging.getLogger(__name__)
 
-#: Options of a call that something else waits for. It is published even as a duplicate: the worker
-#: replays the outcome and sends the continuation. The last task of a canvas, and the replacement of
-#: a task, have a parent, and others wait for their id already.
+#: Options of a call on which something else depends. Even a duplicate with one is published: the
+#: worker replays the outcome and sends the continuation. The last task of a canvas and the
+#: replacement of a task have a parent, and others already wait for their id.
 _CANVAS_OPTIONS = frozenset(
     {"link", "link_error", "chain", "chord", "group_id", "parent_id", "replaced_task_nesting"}
 )
 
-#: Reports that a call is not published, and returns the error, which the caller raises.
+#: Reports that a call is refused at publish; returns the error, which the caller raises.
 refuse_publish = partial(refuse, event=table.PUBLISH_REFUSED, at="publish")
 
 
@@ -58,14 +58,14 @@ def publish(
 ) -> AsyncResult:
     """Sends the message.
 
-    With ``idempotency_dedupe_publish`` the key is reserved first; if another call has it, nothing
-    is sent, and the result of that call is returned or, by the option, an error raised.
+    With ``idempotency_dedupe_publish`` it reserves the key first. If another call has the key, it
+    sends nothing, and returns the result of that call or raises an error, by the option.
 
     Args:
-        options: of the call; its headers are replaced.
-        send: publishes the message with the options that it gets.
+        options: of the call; the headers in it are replaced.
+        send: publishes the message with these options.
         has_own_id: whether the caller has chosen `task_id`. Others may wait for its result, so the
-            message is sent even as a duplicate.
+            message is sent even if it is a duplicate.
 
     Raises:
         KeyReusedError: if the key was used with other arguments.
@@ -130,7 +130,7 @@ def publish(
 
 
 def _reserve(about: About, options: Mapping[str, Any]) -> tuple[str, Record | None]:
-    """Reserves the key for the message, also after a message that has ended.
+    """Reserves the key for the message, also if it is reserved for a message that has ended.
 
     Returns:
         The case of the reply, and the record if another call has the key.
@@ -179,7 +179,7 @@ def _free_key(about: About, record: Record, raw: bytes) -> bool:
 
 
 def _delete_reservation(about: About) -> None:
-    """Deletes the reservation of `about`, which may be an earlier message."""
+    """Deletes the reservation of the message `about`."""
     try:
         about.sender.idempotency_configuration.delete_reservation(about.key, about.task_id)
     except IdempotencyError as error:
@@ -187,11 +187,11 @@ def _delete_reservation(about: About) -> None:
 
 
 def is_stale(task: Task, reservation: Reservation) -> bool:
-    """Returns whether the result backend has the message of a reservation as ended.
+    """Returns whether the result backend shows that the message of a reservation has ended.
 
-    It was revoked, no worker could run it, or it ran while Redis was unavailable. A retry may be
-    pending although Celery has stored an outcome, that of a body which called
-    ``self.retry(throw=False)``: only a revoked one has ended.
+    It was revoked, no worker could run it, or it ran while Redis was unavailable. A retry may still
+    be pending if Celery has stored an outcome, namely that of a body that has called
+    ``self.retry(throw=False)``. Only a revoked retry has ended.
     """
     try:
         state = task.AsyncResult(reservation.task_id).state

@@ -50,18 +50,18 @@ HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED = "hard_time_limit", "process_lost", "
 
 logger = logging.getLogger(__name__)
 
-#: Gets the requests of this process, if something takes them from there.
+#: Collects the requests of this process for a reader; None without one.
 received: deque[ref[IdempotentRequest]] | None = None
 
 
 class IdempotentRequest(Request):
-    """Ends the lease of a pool child that died, and the reservation of a discarded message.
+    """Ends the lease of a dead pool child, and the reservation of a discarded message.
 
-    So a redelivered message runs at once, and the next call with the key is published at once.
+    The redelivered message then runs at once, and the next call with the key is published at once.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Passes the content type to the pool, which Celery does for AMQP messages only."""
+        """Passes the content type to the pool, which Celery does only for AMQP messages."""
         super().__init__(*args, **options)
         if received is not None:
             received.append(ref(self))
@@ -72,9 +72,9 @@ class IdempotentRequest(Request):
     def revoked(self) -> bool:
         """Returns whether to discard the message: not if its execution has begun or finished.
 
-        For a copy of such a message, Celery would overwrite the state of the execution, count it as
-        failed in its chord, and acknowledge the copy, which may be the last one if the execution
-        dies. The executor requeues the copy instead, or replays the outcome.
+        If Celery discarded a copy of such a message, it would overwrite the state of the execution,
+        count it as failed in its chord, and acknowledge the copy, which may be the last one if the
+        execution dies. The executor requeues the copy instead, or replays the outcome.
         """
         if not self._configuration.in_shadow and self._has_begun():
             return False
@@ -92,14 +92,14 @@ class IdempotentRequest(Request):
     def _has_begun(self) -> bool:
         """Returns whether the message is expired or revoked, and its execution has begun.
 
-        A message whose execution began in time does not expire, even if it dies and runs again, or
-        is retried. A revoked message does not run again.
+        If the execution began in time, the message no longer expires, even if the execution dies
+        and runs again, or is retried. A revoked message does not run again.
         """
         revoked = self.id in revoked_tasks or self._has_revoked_stamp()
         if not revoked and (self.expires is None or seconds_until(self.expires)):
             return False
         with _warning(
-            "Cannot read the record of task %s, which is expired or revoked: it is discarded, "
+            "Cannot read the record of task %s, which has expired or was revoked: it is discarded, "
             "even if a copy of it is running: %s",
             self.id,
         ):
@@ -156,13 +156,13 @@ class IdempotentRequest(Request):
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """Abandons the lease of a child that gets SIGKILL, which cannot release its key itself."""
+        """Abandons the lease of a child before SIGKILL keeps it from releasing its key."""
         super().terminate(pool, signal)
         if self.time_start and signals.signum(signal or TERM_SIGNAME) == SIGKILL:
             self._abandon(0.0, TERMINATED)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
-        """Lets the lease end shortly after a child that has reached its hard time limit."""
+        """Lets the lease of a child at its hard time limit end shortly after the child."""
         if soft:
             return super().on_timeout(soft, timeout)
         final_error = TimeLimitExceeded(timeout) if acknowledged(self.task, "timeout") else None
@@ -191,7 +191,7 @@ class IdempotentRequest(Request):
 
     @cached_property
     def _execution_id(self) -> bytes:
-        """Of this process, where it sends errbacks."""
+        """The id under which this process sends errbacks."""
         return os.urandom(layout.ID_BYTES)
 
     @cached_property
@@ -224,7 +224,7 @@ class IdempotentRequest(Request):
 
         Args:
             reason: how the execution ends: `Record.ended_by`.
-            final_error: the error that Celery stores, if it acknowledges the message.
+            final_error: the error that Celery stores if it acknowledges the message.
 
         Returns:
             Whether copies of the message get that error from now on.
@@ -239,7 +239,7 @@ class IdempotentRequest(Request):
             configuration = self._configuration
             settings, payload = configuration.settings, None
             if final_error is not None:
-                # Only the child has the token, and an offloaded payload needs a unique name.
+                # Only the child knows the token, and an offloaded payload needs a unique name.
                 token = time.time_ns() // 1000
                 encode = configuration.executor.codec.encode_error
                 payload = run_sync(encode(final_error, settings, key=str(key), token=token))
@@ -261,16 +261,16 @@ class IdempotentRequest(Request):
             about = About(self.task, self.name, self.id, key)
             report(table.ABANDONED, about, reason=reason, grace=grace)
             return final_error is not None and not configuration.in_shadow
-        # The lease expires by itself, and the message has to be redelivered in any case.
+        # The lease expires by itself, and the message is redelivered in any case.
         return False
 
 
 @contextmanager
 def _warning(message: str, task_id: str) -> Iterator[None]:
-    """Logs an error of the block, which the worker has to survive.
+    """Logs an error of the block instead of raising it: the worker must survive it.
 
     Args:
-        message: with places for the task id and the error.
+        message: a format of the task id and the error.
     """
     try:
         yield
@@ -307,10 +307,10 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
 
 
 def request_class(task: Task) -> type[IdempotentRequest]:
-    """Returns the class of the messages of `task`: its own ``Request`` inside this package's.
+    """Returns the request class of `task`: this package's, derived from the task's own.
 
     Raises:
-        ConfigurationError: if its own is not a class of Celery's requests.
+        ConfigurationError: if the task's own is not a subclass of Celery's.
     """
     own = symbol_by_name(task.Request)
     if not (isinstance(own, type) and issubclass(own, Request)):
