@@ -88,7 +88,8 @@ class MessageHeaders(NamedTuple):
             KeyRuleError: if the explicit key cannot be used. Another key must not take its place.
             SettingsError: if ``idempotency_result_ttl`` cannot be used.
         """
-        headers = headers or {}
+        if not headers:
+            return NO_HEADERS
         explicit, text = headers.get(EXPLICIT_KEY_HEADER), headers.get(DERIVED_KEY_HEADER)
         root, derived = "", None
         if isinstance(text, str) and (fields := _BINDING.fullmatch(text)):
