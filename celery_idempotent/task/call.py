@@ -400,10 +400,10 @@ class TaskCall:
             self.active.key,
             self.data.task_id,
             self.data.root,
-            self.data.requeue_count + 1,
-            end.unanswered_ids,
-            end.rollback_count,
-            self._forgets,
+            requeue_count=self.data.requeue_count + 1,
+            rollback_count=end.rollback_count,
+            unanswered_ids=end.unanswered_ids,
+            forgets=self._forgets,
         )
         self.publish_again(self.sender, end, headers)
 

@@ -1,10 +1,11 @@
-"""Options of one call, and the places where callers put them by mistake.
+"""The options of one call, and the places where callers put them by mistake.
 
 Celery accepts an option of any name and passes it to the broker as a property of the message, which
-some brokers keep and others drop. The call would run under the key of the task's rule, so a key in
-a wrong place is an error: at publish, where the task is known, else in the worker, whose message
-names the place. The signatures of idempotent tasks reject such options and invalid keys when these
-are set: a canvas publishes its first tasks before a later one could raise an error.
+some brokers keep and others drop. The call would then run under the key of the task's rule, so a
+key in a wrong place is an error: at publish if the task is known there, otherwise in the worker,
+where the error names the place. The signatures of idempotent tasks reject such options and invalid
+keys when they are set, because a canvas publishes its first tasks before an error in a later one
+shows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -20,33 +21,30 @@ from celery.app.task import Context
 from celery.canvas import Signature, chunks, xmap, xstarmap
 from celery.signals import before_task_publish
 
-from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.settings import OPTIONS, check_value
-from celery_idempotent.task.canvas import REPLACED_HEADER
 from celery_idempotent.task.message_headers import (
     DERIVED_KEY_HEADER,
     EXPLICIT_KEY_HEADER,
     RESULT_TTL_HEADER,
-    SHADOW_HEADER,
 )
 
 logger = logging.getLogger(__name__)
 
 CALL_OPTIONS = (EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER)
-#: Names the options that the publisher has misplaced.
+#: Names the misplaced options of a publisher.
 MISPLACED_HEADER = "idempotency_misplaced"
 
-_HEADERS = (*CALL_OPTIONS, DERIVED_KEY_HEADER, REPLACED_HEADER, MISPLACED_HEADER, SHADOW_HEADER)
-#: From this similarity on, 1 being equality, a name is a misspelt option of a call.
+#: At this similarity to an option of a call, 1 being equality, a name is taken for a misspelling.
 _SIMILAR = 0.88
-#: Characters of the longest name that is compared.
+#: The maximum length of a name that is compared.
 _LONGEST = 64
 
 
-def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CALL_OPTIONS) -> None:
+def check(function: str, options: Iterable[str], known: tuple[str, ...] = CALL_OPTIONS) -> None:
     """Rejects options of a call that are named like this package's, and do not exist.
 
     Args:
@@ -55,15 +53,12 @@ def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CA
     Raises:
         TypeError: suggesting the right name.
     """
-    for name in _misplaced(options):
-        if name in known and name in options:
-            continue
+    for name in _misplaced(name for name in options if name not in known):
         if name in CALL_OPTIONS:
-            place = "" if name in options else " among the properties"
-            raise TypeError(f"{function}() takes no {name}{place}")
+            raise TypeError(f"{function}() takes no {name}")
         if name in OPTIONS:
             raise TypeError(f"{function}() got the option {name!r} of tasks; set it on the task")
-        hint = f"; did you mean {_nearest(name)[1]!r}?" if known else ""
+        hint = f"; did you mean {_nearest(name)!r}?" if known else ""
         raise TypeError(f"{function}() got an unknown option {name!r}{hint}")
 
 
@@ -90,18 +85,16 @@ def check_headers(task: str, headers: Mapping[str, Any] | None) -> None:
         KeyRuleError: naming the header.
     """
     for name in map(str, headers or ()):
-        if name not in _HEADERS and len(name) <= _LONGEST and _nearest(name)[0] >= _SIMILAR:
+        if name not in (*CALL_OPTIONS, DERIVED_KEY_HEADER) and (option := _nearest(name, _SIMILAR)):
             raise KeyRuleError(
-                f"{task}: the header {name!r} of the message is not read; did you mean "
-                f"{_nearest(name)[1]!r}?"
+                f"{task}: the header {name!r} of the message is not read; did you mean {option!r}?"
             )
 
 
 @lru_cache(1024)
 def names_any(names: tuple[str, ...]) -> bool:
-    """Returns whether `names`, of headers, properties or arguments, may be meant as options."""
-    own = DERIVED_KEY_HEADER  # written by this package
-    return any(n == "properties" or (n != own and _is_meant_as_option(str(n))) for n in names)
+    """Returns whether any of `names`, of headers, properties or arguments, may mean an option."""
+    return any(n != DERIVED_KEY_HEADER and _means_option(n) for n in map(str, names))
 
 
 def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) -> None:
@@ -111,8 +104,6 @@ def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) ->
         KeyRuleError: naming the place.
     """
     headers, properties = request.headers or {}, request.properties or {}
-    if not names_any((*headers, *properties, *kwargs)):
-        return
     check_headers(rule.task, headers)
     check_arguments(rule, kwargs, KeyRuleError)
     misplaced = _misplaced(properties)
@@ -121,7 +112,7 @@ def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) ->
     if misplaced:
         raise KeyRuleError(
             f"{rule.task}: the publisher passed {', '.join(misplaced)} as an option of "
-            f"send_task(), which is not read: pass headers={{{_nearest(misplaced[0])[1]!r}: …}}"
+            f"send_task(), which is not read: pass headers={{{_nearest(misplaced[0])!r}: …}}"
         )
 
 
@@ -131,7 +122,7 @@ def _mark_misplaced(
 ) -> None:
     """Marks a message with a misplaced option, which its worker refuses.
 
-    Celery passes it on as a property, and swallows exceptions that this function raises.
+    Celery sends the option as a property, and catches errors that this function raises.
     """
     if misplaced := _misplaced(properties):
         names = ", ".join(misplaced)
@@ -139,35 +130,33 @@ def _mark_misplaced(
         logger.error(
             "%s is published with the option %s, which is not read, and an idempotent task refuses "
             "it: pass headers={%r: …}",
-            sender, names, _nearest(misplaced[0])[1],
+            sender, names, _nearest(misplaced[0]),
             extra=log_extra(None, task_id=headers.get("id")),
         )  # fmt: skip
 
 
-def _misplaced(properties: Mapping[str, Any]) -> list[str]:
-    """Returns the names that are meant as options of this package."""
-    nested = properties.get("properties")
-    names = map(str, (*properties, *(nested if isinstance(nested, Mapping) else ())))
-    return [name for name in names if len(name) <= _LONGEST and _is_meant_as_option(name)]
+def _misplaced(names: Iterable[str]) -> list[str]:
+    """Returns those of `names` that mean options of this package."""
+    return [name for name in map(str, names) if _means_option(name)]
 
 
 @lru_cache(1024)
-def _is_meant_as_option(name: str) -> bool:
-    return _letters(name).startswith("idempoten") or _nearest(name)[0] >= _SIMILAR
+def _means_option(name: str) -> bool:
+    return _letters(name).startswith("idempoten") or bool(_nearest(name, _SIMILAR))
 
 
 @lru_cache(1024)
-def _nearest(name: str) -> tuple[float, str]:
-    """Returns the most similar option of a call, after its similarity."""
-    letters = _letters(name).removeprefix("x")
-    return max(
-        (difflib.SequenceMatcher(None, letters, _letters(option)).ratio(), option)
-        for option in CALL_OPTIONS
-    )
+def _nearest(name: str, least: float = 0.0) -> str:
+    """Returns the option of a call that is most similar to `name`; empty below `least`."""
+    options = {_letters(option): option for option in CALL_OPTIONS}
+    matches = difflib.get_close_matches(_letters(name), options, 1, least)
+    return options[matches[0]] if matches else ""
 
 
 def _letters(name: str) -> str:
-    return re.sub(r"[^a-z]", "", name.lower())
+    """Returns the letters of `name` without a leading "x"; nothing if it is too long."""
+    is_long = len(name) > _LONGEST
+    return "" if is_long else re.sub(r"[^a-z]", "", name.lower()).removeprefix("x")
 
 
 class CallSignature(Signature):
@@ -182,18 +171,17 @@ class CallSignature(Signature):
             SettingsError: if `idempotency_result_ttl` is not a valid number of seconds.
         """
         check("set", options)
-        in_shadow = self.type.idempotency_configuration.in_shadow
         key, result_ttl = map(options.get, CALL_OPTIONS)
-        if result_ttl is not None and not in_shadow:
-            check_value(RESULT_TTL_HEADER, result_ttl, self.task)
-        if key is not None and key is not False:
-            try:
+        try:
+            if result_ttl is not None:
+                check_value(RESULT_TTL_HEADER, result_ttl, self.task)
+            if key is not None and key is not False:
                 # Not every serializer of tasks writes a UUID.
                 options[EXPLICIT_KEY_HEADER] = message_form(self.task, key)
-            except KeyRuleError:
-                if not in_shadow:
-                    raise
-                options[EXPLICIT_KEY_HEADER] = ""  # counted as refused in the worker
+        except IdempotencyError:
+            if not self.type.idempotency_configuration.in_shadow:
+                raise
+            options[EXPLICIT_KEY_HEADER] = ""  # the worker counts it as refused
         return super().set(immutable, **options)
 
 

@@ -1,22 +1,21 @@
-"""Canvases: what follows a task (its continuation), and a canvas that replaces a task.
+"""Canvases: the continuation of a task, and a canvas that replaces a task.
 
 Celery sends the continuation (callbacks, the rest of a chain, a chord's count, errbacks) after the
 body and before it acknowledges the message. If the worker dies in between, the message is
-redelivered, and the record shows whether the continuation was sent before. Only a task that has one
-pays the round trip for that mark.
+redelivered, and the record shows whether the continuation was sent before. Only a task with a
+continuation pays the round trip for that mark.
 
-A task may replace itself by a canvas in which it occurs again. Of the calls with its key in that
-canvas, the one with its id continues under the key, and its outcome is the key's. Each of the
-others has a key of its own, made of the key and its task id: its duplicates are recognised, and it
-does not wait for the key that it is a part of. Which keys were replaced is in a header of every
-message of the canvas, because the key of a call may depend on results that it does not have yet.
+A task may replace itself with a canvas in which it occurs again. Of the calls with its key in that
+canvas, the one with its id continues under the key, and its outcome becomes the key's. Each of the
+others gets a key of its own, made of the key and its task id: its duplicates are recognised, and it
+does not wait for the key that it is a part of. A header of every message of the canvas names the
+replaced keys, because the key of a call may depend on results that do not exist yet.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 from celery import current_task
@@ -27,7 +26,7 @@ from celery.utils import uuid
 
 from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.key.key import ROOT_BYTES, Key, default_root
-from celery_idempotent.task import message_headers
+from celery_idempotent.task.message_headers import MessageHeaders
 
 #: For each replaced key, by its name: ``fingerprint:root.id`` of the task that had it.
 REPLACED_HEADER = "idempotency_replaced"
@@ -36,21 +35,21 @@ GENERATIONS = 10**9
 
 
 def has_continuation(request: Context) -> bool:
-    """Returns whether anything follows the task of `request`."""
+    """Returns whether the task of `request` has a continuation."""
     return bool(request.callbacks or request.chain or request.chord or request.errbacks)
 
 
 def drop_continuation(request: Context) -> None:
-    """Lets Celery send nothing after this task: it was sent before."""
+    """Keeps Celery from sending the continuation of this task, which was sent before."""
     request.callbacks = request.chain = request.chord = request.errbacks = None
 
 
 @task_success.connect(weak=False)
 @task_failure.connect(weak=False)
 def mark_continuation_sent(sender: Any, signal: Any, **_: Any) -> None:
-    """Writes into the record that what follows a value, or an error, was sent.
+    """Marks in the record that the continuation of a value, or of an error, was sent.
 
-    Celery also fails a task that has returned a value, if its callbacks cannot be published.
+    Celery also fails a task that has returned a value if its callbacks cannot be published.
     """
     continuation = _continuation_of(sender)
     if continuation is not None and continuation.follows_value is (signal is task_success):
@@ -66,7 +65,7 @@ def end_continuation(sender: Any, **_: Any) -> None:
 
 
 def _continuation_of(sender: Any) -> Continuation | None:
-    """Returns the continuation of the task that runs; None if it has none, or is not ours."""
+    """Returns the continuation of the running task; None if it has none or is not idempotent."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
     call = getattr(request, "idempotency_call", None)
     return call and call.continuation
@@ -75,13 +74,13 @@ def _continuation_of(sender: Any) -> Continuation | None:
 def identity_of(
     key: Key, request: Context, task_id: str, root: bytes | None = None
 ) -> tuple[bytes, int]:
-    """Returns the root of a message, and its number among those of its root.
+    """Returns the root of a message and its generation, its number among those of the root.
 
     A retry adds one to ``retries``. A task that replaces itself starts again, one level deeper,
-    with the root of the message that it replaces.
+    with the root of the replaced message.
 
     Args:
-        root: in the headers of the message.
+        root: from the headers of the message.
     """
     depth = int(request.replaced_task_nesting or 0)
     if (depth or request.is_eager) and (replaced := _read_replaced(key, request)):
@@ -91,21 +90,21 @@ def identity_of(
 
 
 def with_root(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the headers of a publish, with a root that names it among those of its task id.
+    """Returns the headers of a publish, with a root that tells it from others of its task id.
 
-    A message that is published again has its root already. What a continuation publishes gets the
-    same one each time that the continuation is sent.
+    A message that is published again already has its root. Messages of a continuation get the same
+    root each time the continuation is sent.
     """
     request = getattr(current_task, "request_stack", None) and current_task.request_stack.top
     if request is not None and request.id == task_id and (replaced := _replaced_keys(request)):
-        # A plain task of the canvas is replaced in its turn.
+        # A plain task of the canvas is replaced in turn.
         headers = {REPLACED_HEADER: replaced, **(headers or {})}
-    continuation = _continuation_of(current_task)
-    if continuation is None:
-        draw = partial(os.urandom, ROOT_BYTES)
-    else:
-        draw = partial(continuation.draw_root, task, task_id)
-    return message_headers.with_root(task, task_id, headers, draw)
+    carried = MessageHeaders.read(task, task_id, headers)
+    if not carried.root:
+        continuation = _continuation_of(current_task)
+        new = continuation.draw_root(task, task_id) if continuation else os.urandom(ROOT_BYTES)
+        carried = carried._replace(root=new)
+    return carried.write(task, task_id, headers)
 
 
 def ignores_result(sig: Signature) -> bool:
@@ -122,7 +121,7 @@ def mark_replaced(canvas: Signature, key: Key, root: bytes, request: Context) ->
     Args:
         root: of the replaced message.
     """
-    # An eager task runs until the canvas has ended, so all calls in it are parts.
+    # An eager task runs until the canvas has ended, so all calls in the canvas are parts.
     successor_id = "" if request.is_eager else request.id
     value = f"{key.fingerprint.hex()}:{root.hex()}.{successor_id}"
     replaced = {**_replaced_keys(request), str(key): value}
@@ -131,12 +130,12 @@ def mark_replaced(canvas: Signature, key: Key, root: bytes, request: Context) ->
         if getattr(sig, "tasks", None) is not None:
             continue  # Celery publishes its parts
         headers = sig.options.get("headers") or {}
-        # Celery itself sets the level at the first messages of a canvas only.
+        # Celery itself sets the level only on the first messages of a canvas.
         sig.set(headers={**headers, REPLACED_HEADER: replaced}, replaced_task_nesting=nesting)
 
 
 def key_in_canvas(key: Key, request: Context, call_id: str) -> Key:
-    """Returns the key of a call for which the rule derives `key`.
+    """Returns the key of a call for which the rule derives `key`, in a replacement or not.
 
     Args:
         call_id: the task id, or the id of an item of ``map``.
@@ -145,14 +144,14 @@ def key_in_canvas(key: Key, request: Context, call_id: str) -> Key:
     if replaced is None:
         return key
     if replaced.successor_id == call_id:
-        # Its arguments may differ from those that the key was first used with.
+        # Its arguments may differ from those of the first call with the key.
         return key.with_fingerprint(replaced.fingerprint)
     # In an eager run every link of a chain has the same id, and no call has duplicates.
     return key.part(uuid() if request.is_eager else call_id)
 
 
 def last_signature(canvas: Signature) -> Signature | None:
-    """Returns the signature that gets the replaced task's id; None if that is a group's results."""
+    """Returns the signature that gets the replaced task's id; None if a group ends the canvas."""
     body, tasks = getattr(canvas, "body", None), getattr(canvas, "tasks", None)
     if tasks is None:
         return canvas
@@ -162,7 +161,7 @@ def last_signature(canvas: Signature) -> Signature | None:
 
 
 def signatures(sig: Signature) -> Iterator[Signature]:
-    """Iterates over `sig` and those that it consists of."""
+    """Iterates over `sig` and its parts."""
     yield sig
     for part in (*(getattr(sig, "tasks", None) or ()), getattr(sig, "body", None)):
         if isinstance(part, Signature):
@@ -187,7 +186,7 @@ def _read_replaced(key: Key, request: Context) -> _Replaced | None:
 
 
 def _replaced_keys(request: Context) -> Mapping[str, Any]:
-    """Returns nothing outside a replacement: a task may forward its headers to other tasks."""
+    """Returns the replaced keys; none outside a replacement, since tasks may forward headers."""
     if not (request.replaced_task_nesting or request.is_eager):
         return {}
     replaced = (request.headers or {}).get(REPLACED_HEADER)

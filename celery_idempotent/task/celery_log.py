@@ -1,14 +1,14 @@
-"""Celery's own lines about messages of idempotent tasks.
+"""Filters of Celery's log lines about messages of idempotent tasks.
 
-Celery logs a message that was requeued as "ignored", like one that is ignored, and a rejected one
-with a traceback. The package logs what became of either, so Celery's line is left out.
+Celery logs a requeued message as "ignored", like an ignored one, and a rejected message with a
+traceback. The package logs how such a message ends, so Celery's line is suppressed.
 
-An error that ends a message without its body (a refusal, the error that a duplicate is replayed) is
-logged by Celery alone. Its line gets the attributes of this package's lines. The traceback shows
-the flow and its cause, the same for each such call, and is logged once a minute.
+Only Celery logs an error that ends a message without its body (a refusal, or the replayed error of
+a duplicate). Its line gets the attributes of this package's lines. The traceback shows the flow and
+the cause, which are the same for each such call, and is logged once a minute.
 
-A message that was requeued is received again and again, in an outage each half minute: only its
-first "received" is logged.
+A requeued message is received again and again, every half minute in an outage. Only its first
+"received" is logged.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from celery_idempotent.events.report import log_extra
 
 _tracebacks = Repeats()
 
-#: Whether the message that is being received was requeued by this package.
+#: Whether this package has requeued the message that is being received.
 comes_back: ContextVar[bool] = ContextVar("idempotent_comes_back", default=False)
 
 
 def is_first(record: logging.LogRecord) -> bool:
-    """Returns False for the line of a message that comes back."""
+    """Returns False for the line about a requeued message."""
     return record.levelno > logging.INFO or not comes_back.get()
 
 
 def edit(record: logging.LogRecord) -> bool:
-    """Edits a line of Celery's tracer; returns False if it is left out."""
+    """Edits a line of Celery's tracer; returns False to suppress it."""
     data = getattr(record, "data", None)
     request = current_task.request_stack.top if current_task else None
     if not isinstance(data, dict) or request is None:

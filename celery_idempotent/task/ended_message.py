@@ -1,15 +1,14 @@
-"""The message of a task that has ended for good: it is kept, and a person can run it again.
+"""The message of a task that has ended for good is kept, so that a person can run it again.
 
-It is kept as the signature that publishes it, in the serializer of the message. To run it again is
-a new publish under the old task id, whose result then replaces the failure:
+It is kept as the signature that publishes it, in the serializer of the message. A rerun is a new
+publish under the old task id, whose result then replaces the failure:
 
-- Its root follows from the message and the outcome that it replaces. If it is published twice,
-  because two people do so at once or one repeats it after an error, the two are copies of one
-  message, of which one runs.
-- It is published first. The worker that receives it forgets the outcome (`ForgetFirst`).
-- It has no eta and no expiry, and all its retries again.
-- Its callbacks, the rest of its chain and its errbacks are those of the message. Its chord has
-  counted the failure already, and would count once too often: it is not a part of that any more.
+- Its root is derived from the message and the outcome that it replaces. Two publishes, because two
+  people rerun it at once or one repeats it after an error, are copies of one message, and one runs.
+- It is published before the outcome is forgotten, which the receiving worker does (`ForgetFirst`).
+- It has no eta and no expiry, and may use all its retries again.
+- It keeps its callbacks, the rest of its chain and its errbacks. It leaves its chord, which has
+  already counted the failure and would count the call twice.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import message_headers, outbox, republish
 from celery_idempotent.task.message_headers import MessageHeaders
 
-#: Options of a message that do not hold for its publication by a person.
+#: Options of the message that a rerun does not keep.
 _DROPPED = ("chord", "countdown", "eta", "expires", "retries")
 
 
@@ -70,7 +69,7 @@ def keep(call: ActiveCall, request: Context) -> None:
 
 
 def find(app: Celery, configuration: TaskConfiguration, key: Key, task_id: str) -> Signature | None:
-    """Returns the message that was kept of `task_id`, if there is one.
+    """Returns the message that was kept for `task_id`; None without one.
 
     Raises:
         IdempotencyError: if it cannot be read.
@@ -84,7 +83,7 @@ def find(app: Celery, configuration: TaskConfiguration, key: Key, task_id: str) 
         return outbox.load(app, stored)
     except Exception as error:
         raise CorruptRecordError(
-            f"{key}: the message that was kept cannot be read: {type(error).__name__}"
+            f"{key}: its kept message cannot be read: {type(error).__name__}"
         ) from error
 
 
@@ -92,8 +91,8 @@ def publish(signature: Signature, key: Key, token: int) -> str:
     """Publishes `signature`, which has a task id, for `key`; returns the task id.
 
     Args:
-        key: if the message carries none.
-        token: of the outcome that it replaces; 0: none.
+        key: of a message that carries none.
+        token: of the outcome that it replaces; 0 without one.
 
     Raises:
         Exception: of the broker.
@@ -115,7 +114,7 @@ def publish(signature: Signature, key: Key, token: int) -> str:
 
 
 def plan_of_rerun(configuration: TaskConfiguration, app: Celery, token: int) -> Plan:
-    """Returns the plan of a message that was run again, in place of the outcome with `token`."""
+    """Returns the plan of a rerun that replaces the outcome with `token`."""
 
     def databases() -> set[Database]:
         return app_tasks.databases(app_tasks.tasks(app))

@@ -1,16 +1,15 @@
-"""Methods of a task that its class overrides: its handlers, and ``__call__``.
+"""The methods of a task that its class may override: handlers and ``__call__``.
 
-Handlers (``before_start``, ``on_success`` …) run only for a body that has run. Celery's tracer
-calls them for every message. A duplicate that is replayed, rejected or requeued has run nothing, so
-its handlers are skipped: a receipt that ``on_success`` sends is sent once.
+Celery's tracer calls handlers (``before_start``, ``on_success`` …) for every message. Here they run
+only if the body has run. A duplicate that is replayed, rejected or requeued skips them, so a
+receipt that ``on_success`` sends is sent once.
 
-A ``__call__`` of the user's own belongs to the body, and runs inside the execution. It may catch
-every error of what it calls. If it were called first, it would also catch the exceptions by which a
-duplicate is requeued, ignored or rejected, and its value would become the duplicate's result.
-Therefore a class with a ``__call__`` of its own gets another one, which goes through the executor
-first.
+A user's own ``__call__`` belongs to the body and runs inside the execution. It may catch any error
+of the code that it calls. If it ran first, it would also catch the exceptions that requeue, ignore
+or reject a duplicate, and its value would become the duplicate's result. Therefore the
+``__call__`` of such a class is replaced by one that goes through the executor first.
 
-What a class inherits is looked up at each call, so that a test can replace it in the base class.
+Inherited methods are looked up at each call, so that a test can replace them in the base class.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from celery.app.task import Context
 
 
 def wrap(task: type[Task], base: type[Task]) -> None:
-    """Wraps what `task` defines or inherits from a class other than Celery's and `base`."""
+    """Wraps the methods that `task` defines, or inherits from a class of the user."""
     for name in ("before_start", "on_success", "on_failure", "on_retry", "after_return"):
         handler = inspect.getattr_static(task, name)
         if handler is not vars(Task)[name] and not hasattr(handler, "idempotency_wrapped"):
@@ -47,7 +46,7 @@ def _finder(owner: type[Task], name: str) -> Callable[[Task], Callable[..., Any]
 def _wrap_handler(name: str, find: Callable[[Task], Callable[..., Any]]) -> Callable[..., Any]:
     def wrapper(self: Task, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
-        if name == "before_start":  # not for the tracer: a protected task calls it before its body
+        if name == "before_start":  # the tracer is too early: a protected task calls it itself
             runs = request is None or request.called_directly or request._protected  # noqa: SLF001
             runs = runs or not self.idempotency_configuration.settings.enabled
         else:  # also where there is no message, as in the worker's main process
@@ -59,7 +58,7 @@ def _wrap_handler(name: str, find: Callable[[Task], Callable[..., Any]]) -> Call
 
 
 class OwnCall(NamedTuple):
-    """A ``__call__`` that is running, and what it calls as ``super().__call__``."""
+    """A running ``__call__``, and the body that its ``super().__call__`` runs."""
 
     task: Task
     request: Context | None
@@ -90,7 +89,7 @@ def run(task: Task, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 
 def current(task: Task) -> OwnCall | None:
-    """Returns the own ``__call__`` of `task` that runs."""
+    """Returns the running ``__call__`` of the class of `task`; None without one."""
     running = _running.get()
     if running is None or running.task is not task or running.request is not task.request_stack.top:
         return None
@@ -100,7 +99,7 @@ def current(task: Task) -> OwnCall | None:
 def run_as(
     running: OwnCall | None, work: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
 ) -> Any:
-    """Calls `work`; `running` is the current call meanwhile."""
+    """Calls `work` with `running` as the current call."""
     outer = _running.get()
     try:
         _running.set(running)

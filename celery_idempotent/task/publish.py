@@ -12,16 +12,21 @@ from celery.result import AsyncResult, EagerResult
 from celery.states import READY_STATES, REVOKED
 
 from celery_idempotent.configuration.configuration import TaskConfiguration
-from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    IdempotencyError,
+    KeyRuleError,
+    StoreUnavailableError,
+)
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, refuse, report
 from celery_idempotent.flow import conflict, replacement
 from celery_idempotent.printable import one_line
 from celery_idempotent.record import layout, reservation
+from celery_idempotent.record.record import Record
 from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.scripts import Reply
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.message_headers import DEDUPLICATED
@@ -30,14 +35,14 @@ from celery_idempotent.task.result import RecordResult
 
 logger = logging.getLogger(__name__)
 
-#: Options of a call that something else waits for. It is published even as a duplicate: the worker
-#: replays the outcome and sends the continuation. The last task of a canvas, and the replacement of
-#: a task, have a parent, and others wait for their id already.
+#: Options of a call on which something else depends. Even a duplicate with one is published: the
+#: worker replays the outcome and sends the continuation. The last task of a canvas and the
+#: replacement of a task have a parent, and others already wait for their id.
 _CANVAS_OPTIONS = frozenset(
     {"link", "link_error", "chain", "chord", "group_id", "parent_id", "replaced_task_nesting"}
 )
 
-#: Reports that a call is not published, and returns the error, which the caller raises.
+#: Reports that a call is refused at publish; returns the error, which the caller raises.
 refuse_publish = partial(refuse, event=table.PUBLISH_REFUSED, at="publish")
 
 
@@ -53,14 +58,14 @@ def publish(
 ) -> AsyncResult:
     """Sends the message.
 
-    With ``idempotency_dedupe_publish`` the key is reserved first; if another call has it, nothing
-    is sent, and the result of that call is returned or, by the option, an error raised.
+    With ``idempotency_dedupe_publish`` it reserves the key first. If another call has the key, it
+    sends nothing, and returns the result of that call or raises an error, by the option.
 
     Args:
-        options: of the call; its headers are replaced.
-        send: publishes the message with the options that it gets.
+        options: of the call; the headers in it are replaced.
+        send: publishes the message with these options.
         has_own_id: whether the caller has chosen `task_id`. Others may wait for its result, so the
-            message is sent even as a duplicate.
+            message is sent even if it is a duplicate.
 
     Raises:
         KeyReusedError: if the key was used with other arguments.
@@ -68,33 +73,32 @@ def publish(
         CorruptRecordError: if the record of the key cannot be read.
     """
     configuration = task.idempotency_configuration
-    settings = configuration.settings
+    settings, in_shadow = configuration.settings, configuration.in_shadow
     if not settings.deduplicates or any(map(options.get, _CANVAS_OPTIONS)):
         return send(**options)
-    about, headers = About(task, task.name, task_id), options.get("headers")
-    identify = partial(_identify, about, args or (), kwargs or {}, headers)
-    if configuration.in_shadow:
-        if _is_duplicate_in_shadow(about, identify, options) and not has_own_id:
-            options["headers"] = message_headers.with_finding(headers, DEDUPLICATED, task_id)
-        return send(**options)
+    args, kwargs, headers = args or (), kwargs or {}, options.get("headers")
+    about, case, record = About(task, task.name, task_id), "", None
     try:
-        about, root = identify()
-    except KeyRuleError as error:
-        refuse_publish(about, error)
-        raise
-    if root is None:
-        return send(**options)
-    key = about.key
-    options["headers"] = message_headers.with_derived_key(headers, key, task_id, root)
-    try:
-        reply = _reserve(about, options)
-    except StoreUnavailableError as error:
-        # The worker begins under the same key, so a duplicate message does not run twice.
-        report(table.NOT_RESERVED, about, error=error)
-        return send(**options)
-    if reply.case == "corrupt":
-        raise refuse_publish(about, layout.corrupt(str(key)))
-    if reply.case == "reserved":
+        key, carried = resolve_key(configuration, task_id, headers, args, kwargs)
+        if key is not None and carried.key is None:  # else unprotected, or published again
+            label = configuration.label.of(args, kwargs) if configuration.label else ""
+            about = about._replace(key=key, label=label)
+            if not in_shadow:
+                options["headers"] = message_headers.with_derived_key(
+                    headers, key, task_id, carried.root
+                )
+            case, record = _reserve(about, options)
+    except Exception as error:
+        if in_shadow:
+            report(table.PUBLISHED_UNCOUNTED, about, error=error)
+        elif isinstance(error, StoreUnavailableError):
+            # The worker begins under the same key, so a duplicate message does not run twice.
+            report(table.NOT_RESERVED, about, error=error)
+        else:
+            if isinstance(error, (KeyRuleError, CorruptRecordError)):
+                refuse_publish(about, error)
+            raise
+    if case == "reserved":
         result = None
         try:
             result = send(**options)
@@ -102,86 +106,80 @@ def publish(
             if result is None or isinstance(result, EagerResult):  # no message waits
                 _delete_reservation(about)
         return result
-    record = configuration.executor.store.record(key, reply.raw)
+    if in_shadow and record is not None and case != "reused":
+        report(table.PUBLISHED_IN_SHADOW, about, record=record)
+        if not has_own_id:
+            options["headers"] = message_headers.with_finding(headers, DEDUPLICATED, task_id)
+    if in_shadow or record is None:
+        return send(**options)
     takes_turn = settings.until == "finished" or (settings.runs_again and has_own_id)
-    if reply.case == "reused" and not takes_turn:
-        difference = partial(configuration.rule.difference, args or (), kwargs or {}, key)
+    if case == "reused" and not takes_turn:
+        difference = partial(configuration.rule.difference, args, kwargs, about.key)
         raise refuse_publish(about, conflict.reused(record, difference))
-    if has_own_id or reply.case in ("expired", "reused"):
+    if has_own_id or case == "reused":
         return send(**options)
     if settings.transaction is not None and layout.is_poisoned(record):
         return send(**options)  # the worker determines whether its row was committed
     report(table.DEDUPLICATED, about, record=record)
     if settings.dedupe_publish == "raise":
-        raise conflict.error(f"{key} is not published: task {record.task_id} has the key", record)
-    record_key = configuration.record_key(key, record.task_id)
+        raise conflict.error(
+            f"{about.key} is not published: task {record.task_id} has the key", record
+        )
+    record_key = configuration.record_key(about.key, record.task_id)
     return RecordResult(record.task_id, record_key, task.backend, task.app)
 
 
-def _identify(
-    about: About, args: Any, kwargs: Any, headers: Mapping[str, Any] | None
-) -> tuple[About, bytes | None]:
-    """Returns the call with its key, and its root; None if it is not deduplicated."""
+def _reserve(about: About, options: Mapping[str, Any]) -> tuple[str, Record | None]:
+    """Reserves the key for the message, also if it is reserved for a message that has ended.
+
+    Returns:
+        The case of the reply, and the record if another call has the key.
+
+    Raises:
+        StoreUnavailableError: if Redis does not reply.
+        CorruptRecordError: if the record of the key cannot be read.
+    """
     configuration: TaskConfiguration = about.sender.idempotency_configuration
-    key, parsed = resolve_key(configuration, about.task_id, headers, args, kwargs)
-    if key is None or parsed.key is not None:
-        return about, None
-    label = configuration.label.of(args, kwargs) if configuration.label else ""
-    return about._replace(key=key, label=label), parsed.root
-
-
-def _is_duplicate_in_shadow(
-    about: About, identify: Callable[[], tuple[About, bytes | None]], options: Mapping[str, Any]
-) -> bool:
-    """Reserves the key in shadow; returns whether the call would not have been published."""
-    try:
-        identified, root = identify()
-        if root is None:
-            return False
-        reply = _reserve(identified, options)
-        if reply.case not in ("held", "finished"):
-            return False
-        store = about.sender.idempotency_configuration.executor.store
-        record = store.record(identified.key, reply.raw)
-    except Exception as error:
-        report(table.PUBLISHED_UNCOUNTED, about, error=error)
-        return False
-    report(table.PUBLISHED_IN_SHADOW, identified, record=record)
-    return True
-
-
-def _reserve(about: About, options: Mapping[str, Any]) -> Reply:
-    """Reserves the key for the message, after a message that has ended."""
-    task, key = about.sender, about.key
-    configuration: TaskConfiguration = task.idempotency_configuration
-    settings, executor = configuration.settings, configuration.executor
-    hold = hold_for({"expires": task.expires, **options}, settings.reservation_ttl)
+    settings = configuration.settings
+    hold = hold_for({"expires": about.sender.expires, **options}, settings.reservation_ttl)
     reserve = commands.reserve(
-        configuration.record_key(key, about.task_id),
+        configuration.record_key(about.key, about.task_id),
         about.task_id,
         hold_ms=round(hold * 1000),
         label=about.label,
         waits=settings.until == "started",
     )
-    reply = configuration.execute(reserve)
-    if reply.case not in ("held", "reused", "finished"):
-        return reply
-    record = executor.store.record(key, reply.raw)
-    reserved = reservation.read(record, reply.raw)
-    if reserved and is_stale(task, reserved):
-        key = key.with_fingerprint(record.fingerprint)
+    for may_free in (True, False):
+        reply = configuration.execute(reserve)
+        if reply.case == "corrupt":
+            raise layout.corrupt(str(about.key))
+        if reply.case not in ("held", "reused", "finished"):
+            break
+        record = configuration.executor.store.record(about.key, reply.raw)
+        if not (may_free and _free_key(about, record, reply.raw)):
+            return reply.case, record
+    return reply.case, None
+
+
+def _free_key(about: About, record: Record, raw: bytes) -> bool:
+    """Frees the key of a call that has ended without an outcome; returns whether it did."""
+    configuration: TaskConfiguration = about.sender.idempotency_configuration
+    settings, codec = configuration.settings, configuration.executor.codec
+    reserved = reservation.read(record, raw)
+    if reserved and is_stale(about.sender, reserved):
+        key = about.key.with_fingerprint(record.fingerprint)
         _delete_reservation(about._replace(key=key, task_id=reserved.task_id))
-        return configuration.execute(reserve)
+        return True
     error = None if settings.runs_again else replacement.error_of(record, settings)
     if error is None:
-        return reply
-    release = replacement.release(key, record, reply.raw, settings, executor.codec, error)
+        return False
+    release = replacement.release(about.key, record, raw, settings, codec, error)
     configuration.execute(run_sync(release))
-    return configuration.execute(reserve)
+    return True
 
 
 def _delete_reservation(about: About) -> None:
-    """Deletes the reservation of `about`, which may be an earlier message."""
+    """Deletes the reservation of the message `about`."""
     try:
         about.sender.idempotency_configuration.delete_reservation(about.key, about.task_id)
     except IdempotencyError as error:
@@ -189,11 +187,11 @@ def _delete_reservation(about: About) -> None:
 
 
 def is_stale(task: Task, reservation: Reservation) -> bool:
-    """Returns whether the result backend has the message of a reservation as ended.
+    """Returns whether the result backend shows that the message of a reservation has ended.
 
-    It was revoked, no worker could run it, or it ran while Redis was unavailable. A retry may be
-    pending although Celery has stored an outcome, that of a body which called
-    ``self.retry(throw=False)``: only a revoked one has ended.
+    It was revoked, no worker could run it, or it ran while Redis was unavailable. A retry may still
+    be pending if Celery has stored an outcome, namely that of a body that has called
+    ``self.retry(throw=False)``. Only a revoked retry has ended.
     """
     try:
         state = task.AsyncResult(reservation.task_id).state

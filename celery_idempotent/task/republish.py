@@ -1,13 +1,13 @@
 """Publishing a received message again: for a retry, or for a later delivery.
 
-Celery's own ``signature_from_request`` drops some properties of the message, and its delayed
-delivery (native to RabbitMQ, used if a queue of the app is a quorum queue) takes whole seconds of
-at least one, and sends a message without a named queue to the default queue.
+Celery's own ``signature_from_request`` drops some properties of the message. Its delayed delivery
+(used on RabbitMQ if a queue of the app is a quorum queue) accepts only whole seconds from one up,
+and sends a message without a named queue to the default queue.
 
-A message that cannot be published again is requeued, and redelivered at once, so the worker pauses
-before it requeues one. Quorum queues count deliveries, and by default RabbitMQ 4 drops a message
-after 20 of them: the pause grows with that count. The worker goes on trying to publish during the
-pause, so a long one ends as soon as the broker accepts messages again.
+A message that cannot be published again is requeued. The broker redelivers it at once, so the
+worker pauses before it requeues one. Quorum queues count deliveries, and by default RabbitMQ 4
+drops a message after 20 of them, so the pause grows with that count. The worker keeps trying to
+publish during the pause, which therefore ends as soon as the broker accepts messages again.
 """
 
 from __future__ import annotations
@@ -38,28 +38,29 @@ from celery_idempotent.configuration import broker
 REQUEUE_PAUSE = 1.0
 #: Each requeue of one message multiplies its pause by this.
 PAUSE_FACTOR = 4
-#: Seconds: the longest pause. It occupies a slot of the pool, and with the default prefetch
-#: multiplier a message waits for four others: all within RabbitMQ's consumer timeout of 30 minutes.
+#: The longest pause in seconds. It occupies a slot of the pool, and with the default prefetch
+#: multiplier a message waits for four others: together less than RabbitMQ's consumer timeout of 30
+#: minutes.
 LONGEST_PAUSE = 300.0
 
-#: Seconds that a message may wait in a worker where the transport has no visibility timeout: half
-#: of RabbitMQ's consumer timeout.
+#: The longest wait of a message in a worker, in seconds, if the transport has no visibility
+#: timeout: half of RabbitMQ's consumer timeout.
 LONGEST_WAIT = 900.0
 
 #: The header in which RabbitMQ counts the deliveries of a message from a quorum queue.
 DELIVERY_COUNT_HEADER = "x-delivery-count"
 
-#: Headers that Celery would set anew. It takes an empty parent for a missing one.
+#: Headers that Celery would replace. It treats an empty parent as a missing one.
 _HEADERS = ("root_id", "parent_id", "origin", "ignore_result")
 #: Properties that kombu passes to the broker unchanged.
 _PROPERTIES = frozenset(
     {"delivery_mode", "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id"}
 )
-#: A property of AMQP messages; `IdempotentRequest` adds it to the messages of other brokers.
+#: A property of AMQP messages. `IdempotentRequest` adds it to messages from other brokers.
 CONTENT_TYPE = "content_type"
 #: The prefix of a delayed message's routing key: its seconds, bit by bit.
 _DELAY = re.compile(r"(?:[01]\.){28}")
-#: Seconds that a broker may take to confirm a publish.
+#: The time in seconds for a broker to confirm a publish.
 CONFIRM_TIMEOUT = 10
 
 
@@ -67,7 +68,7 @@ def copy_properties(signature: Signature, request: Context, options: Mapping[str
     """Copies the properties and headers of a received message to `signature`, except `options`.
 
     Args:
-        options: those that the new message is published with; they take precedence.
+        options: of the new message; they take precedence.
     """
     if request.is_eager or request.called_directly:
         return
@@ -76,8 +77,8 @@ def copy_properties(signature: Signature, request: Context, options: Mapping[str
     copied = {name: properties.get(name) for name in _PROPERTIES}
     copied["serializer"] = registry.type_to_name.get(properties.get(CONTENT_TYPE))
     copied["compression"] = received.get("compression") or None
-    unset = {name for name, value in copied.items() if value is None}
-    signature.set(**{name: copied[name] for name in copied.keys() - unset - options.keys()})
+    known = {name: value for name, value in copied.items() if value is not None}
+    signature.set(**{name: known[name] for name in known.keys() - options.keys()})
     if not options.get("queue"):
         _keep_from_other_workers(signature, request)
     if signature.app.conf.task_protocol == 2:
@@ -89,11 +90,11 @@ def copy_properties(signature: Signature, request: Context, options: Mapping[str
 def _keep_from_other_workers(signature: Signature, request: Context) -> None:
     """Routes a message that came from a fanout exchange to this worker alone.
 
-    Every worker has received it. Where the transport delivers a fanout without queues (Redis), the
+    Every worker has received it. If the transport delivers a fanout without queues (Redis), the
     message goes to another queue.
     """
     delivery_info = request.delivery_info or {}
-    # The exchange, or the queue that the message has been returned to before.
+    # The exchange, or the queue to which the message was returned before.
     source = delivery_info.get("exchange") or delivery_info.get("routing_key")
     app = signature.app
     consumed = app.amqp.queues.consume_from.values()
@@ -113,9 +114,9 @@ def _keep_from_other_workers(signature: Signature, request: Context) -> None:
 
 
 def _representations(signature: Signature, request: Context) -> dict[str, str]:
-    """Returns ``argsrepr`` and ``kwargsrepr``: the publisher may have hidden arguments with them.
+    """Returns ``argsrepr`` and ``kwargsrepr``, with which the publisher may hide arguments.
 
-    For arguments that differ from the received ones, only a text that the publisher chose is kept.
+    If the arguments differ from the received ones, only a text that the publisher chose is kept.
     """
     app, headers = signature.app, {}
     levels = app.conf.get("task_repr_maxlevels", 3)
@@ -133,7 +134,7 @@ def _representations(signature: Signature, request: Context) -> dict[str, str]:
 def adapt_to_delayed_delivery(
     app: Celery, request: Context, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns `options`, of the message of `request`, in a form that delayed delivery accepts."""
+    """Returns `options` of a new message for `request` in a form that delayed delivery accepts."""
     adapted = dict(options)
     if broker.quorum_queues(app):
         if 0 < seconds_until(options.get("eta") or options.get("countdown")) < 1:
@@ -144,9 +145,9 @@ def adapt_to_delayed_delivery(
 
 
 def _source_queue(app: Celery, delivery_info: Mapping[str, Any]) -> Any:
-    """Returns the queue that the message came from, found by its routing key, or None.
+    """Returns the queue with the routing key of a received message, or None.
 
-    After a delay, the exchange of a message is that of the delayed delivery instead of its own.
+    After a delay, the exchange of the message is that of the delayed delivery, not its own.
     """
     routing_key, delayed = _DELAY.subn("", delivery_info.get("routing_key") or "", count=1)
     for queue in app.amqp.queues.values():
@@ -160,17 +161,17 @@ def _source_queue(app: Celery, delivery_info: Mapping[str, Any]) -> Any:
 def confirming_producer(app: Celery) -> Iterator[Any]:
     """Yields a producer whose `publish` returns when the broker has accepted the message.
 
-    A message is published again on one connection and then acknowledged on another: if the broker
-    dies in between without having accepted it, the acknowledgement drops the only copy. AMQP
-    brokers confirm a publish, for which Celery waits only with `confirm_publish`. Other transports
-    reply to each publish, and None is yielded: the app's own producer is as good.
+    A message is published again on one connection and then acknowledged on another. If the broker
+    dies in between without accepting it, the acknowledgement drops the only copy. AMQP brokers
+    confirm each publish, but Celery waits for that only with `confirm_publish`. Other transports
+    reply to each publish, so the app's own producer suffices, and None is yielded.
     """
     timeouts = {"read_timeout": CONFIRM_TIMEOUT, "write_timeout": CONFIRM_TIMEOUT}
     connection = app.connection_for_write(transport_options={"confirm_publish": True, **timeouts})
     if connection.get_transport_cls().driver_type != "amqp":
         yield None
         return
-    # Equal connections share one pool; this one is only its key.
+    # Equal connections share one pool; this one only serves as its key.
     with pools.producers[connection].acquire(block=True) as producer:
         yield producer
 
@@ -179,7 +180,7 @@ class RequeuePause:
     """The pause before one delivery of a message is requeued.
 
     Args:
-        began_at: monotonic seconds; when the task's time limit has begun to count.
+        began_at: when the time limit of the task began, in monotonic seconds.
     """
 
     def __init__(self, task: Task, request: Context, began_at: float) -> None:
@@ -187,7 +188,7 @@ class RequeuePause:
         pause: float = REQUEUE_PAUSE * PAUSE_FACTOR ** min(deliveries, 10)
         hard_limit = (request.timelimit or (None,))[0] or task.time_limit
         if hard_limit:
-            # The worker acknowledges the message of a process that it kills at the hard limit.
+            # A worker that kills a process at the hard limit acknowledges its message.
             pause = min(pause, (began_at + hard_limit - monotonic()) / 2)
         self._seconds = min(pause, LONGEST_PAUSE, longest_wait(task.app))
         self._ends_at = monotonic() + self._seconds
@@ -195,7 +196,7 @@ class RequeuePause:
     def wait(self, error: BaseException) -> bool:
         """Sleeps until the next attempt to publish; returns False to requeue the message now.
 
-        A soft time limit ends the pause, because the hard one follows, and so does a shutdown.
+        A soft time limit ends the pause because the hard limit follows; a shutdown ends it, too.
 
         Args:
             error: of the last attempt.
@@ -213,15 +214,15 @@ class RequeuePause:
 
 
 def longest_wait(app: Celery) -> float:
-    """Returns the seconds that a message may wait in a worker before the broker redelivers it."""
+    """Returns how many seconds a message may wait in a worker without being redelivered."""
     visibility_timeout = broker.visibility_timeout(app)
     return min(LONGEST_WAIT, visibility_timeout / 2) if visibility_timeout else LONGEST_WAIT
 
 
 def seconds_until(when: float | datetime | str | None) -> float:
-    """Returns the seconds until a countdown (seconds) or an eta; 0 for one in the past, and None.
+    """Returns the seconds until a countdown (seconds) or an eta; 0 for None and for the past.
 
-    An eta may be ISO 8601 text, as in a message. One without a time zone is in UTC, as in a worker.
+    An eta may be ISO 8601 text, as in a message. Without a time zone it is in UTC, as in a worker.
     """
     if isinstance(when, (datetime, str)):
         eta: datetime = maybe_make_aware(maybe_iso8601(when), timezone.utc)
@@ -232,7 +233,7 @@ def seconds_until(when: float | datetime | str | None) -> float:
 def hold_for(options: Mapping[str, Any], lease: float) -> float:
     """Returns the seconds for which a key is reserved for a message published with `options`.
 
-    One lease beyond the eta of the message, but not beyond its expiry.
+    The reservation ends one lease after the eta of the message, or at its expiry if that is first.
     """
     hold = seconds_until(options.get("eta") or options.get("countdown")) + lease
     expires = options.get("expires")

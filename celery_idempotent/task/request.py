@@ -7,7 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from signal import SIGKILL
 from typing import Any
@@ -50,18 +50,18 @@ HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED = "hard_time_limit", "process_lost", "
 
 logger = logging.getLogger(__name__)
 
-#: Gets the requests of this process, if something takes them from there.
+#: Collects the requests of this process for a reader; None without one.
 received: deque[ref[IdempotentRequest]] | None = None
 
 
 class IdempotentRequest(Request):
-    """Ends the lease of a pool child that died, and the reservation of a discarded message.
+    """Ends the lease of a dead pool child, and the reservation of a discarded message.
 
-    So a redelivered message runs at once, and the next call with the key is published at once.
+    The redelivered message then runs at once, and the next call with the key is published at once.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Passes the content type to the pool, which Celery does for AMQP messages only."""
+        """Passes the content type to the pool, which Celery does only for AMQP messages."""
         super().__init__(*args, **options)
         if received is not None:
             received.append(ref(self))
@@ -72,19 +72,19 @@ class IdempotentRequest(Request):
     def revoked(self) -> bool:
         """Returns whether to discard the message: not if its execution has begun or finished.
 
-        For a copy of such a message, Celery would overwrite the state of the execution, count it as
-        failed in its chord, and acknowledge the copy, which may be the last one if the execution
-        dies. The executor requeues the copy instead, or replays the outcome.
+        If Celery discarded a copy of such a message, it would overwrite the state of the execution,
+        count it as failed in its chord, and acknowledge the copy, which may be the last one if the
+        execution dies. The executor requeues the copy instead, or replays the outcome.
         """
-        may_be_revoked = self.expires is not None or self.stamps or self.id in revoked_tasks
-        if may_be_revoked and not self._configuration.in_shadow and self._has_begun():
+        if not self._configuration.in_shadow and self._has_begun():
             return False
         revoked: bool = super().revoked()
         if revoked:
-            with self._warning(
+            with _warning(
                 "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
+                self.id,
             ):
-                key = self.idempotency_key()
+                key, _, _ = self._identity
                 if key is not None:
                     self._configuration.delete_reservation(key, self.id)
         return revoked
@@ -92,16 +92,16 @@ class IdempotentRequest(Request):
     def _has_begun(self) -> bool:
         """Returns whether the message is expired or revoked, and its execution has begun.
 
-        A message whose execution began in time does not expire, even if it dies and runs again, or
-        is retried. A revoked message does not run again.
+        If the execution began in time, the message no longer expires, even if the execution dies
+        and runs again, or is retried. A revoked message does not run again.
         """
-        expired = self.expires is not None and not seconds_until(self.expires)
         revoked = self.id in revoked_tasks or self._has_revoked_stamp()
-        if not (expired or revoked):
+        if not revoked and (self.expires is None or seconds_until(self.expires)):
             return False
-        with self._warning(
-            "Cannot read the record of task %s, which is expired or revoked: it is discarded, "
+        with _warning(
+            "Cannot read the record of task %s, which has expired or was revoked: it is discarded, "
             "even if a copy of it is running: %s",
+            self.id,
         ):
             return self._has_begun_by_record(revoked)
         return False
@@ -118,20 +118,15 @@ class IdempotentRequest(Request):
         record = store.record_of(key, reply)
         if record is None:
             return False
+        if record.state.finished:
+            met = store.reference(self.id)
+            return record.task_id == self.id or (met is not None and met.replayed)
         if record.task_id == self.id and record.state is State.STARTED:
             return not revoked or record.at_ms > reply.now_ms
-        if record.state.finished:
-            if record.task_id == self.id:
-                return True
-            met = store.reference(self.id)
-            return met is not None and met.replayed
         reserved = reservation.read(record, reply.raw.partition(b" ")[2])
-        if reserved and reserved.task_id == self.id and reserved.retry is not None:
-            return not revoked and reserved.retry > generation
-        return False
-
-    def _warning(self, message: str) -> AbstractContextManager[None]:
-        return _warning(message, self.id, self.id)
+        if revoked or reserved is None or reserved.task_id != self.id:
+            return False
+        return (reserved.retry or 0) > generation
 
     def _has_revoked_stamp(self) -> bool:
         """Returns whether a stamp of the message was revoked (``revoke_by_stamped_headers``)."""
@@ -146,39 +141,48 @@ class IdempotentRequest(Request):
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
         """Abandons the lease of a lost child before Celery requeues its message."""
-        error, has_error = exc_info.exception, False
+        error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if isinstance(error, (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)):
-            is_lost = isinstance(error, WorkerLostError)
-            if not return_ok:
-                final_error = error if is_lost and not self._is_redelivered() else None
-                reason = PROCESS_LOST if is_lost else TERMINATED
-                has_error = self._abandon(0.0, reason, final_error)
-            elif not self._configuration.in_shadow:
+        is_lost = isinstance(error, WorkerLostError)
+        ends_child = is_lost or isinstance(error, (Terminated, SystemExit, KeyboardInterrupt))
+        if return_ok or not ends_child:
+            if ends_child and not self._configuration.in_shadow:
                 # The child is alive: it has replayed this error, and has sent the continuation.
                 canvas.drop_continuation(self._context)
-        result = super().on_failure(exc_info, send_failed_event, return_ok)
-        if has_error:
-            self._mark_errbacks_sent()
-        return result
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        final_error = error if is_lost and not self._is_redelivered() else None
+        with self._ending(0.0, PROCESS_LOST if is_lost else TERMINATED, final_error):
+            return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """Abandons the lease of a child that gets SIGKILL, which cannot release its key itself."""
+        """Abandons the lease of a child before SIGKILL keeps it from releasing its key."""
         super().terminate(pool, signal)
         if self.time_start and signals.signum(signal or TERM_SIGNAME) == SIGKILL:
             self._abandon(0.0, TERMINATED)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
-        """Lets the lease end shortly after a child that has reached its hard time limit."""
+        """Lets the lease of a child at its hard time limit end shortly after the child."""
         if soft:
             return super().on_timeout(soft, timeout)
         final_error = TimeLimitExceeded(timeout) if acknowledged(self.task, "timeout") else None
-        has_error = self._abandon(KILL_GRACE, HARD_TIME_LIMIT, final_error)
-        result = super().on_timeout(soft, timeout)
-        if has_error:
-            self._mark_errbacks_sent()
-        return result
+        with self._ending(KILL_GRACE, HARD_TIME_LIMIT, final_error):
+            return super().on_timeout(soft, timeout)
+
+    @contextmanager
+    def _ending(self, grace: float, reason: str, final_error: Any) -> Iterator[None]:
+        """Abandons the lease before Celery ends the message, and marks the errbacks that it sends.
+
+        Args:
+            grace: as for :meth:`_abandon`, like the others.
+        """
+        has_error = self._abandon(grace, reason, final_error)
+        yield
+        if has_error and canvas.has_continuation(self._context):
+            with _warning("A redelivery of task %s may send its errbacks again: %s", self.id):
+                key, root, _ = self._identity
+                assert key is not None
+                self._configuration.execute(commands.mark_continued(key, root, self._execution_id))
 
     @property
     def _configuration(self) -> TaskConfiguration:
@@ -187,20 +191,12 @@ class IdempotentRequest(Request):
 
     @cached_property
     def _execution_id(self) -> bytes:
-        """Of this process, where it sends errbacks."""
+        """The id under which this process sends errbacks."""
         return os.urandom(layout.ID_BYTES)
-
-    def idempotency_key(self) -> Key | None:
-        """Returns the key of this message's record, None if it is not protected.
-
-        Raises:
-            KeyRuleError: if the rule cannot derive a key from the arguments.
-        """
-        return self._identity[0]
 
     @cached_property
     def _identity(self) -> tuple[Key | None, bytes, int]:
-        """The key of this message's record, its root and its generation.
+        """The key of the message's record (None if it is not protected), its root and generation.
 
         Raises:
             KeyRuleError: if the rule cannot derive a key from the arguments.
@@ -228,13 +224,14 @@ class IdempotentRequest(Request):
 
         Args:
             reason: how the execution ends: `Record.ended_by`.
-            final_error: the error that Celery stores, if it acknowledges the message.
+            final_error: the error that Celery stores if it acknowledges the message.
 
         Returns:
             Whether copies of the message get that error from now on.
         """
-        with self._warning(
+        with _warning(
             "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
+            self.id,
         ):
             key, root, generation = self._identity
             if key is None or self.worker_pid is None:
@@ -242,7 +239,7 @@ class IdempotentRequest(Request):
             configuration = self._configuration
             settings, payload = configuration.settings, None
             if final_error is not None:
-                # Only the child has the token, and an offloaded payload needs a unique name.
+                # Only the child knows the token, and an offloaded payload needs a unique name.
                 token = time.time_ns() // 1000
                 encode = configuration.executor.codec.encode_error
                 payload = run_sync(encode(final_error, settings, key=str(key), token=token))
@@ -264,29 +261,21 @@ class IdempotentRequest(Request):
             about = About(self.task, self.name, self.id, key)
             report(table.ABANDONED, about, reason=reason, grace=grace)
             return final_error is not None and not configuration.in_shadow
-        # The lease expires by itself, and the message has to be redelivered in any case.
+        # The lease expires by itself, and the message is redelivered in any case.
         return False
-
-    def _mark_errbacks_sent(self) -> None:
-        """Writes into the record that Celery has sent the errbacks, in this process."""
-        if canvas.has_continuation(self._context):
-            with self._warning("A redelivery of task %s may send its errbacks again: %s"):
-                key, root, _ = self._identity
-                assert key is not None
-                self._configuration.execute(commands.mark_continued(key, root, self._execution_id))
 
 
 @contextmanager
-def _warning(message: str, name: str, task_id: str | None = None) -> Iterator[None]:
-    """Logs an error of the block, which the worker has to survive.
+def _warning(message: str, task_id: str) -> Iterator[None]:
+    """Logs an error of the block instead of raising it: the worker must survive it.
 
     Args:
-        message: with places for a `name` and the error.
+        message: a format of the task id and the error.
     """
     try:
         yield
     except Exception as error:
-        logger.warning(message, one_line(name), error, extra=log_extra(None, task_id=task_id))
+        logger.warning(message, one_line(task_id), error, extra=log_extra(None, task_id=task_id))
 
 
 def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., Any]:
@@ -296,17 +285,18 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
     """
 
     def receive_readable(message: Any, *args: Any, **kwargs: Any) -> Any:
-        reset = comes_back.set(message_headers.was_requeued(task.name, message.headers))
+        headers = message.headers or {}
+        reset = comes_back.set(message_headers.was_requeued(task.name, headers))
         try:
             return receive(message, *args, **kwargs)
         except (ContentDisallowed, DecodeError, InvalidTaskError):
+            task_id = str(headers.get("id"))
             with _warning(
-                "Cannot end the reservation of a message of %s that cannot be read; it will "
+                "Cannot end the reservation of task %s, whose message cannot be read; it will "
                 "expire: %s",
-                task.name,
+                task_id,
             ):
-                task_id = message.headers["id"]
-                key = MessageHeaders.read(task.name, task_id, message.headers).key
+                key = MessageHeaders.read(task.name, task_id, headers).key
                 if key is not None:
                     task.idempotency_configuration.delete_reservation(key, task_id)
             raise
@@ -317,10 +307,10 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
 
 
 def request_class(task: Task) -> type[IdempotentRequest]:
-    """Returns the class of the messages of `task`: its own ``Request`` inside this package's.
+    """Returns the request class of `task`: this package's, derived from the task's own.
 
     Raises:
-        ConfigurationError: if its own is not a class of Celery's requests.
+        ConfigurationError: if the task's own is not a subclass of Celery's.
     """
     own = symbol_by_name(task.Request)
     if not (isinstance(own, type) and issubclass(own, Request)):

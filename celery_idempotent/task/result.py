@@ -1,4 +1,4 @@
-"""Results of calls: which execution gave them, and those of calls that were not published."""
+"""Results of calls: which execution produced them, and those of calls that were not published."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ LONGEST_INTERVAL = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """The execution whose outcome a call has."""
+    """The execution whose outcome a call received."""
 
     #: As `Record.key`.
     key: str
-    #: Whether the call is a duplicate; else the execution is its own.
+    #: Whether the call is a duplicate; otherwise the execution is its own.
     replayed: bool
     #: Of the execution.
     task_id: str
@@ -44,21 +44,22 @@ class CallOutcome:
 
 
 def outcome_of(result: AsyncResult, key: Key | None = None) -> CallOutcome | None:
-    """Returns which execution gave the outcome of a call; None if that is not known.
+    """Returns the execution that produced the outcome of a call; None if it is not known.
 
     A duplicate is found by its task id, in one round trip for each Redis that the app's tasks use.
-    The call that was executed has left nothing but its record, so its key is needed: give it, or
-    set ``result_extended``, which stores the arguments in the result backend. None is also returned
-    while the call has no outcome, after its record has expired, and for an error that is not stored
-    for the key.
+    An executed call leaves only its record, so its key is needed: pass it, or set
+    ``result_extended``, which stores the arguments in the result backend. The execution is also
+    unknown while the call has no outcome, after its record has expired, and if the outcome is an
+    error that is not stored for the key.
 
     Args:
-        result: what ``delay``, ``apply_async`` or ``AsyncResult(task_id)`` has returned.
-        key: of the call, as `idempotency_key_of` returns it.
+        result: from ``delay``, ``apply_async`` or ``AsyncResult(task_id)``.
+        key: of the call, from `idempotency_key_of`.
 
     Raises:
         StoreUnavailableError: if Redis does not reply.
     """
+    replayed = isinstance(result, RecordResult)
     if isinstance(result, RecordResult):
         key = result.key
     else:
@@ -73,16 +74,14 @@ def outcome_of(result: AsyncResult, key: Key | None = None) -> CallOutcome | Non
         key = task.idempotency_configuration.record_key(key, result.id)
     store = result.app.tasks[key.task].idempotency_configuration.executor.store
     record = run_sync(store.get(key))
-    replayed = isinstance(result, RecordResult)
-    if record is None or not record.state.finished:
-        return None
-    if not replayed and record.task_id != result.id:
+    is_its = record is not None and (replayed or record.task_id == result.id)
+    if record is None or not is_its or not record.state.finished:
         return None
     return CallOutcome(record.key, replayed, record.task_id, record.token, record.attempt)
 
 
 def _key_of_extended_result(result: AsyncResult) -> Key | None:
-    """Returns the key of the arguments that the result backend has under ``result_extended``."""
+    """Returns the key of the arguments that ``result_extended`` has stored; None without them."""
     try:
         key: Key = result.app.tasks[result.name].idempotency_key_of(*result.args, **result.kwargs)
         return key
@@ -94,13 +93,13 @@ def _key_of_extended_result(result: AsyncResult) -> Key | None:
 
 
 class RecordResult(AsyncResult):
-    """Reads the result backend and, if that has no result, the record of the key.
+    """Reads the result backend and, if it has no result, the record of the key.
 
-    The call that has the key may not store a result under its id: an item of ``map``, ``apply()``
-    in another process, a call with ``ignore_result``. Or its result has expired before the record.
+    Some calls with a key store no result under their id: an item of ``map``, an ``apply()`` in
+    another process, a call with ``ignore_result``. A result may also expire before the record.
     """
 
-    #: A backend that waits for many results at once does not read records.
+    #: A backend that waits for many results at once would not read records.
     supports_native_join = False
 
     def __init__(
@@ -148,7 +147,7 @@ class RecordResult(AsyncResult):
         )
 
     def _get_task_meta(self) -> Any:
-        """Returns what `state`, `result`, `ready` and the rest of AsyncResult read."""
+        """Returns the meta of the task for `state`, `result`, `ready` and the rest."""
         return self._cache or self._maybe_set_cache(self._read())
 
     def _read(self) -> dict[str, Any]:
@@ -184,7 +183,7 @@ class RecordResult(AsyncResult):
             value = record.outcome()
             state = SUCCESS if record.state is State.COMPLETED else FAILURE
         except (NotReadyError, StoreUnavailableError):
-            return None  # the task that replaced it, or the offload storage, has the outcome
+            return None  # its replacement or the offload storage has the outcome
         except Exception as error:
             recent = reply.now_ms - record.at_ms < BACKEND_DELAY_MS
             if isinstance(error, ResultNotStoredError) and backend_available and recent:

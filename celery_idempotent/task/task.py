@@ -49,7 +49,6 @@ from celery_idempotent.task import (
 )
 from celery_idempotent.task.call import TaskCall, call_in_context, soft_limit_of
 from celery_idempotent.task.key_resolution import resolve_received_key
-from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.republish import RequeuePause
 
 logger = logging.getLogger(__name__)
@@ -85,7 +84,7 @@ def _call_of(request: Context) -> TaskCall | None:
 
 
 class _WhileProtected:
-    """True for a protected task, and the value of a Celery setting for any other one."""
+    """True for a protected task, the value of a Celery setting for any other task."""
 
     def __init__(self, setting: str) -> None:
         self._setting = setting
@@ -96,20 +95,20 @@ class _WhileProtected:
 
 
 class IdempotentTask(Task):
-    """A task whose duplicates get the outcome of the first execution instead of one of their own.
+    """A task whose duplicates get the outcome of the first execution instead of their own.
 
     ``@app.task(base=IdempotentTask, idempotency_key="order:{order_id}")``. Every option is an
-    attribute of the task, and a Celery setting of the same name is the default for all tasks;
-    None means the setting. Durations are in seconds, sizes in bytes.
+    attribute of the task. None means its default, the Celery setting of the same name. Durations
+    are in seconds, sizes in bytes.
     """
 
     abstract = True
 
-    # The record makes a redelivery safe, and without redelivery a crash would lose the task.
+    # The record makes redelivery safe, and without redelivery a crash would lose the task.
     acks_late: Any = _WhileProtected("task_acks_late")
     reject_on_worker_lost: Any = _WhileProtected("task_reject_on_worker_lost")
 
-    #: Celery logs these errors in one line, without a traceback, and Sentry leaves them out.
+    #: Celery logs these errors in one line, without a traceback, and Sentry ignores them.
     throws = (ConflictError, ResultDiscardedError)
 
     idempotency_enabled: bool | None = None
@@ -143,9 +142,9 @@ class IdempotentTask(Task):
     idempotency_label: str | None = None
 
     _configuration: TaskConfiguration | None = None
-    #: Whether a subclass replaces `backend`, so that its result is written by Celery alone.
+    #: Whether a subclass replaces `backend`, so that only Celery writes its results.
     _replaces_backend = False
-    #: Finds the ``__call__`` of a subclass, and the one that has taken its place: see overrides.py.
+    #: A function that finds the ``__call__`` of a subclass, and its replacement: see overrides.py.
     _own_call: Any = None
     _wrapped_call: Any = None
 
@@ -240,10 +239,10 @@ class IdempotentTask(Task):
             _plain_execution.reset(reset)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        """Returns what receives the messages of the task in a worker, as Celery does."""
+        """Returns the function that receives messages of the task in a worker, as Celery does."""
         if not self.idempotency_configuration.settings.enabled:
             return super().start_strategy(app, consumer, **options)
-        # Imported here, since programs that only publish do without it.
+        # Imported here, since programs that only publish do not need it.
         from celery_idempotent.task.request import ending_unreadable, request_class
 
         type(self).Request = request_class(self)
@@ -262,14 +261,14 @@ class IdempotentTask(Task):
     @backend.setter
     def backend(self, backend: Any) -> None:
         Task.backend.fset(self, backend)
-        type(self)._configuration = None  # noqa: SLF001 - it depends on the backend
+        type(self)._configuration = None  # noqa: SLF001 - depends on the backend
 
     @property
     def idempotency(self) -> Execution:
-        """The running execution; in a plain function call one without protection.
+        """The running execution; in a plain function call, an unprotected one.
 
         Raises:
-            IdempotencyError: in a thread that the body has started without its context: read
+            IdempotencyError: in a thread that the body has started without its context. Read
                 `self.idempotency` in the body, and pass the execution to the thread.
         """
         request = self.request_stack.top
@@ -278,7 +277,7 @@ class IdempotentTask(Task):
 
     @property
     def idempotency_configuration(self) -> TaskConfiguration:
-        """The task's settings, key rule and executor, created at first use.
+        """The settings, key rule and executor of the task, created on first use.
 
         Raises:
             ImproperlyConfigured: if an option is invalid.
@@ -302,21 +301,20 @@ class IdempotentTask(Task):
         """Publishes a call, as Celery does.
 
         With ``idempotency_dedupe_publish``, a call whose key is queued, running or finished is not
-        published: the result of the first call is returned, or ConflictError raised. A call with a
-        `task_id` of its caller is always published.
+        published: it returns the result of the first call, or raises ConflictError. A call whose
+        caller chooses the `task_id` is always published.
 
         Args:
-            options: Celery's, and ``idempotency_key``: an explicit key of this call (text, an
-                integer, a UUID, or a tuple of these), or False to run it without protection; and
-                ``idempotency_result_ttl``: for how long its result is kept.
+            options: Celery's, and two more. ``idempotency_key`` is an explicit key of this call
+                (text, an integer, a UUID, or a tuple of these), or False to run it without
+                protection. ``idempotency_result_ttl`` is the time for which its result is kept.
 
         Raises:
             TypeError: if an option is named like one of this package and does not exist.
             KeyRuleError: if `idempotency_key` is invalid, or the task's rule cannot derive a key.
             SettingsError: if `idempotency_result_ttl` is invalid.
-            KeyReusedError: if publishing is deduplicated, and the key was used with other
-                arguments.
-            ConflictError: if ``idempotency_dedupe_publish`` is "raise", and another call has the
+            KeyReusedError: if publishing is deduplicated and the key was used with other arguments.
+            ConflictError: if ``idempotency_dedupe_publish`` is "raise" and another call has the
                 key.
         """
         has_own_id, task_id = bool(task_id), task_id or uuid()
@@ -332,14 +330,14 @@ class IdempotentTask(Task):
         return publish.publish(self, args, kwargs, task_id, options, send, has_own_id=has_own_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
-        """Runs a call eagerly, as Celery does, with the protection of one in a worker."""
+        """Runs a call eagerly, as Celery does, with the same protection as in a worker."""
         options["task_id"] = task_id = options.get("task_id") or uuid()
         return super().apply(args, kwargs, **self._bind_headers("apply", task_id, kwargs, options))
 
     def _bind_headers(
         self, function: str, task_id: str, kwargs: Any, options: dict[str, Any]
     ) -> dict[str, Any]:
-        """Checks the options of a call, and moves this package's into the headers."""
+        """Checks the options of a call, and moves those of this package into the headers."""
         configuration = self.idempotency_configuration
         in_shadow = configuration.in_shadow
         call_options.check(function, options)
@@ -351,7 +349,7 @@ class IdempotentTask(Task):
     def retry(self, *args: Any, **options: Any) -> Any:
         """Retries the task, as Celery does, without losing it if the retry cannot be published.
 
-        Celery drops the message then. Here it is requeued: the task runs again, if too early.
+        Celery would drop the message. Here it is requeued and may run earlier than scheduled.
 
         Raises:
             TypeError: if an option is named like one of this package: a retry keeps its key.
@@ -383,24 +381,20 @@ class IdempotentTask(Task):
     def signature_from_request(
         self, request: Context | None = None, *args: Any, **options: Any
     ) -> Signature:
-        """Returns the signature of a retry, as Celery does, and keeps the key of the message."""
+        """Returns the signature of a retry, as Celery does, with the key of the message."""
         request = self.request if request is None else request
         call, in_shadow = _call_of(request), self.idempotency_configuration.in_shadow
         if in_shadow and call is None:
             return super().signature_from_request(request, *args, **options)
-        given = options.get("headers")
+        key, root = (call.active.key, call.data.root) if call else (None, b"")
         try:
-            if MessageHeaders.read(self.name, request.id, given).key is None:
-                headers = message_headers.for_retry(self.name, request.id, request.headers, given)
-                if call is not None:
-                    headers = message_headers.with_derived_key(
-                        headers, call.active.key, request.id, call.data.root
-                    )
-                options["headers"] = headers
+            options["headers"] = message_headers.for_retry(
+                self.name, request.id, request.headers, options.get("headers"), key, root
+            )
         except IdempotencyError as error:
             if not in_shadow:
                 raise
-            logger.debug("%s: in shadow: the retry has no key: %s", call and call.active.key, error)
+            logger.debug("%s: in shadow: the retry has no key: %s", key, error)
         if in_shadow:
             return super().signature_from_request(request, *args, **options)
         options = republish.adapt_to_delayed_delivery(self.app, request, options)
@@ -427,7 +421,7 @@ class IdempotentTask(Task):
         return call_options.ChunksSignature(self.s(), it, n, app=self.app)
 
     def replace(self, sig: Signature) -> Any:
-        """Replaces the task by `sig`, as Celery does; the key gets the outcome of `sig`."""
+        """Replaces the task with `sig`, as Celery does; the key gets the outcome of `sig`."""
         call = _call_of(self.request)
         if call is None:
             return super().replace(sig)
@@ -449,7 +443,7 @@ class IdempotentTask(Task):
         return super().on_replace(sig)
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
-        """Returns the record of a call with these arguments, or None.
+        """Returns the record of a call with these arguments; None if there is none.
 
         ``idempotency_key=`` selects the record of a call with that explicit key. With the rule
         TASK_ID, the only argument is the task id.
@@ -464,10 +458,10 @@ class IdempotentTask(Task):
     def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:
         """Deletes the record of a call with these arguments; returns whether there was one.
 
-        The next call runs. Copies of messages that have ended in an error still get that. Its row
-        is deleted, too, and those of its steps in every database that a task of the app names, or
-        a step has used in this process. A running execution is not stopped; its outcome will be
-        rejected.
+        The next call runs. Copies of messages that have ended in an error still get that error. The
+        row of the call is deleted, too, and so are the rows of its steps in every database that a
+        task of the app names or a step has used in this process. A running execution is not
+        stopped; its outcome will be refused.
 
         Raises:
             StoreUnavailableError: if Redis or the database does not reply.
@@ -495,6 +489,6 @@ class IdempotentTask(Task):
         return configuration.rule.derive(args, kwargs)
 
 
-# The loggers of the tracer and of the consumer, by their names in every version of Celery.
+# The loggers of the consumer and of the tracer, by their names in every version of Celery.
 logging.getLogger("celery.worker.strategy").addFilter(celery_log.is_first)
 logging.getLogger("celery.app.trace").addFilter(celery_log.edit)

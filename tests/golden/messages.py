@@ -31,7 +31,12 @@ def put_back(shop: Shop) -> dict[str, Any]:
     key = shop.tasks["charge"].idempotency_key_of("2", 500)
     shop.tasks["charge"].apply(("2", 500))
     return message_headers.with_derived_key(
-        {"mine": 1}, key, FIRST, default_root(FIRST), 3, b"\xff" * 16
+        {"mine": 1},
+        key,
+        FIRST,
+        default_root(FIRST),
+        requeue_count=3,
+        unanswered_ids=b"\xff" * 16,
     )
 
 
@@ -44,7 +49,7 @@ def is_put_back(shop: Shop, kept: Any) -> None:
 
 
 def retry(shop: Shop) -> dict[str, Any]:
-    headers = message_headers.with_explicit_key(TASK, FIRST, None, EXPLICIT)
+    headers = MessageHeaders(EXPLICIT).write(TASK, FIRST)
     headers["idempotency_result_ttl"] = 600
     headers = message_headers.for_retry(TASK, FIRST, headers, {"mine": 1})
     shop.call("charge", task_id=FIRST, headers=headers)
@@ -61,7 +66,7 @@ def is_retried(shop: Shop, kept: Any) -> None:
 
 
 def switch_off(shop: Shop) -> dict[str, Any]:
-    return message_headers.with_explicit_key(TASK, FIRST, None, False)
+    return MessageHeaders(explicit=False).write(TASK, FIRST)
 
 
 def is_switched_off(shop: Shop, kept: Any) -> None:

@@ -44,7 +44,11 @@ class Shop:
     def deliver_all(self, order: str, requeues: int) -> End:
         """Publishes a message that was requeued so often because of conflicts; returns its end."""
         headers = message_headers.with_derived_key(
-            None, self.charge.idempotency_key_of(order), order, default_root(order), requeues
+            None,
+            self.charge.idempotency_key_of(order),
+            order,
+            default_root(order),
+            requeue_count=requeues,
         )
         message: Any = self.deliveries.publish(order, task_id=order, headers=headers)
         while message is not None:

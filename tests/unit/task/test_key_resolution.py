@@ -14,6 +14,7 @@ from celery_idempotent.key.key import Key, default_root
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.canvas import REPLACED_HEADER, identity_of
 from celery_idempotent.task.key_resolution import resolve_key
+from celery_idempotent.task.message_headers import MessageHeaders
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 ID = "8416e7e8-c045-46d0-9617-5bdf6316b681"
@@ -55,7 +56,7 @@ def test_the_key_in_the_message_wins_over_the_rule() -> None:
 
 
 def test_an_explicit_key_wins_over_the_rule() -> None:
-    headers = message_headers.with_explicit_key("shop.charge", ID, None, "req-7")
+    headers = MessageHeaders("req-7").write("shop.charge", ID)
     task = task_with(idempotency_key="order:{order}")
 
     key = key_of(task, 1, headers=headers)
@@ -78,7 +79,7 @@ def test_a_disabled_task_has_no_key(headers: dict[str, Any] | None) -> None:
 
 
 def test_an_unprotected_call_has_no_key() -> None:
-    headers = message_headers.with_explicit_key("shop.charge", ID, None, False)
+    headers = MessageHeaders(explicit=False).write("shop.charge", ID)
 
     key, parsed = resolve_key(task_with().idempotency_configuration, ID, headers, (1,), {})
 

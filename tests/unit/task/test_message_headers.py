@@ -12,6 +12,7 @@ import pytest
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.key.key import Key
 from celery_idempotent.task import message_headers
+from celery_idempotent.task.canvas import with_root
 from celery_idempotent.task.message_headers import MessageHeaders, bind
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
@@ -24,8 +25,11 @@ def read(headers: Any, task: str = "shop.charge", task_id: str = ID) -> MessageH
     return MessageHeaders.read(task, task_id, headers)
 
 
-def with_explicit_key(headers: Any, key: Any) -> dict[str, Any]:
-    return message_headers.with_explicit_key("shop.charge", ID, headers, key)
+def with_explicit_key(headers: Any, key: Any, task_id: str = ID) -> dict[str, Any]:
+    """Returns the headers of a publish with this key."""
+    options = {"headers": headers, "idempotency_key": key}
+    options = message_headers.of_options("shop.charge", task_id, options, in_shadow=False)
+    return dict(options["headers"])
 
 
 def read_header(headers: Any, key: Any) -> None:
@@ -43,7 +47,9 @@ def for_retry(headers: Any, given: Any) -> dict[str, Any]:
 def with_derived_key(
     headers: Any, key: Key, *, requeue_count: int = 0, unanswered_ids: bytes = b""
 ) -> dict[str, Any]:
-    return message_headers.with_derived_key(headers, key, ID, ROOT, requeue_count, unanswered_ids)
+    return message_headers.with_derived_key(
+        headers, key, ID, ROOT, requeue_count=requeue_count, unanswered_ids=unanswered_ids
+    )
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"other": 1}], ids=repr)
@@ -52,7 +58,7 @@ def test_a_message_without_the_headers_has_no_key(headers: Any) -> None:
 
 
 def test_a_message_that_is_run_again_names_the_outcome_that_it_replaces() -> None:
-    headers = message_headers.with_derived_key(None, KEY, ID, ROOT, 3, forgets=2**56 - 1)
+    headers = message_headers.with_derived_key(None, KEY, ID, ROOT, forgets=2**56 - 1)
 
     assert read(headers).forgets == 2**56 - 1
     assert read(bind("shop.charge", ID, headers)).forgets == 2**56 - 1
@@ -71,18 +77,21 @@ def test_a_message_published_again_carries_its_key_as_json() -> None:
 
 
 def test_a_message_published_again_counts_its_rollbacks() -> None:
-    headers = message_headers.with_derived_key(None, KEY, ID, ROOT, 3, b"", 2)
+    headers = message_headers.with_derived_key(
+        None, KEY, ID, ROOT, requeue_count=3, rollback_count=2
+    )
 
     assert read(headers) == MessageHeaders(root=ROOT, key=KEY, requeue_count=3, rollback_count=2)
 
 
 def test_a_publish_draws_a_root_once() -> None:
-    headers = message_headers.with_root("shop.charge", ID, {"other": 1}, lambda: ROOT)
-    again = message_headers.with_root("shop.charge", ID, headers, lambda: b"another!")
+    headers = with_root("shop.charge", ID, {"other": 1})
+    again = with_root("shop.charge", ID, headers)
 
     assert again == headers
-    assert read(headers) == MessageHeaders(root=ROOT)
-    assert read(for_retry(headers, {"mine": 2})) == MessageHeaders(root=ROOT)
+    assert read(headers) == MessageHeaders(root=read(headers).root)
+    assert len(read(headers).root) == len(ROOT)
+    assert read(for_retry(headers, {"mine": 2})) == read(headers)
 
 
 def test_a_message_published_again_carries_the_derived_form_of_an_explicit_key() -> None:
@@ -158,7 +167,7 @@ def test_a_call_may_have_an_explicit_key(key: Any, expected: str | list[str]) ->
 
 
 def test_a_call_may_be_unprotected() -> None:
-    assert read(with_explicit_key(None, False)) == MessageHeaders(unprotected=True)
+    assert read(with_explicit_key(None, False)) == MessageHeaders(explicit=False)
     assert read({**with_derived_key(None, KEY), "idempotency_key": False}).unprotected
 
 
@@ -222,7 +231,7 @@ class TestAnotherMessagesHeaders:
             with_derived_key({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16),
             with_derived_key(with_explicit_key({"other": 1}, "req-7"), KEY),
             bind("shop.charge", ID, {"other": 1, "idempotency_key": "req-7"}),
-            message_headers.with_root("shop.charge", ID, {"other": 1}, lambda: ROOT),
+            MessageHeaders(root=ROOT).write("shop.charge", ID, {"other": 1}),
         ],
         ids=[
             *("explicit key", "unprotected", "explicit tuple", "derived key"),
@@ -259,7 +268,7 @@ class TestAnotherMessagesHeaders:
         )
 
     def test_may_get_the_same_explicit_key(self, headers: dict[str, Any]) -> None:
-        headers = message_headers.with_explicit_key("shop.charge", ANOTHER, headers, "req-7")
+        headers = with_explicit_key(headers, "req-7", ANOTHER)
 
         assert read(headers, task_id=ANOTHER) == MessageHeaders("req-7")
 
@@ -284,7 +293,7 @@ def test_a_header_of_the_first_version_is_ignored() -> None:
 
     assert read(first) == MessageHeaders()
     assert read({**first, "idempotency_key": "req-7"}) == MessageHeaders("req-7")
-    assert read({**first, "idempotency_key": False}) == MessageHeaders(unprotected=True)
+    assert read({**first, "idempotency_key": False}) == MessageHeaders(explicit=False)
     assert bind("shop.charge", ID, first) == {}
 
 
@@ -384,3 +393,14 @@ def test_a_retention_that_cannot_be_used_is_refused_in_one_line(value: Any) -> N
         assert message.startswith("shop.charge: idempotency_result_ttl must be a number of seconds")
         assert "\n" not in message
         assert len(message) < 200
+
+
+@pytest.mark.parametrize(
+    "headers", [{"idempotency_key": ""}, {"idempotency_result_ttl": "x"}], ids=repr
+)
+def test_a_header_that_cannot_be_used_is_replaced_by_a_finding_in_shadow(headers: Any) -> None:
+    """The publish of a call in shadow never fails because of it."""
+    options = message_headers.of_options("shop.charge", ID, {"headers": headers}, in_shadow=True)
+
+    assert message_headers.finding_of(ID, options["headers"]) == message_headers.REFUSED
+    assert with_root("shop.charge", ID, options["headers"])
