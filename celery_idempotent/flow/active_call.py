@@ -113,8 +113,9 @@ class ActiveCall:
         self.first_sent_at = 0.0
         #: Of a body that has run outside the flow.
         self.outcome: Outcome | None = None
+        #: The lease is being renewed.
+        self.renewed = False
         self._begun: Begun | None = None
-        self._renewed = False
         self._loss_reported = False
         self._plan = plan
         self.extensions: list[Any] = []
@@ -142,7 +143,14 @@ class ActiveCall:
             self.unanswered = False
             raise
         if reply.case == "begun":
-            self._grant(layout.begun(reply.raw), sent_at)
+            self._begun = begun = layout.begun(reply.raw)
+            granted = LeaseExtension(
+                self.key, begun.token, self.settings.lease_ms, self.settings.result_ms
+            )
+            lease = Lease(self.runtime.store, granted, sent_at, self.report_lease_lost)
+            self.execution = self.runtime.execution(str(self.key), begun.token, begun.attempt, self)
+            self.token, self.steps_body = begun.token, begun.body
+            self.settled, self.protected, self.lease = False, True, lease
         self.unanswered = False
         outage = self.runtime.store.outage
         if outage.failed_calls:
@@ -152,21 +160,12 @@ class ActiveCall:
             report(table.BEGIN_REPLIED, self, case=reply.case, seconds=monotonic() - since)
         return reply
 
-    def _grant(self, begun: Begun, sent_at: float) -> None:
-        settings = self.settings
-        extension = LeaseExtension(self.key, begun.token, settings.lease_ms, settings.result_ms)
-        lease = Lease(self.runtime.store, extension, sent_at, self.report_lease_lost)
-        self.execution = self.runtime.execution(str(self.key), begun.token, begun.attempt, self)
-        self._begun = begun
-        self.token, self.steps_body = begun.token, begun.body
-        self.settled, self.protected, self.lease = False, True, lease
-
     def resume(self, lease: Lease[Any]) -> Any:
         """Goes on with the first execution of the key, which has begun outside the flow."""
         self._begun = Begun(lease.token, 1, b"")
         self.execution = self.runtime.execution(str(self.key), lease.token, 1, self)
         self.token, self.lease = lease.token, lease
-        self.protected = self._renewed = True
+        self.protected = self.renewed = True
         return self.execution
 
     def run_unprotected(self, execution: BaseExecution) -> None:
@@ -178,7 +177,7 @@ class ActiveCall:
         """Renews the lease from now on, and reports the begin, once."""
         assert self._begun is not None
         assert self.lease is not None
-        self._renewed = True
+        self.renewed = True
         self.runtime.start_renewal(self.lease)
         if self.token != self.expired_token:
             report(table.BEGUN, self, self.execution)
@@ -187,9 +186,9 @@ class ActiveCall:
 
     def stop_renewal(self) -> None:
         """Stops renewing. May be called again after a signal handler has raised in it."""
-        if self._renewed and self.lease is not None:
+        if self.renewed and self.lease is not None:
             self.runtime.stop_renewal(self.lease)
-            self._renewed = False
+            self.renewed = False
 
     def end_extensions(self) -> None:
         """Ends the extensions. May be called again."""

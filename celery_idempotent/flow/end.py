@@ -10,6 +10,7 @@ from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record
+from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.scripts import Reply
 
 
@@ -102,7 +103,8 @@ class Settlement:
     outcome: Outcome
     payload: Payload | None = None
     retention_ms: int = 0
-    #: As for `commands.complete`.
+    #: These two as for `commands.complete`.
+    backend_result: BackendResult | None = None
     sending_ms: int | None = None
     #: The outcome counts, whatever Redis replies, and a later call can store it.
     committed: bool = False

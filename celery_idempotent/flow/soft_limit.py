@@ -13,6 +13,7 @@ import threading
 from _thread import get_ident
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -38,15 +39,15 @@ class Interrupted(BaseException):
         self.error = error
 
 
+@dataclass(slots=True, eq=False)
 class SoftLimit:
     """What a soft time limit does to one flow, or to one message from its start to its end."""
 
-    def __init__(self) -> None:
-        self.phase = FLOW
-        #: What the handler has raised, if it is kept.
-        self.error: BaseException | None = None
-        self._thread = get_ident()
-        self._outer: SoftLimit | None = None
+    phase: str = FLOW
+    #: What the handler has raised, if it is kept.
+    error: BaseException | None = None
+    _thread: int = field(default_factory=get_ident, init=False)
+    _outer: SoftLimit | None = field(default=None, init=False)
 
     def enter(self) -> None:
         """Makes this the current one of the thread, and wraps the installed handler."""

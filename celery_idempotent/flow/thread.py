@@ -34,8 +34,8 @@ class BlockingRuntime:
         self.store = store
         self.execute = store.execute
         self.execute_all = store.execute_all
-        self.start_renewal = heartbeat.start_renewal
-        self.stop_renewal = heartbeat.stop_renewal
+        renewer = heartbeat.renewer(store)
+        self.start_renewal, self.stop_renewal = renewer.start_renewal, renewer.stop_renewal
 
     async def execute_interruptible(self, command: Command) -> Reply:
         """The reply of the store, unless a soft time limit is reached first."""

@@ -45,6 +45,10 @@ class Renewer:
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all leases, in a child that was forked."""
         self.held: set[Lease[RecordStore]] = set()
         #: Since the last reply.
         self._repeats = Repeats()
@@ -126,10 +130,6 @@ class Renewers(Generic[RenewerT]):
 
     def __init__(self, make: Callable[[], RenewerT]) -> None:
         self._make = make
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets all leases, in a child that was forked."""
         self._renewers: WeakKeyDictionary[RecordStore, RenewerT] = WeakKeyDictionary()
 
     def renewer(self, store: RecordStore) -> RenewerT:
@@ -174,6 +174,10 @@ class ThreadRenewer(Renewer):
         super().__init__()
         self._on_replaced = on_replaced
         self._on_expected = on_expected
+
+    def reset(self) -> None:
+        """See `Renewer`."""
+        super().reset()
         self.thread: threading.Thread | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.wakes_at = FOREVER
@@ -256,7 +260,8 @@ class ThreadRenewer(Renewer):
 class Heartbeat(Renewers[ThreadRenewer]):
     """The leases of this process.
 
-    A forked child has none of its parent's threads and leases, so it starts with none.
+    A forked child has none of its parent's threads and leases, so it starts with none. Its renewers
+    are those of its parent, emptied: a runtime keeps its renewer.
     """
 
     def __init__(self) -> None:
@@ -265,15 +270,14 @@ class Heartbeat(Renewers[ThreadRenewer]):
         #: Called with the time (seconds of `lease.clock`) at which a lease expires unless its
         #: thread goes on; infinite without a lease.
         self.on_expected: Callable[[float], object] = lambda _: None
-        super().__init__(
-            lambda: ThreadRenewer(lambda: self.on_replaced(), self._expect),
-        )
-        os.register_at_fork(after_in_child=self.reset)
-
-    def reset(self) -> None:
-        """See `Renewers`."""
-        super().reset()
+        super().__init__(lambda: ThreadRenewer(lambda: self.on_replaced(), self._expect))
         self._expected: dict[int, float] = {}
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        for renewer in tuple(self._renewers.values()):
+            renewer.reset()
+        self._expected.clear()
 
     def _expect(self, renewer: ThreadRenewer, at: float) -> None:
         self._expected[id(renewer)] = at

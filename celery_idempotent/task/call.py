@@ -138,11 +138,6 @@ class TaskCall:
         return self
 
     @property
-    def continuation(self) -> Any:
-        """The right to send what follows the message."""
-        return self.active.continuation
-
-    @property
     def required_generation(self) -> int:
         """What the row has to await before this message may run; 0 if it needs no row."""
         return canvas.required_generation(self.active.key, self._request, self.data.task_id)

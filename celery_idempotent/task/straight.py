@@ -178,7 +178,7 @@ class StraightCall:
     settled = False
     #: As `TaskCall` has them.
     result_written = False
-    continuation = None
+    active = None
     _reply: bytes | None = None
 
     def __init__(

@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,7 @@ logger = logging.getLogger(__name__)
 _plain_execution: ContextVar[Execution | None] = ContextVar("idempotent_plain", default=None)
 
 
+@dataclass(eq=False)
 class _WrittenBackend:
     """A result backend that has the result of the current task: fused completion has written it.
 
@@ -68,8 +70,7 @@ class _WrittenBackend:
     result and leaves it as it is.
     """
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    _backend: Any
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
