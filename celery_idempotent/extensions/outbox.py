@@ -144,7 +144,7 @@ async def publish_outbox(
     """
     key = str(call.key)
     payload = Payload.from_bytes(outbox)
-    messages = await call.codec.decode_json(payload, key, OUTBOX)
+    messages = await call.codec.decode_field(payload, key, OUTBOX)
     try:
         host_of(call).publish_messages(messages)
     except IdempotencyError:

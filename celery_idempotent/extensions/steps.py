@@ -60,7 +60,7 @@ class Steps(Extension):
         if stored is not None:
             if transaction not in (None, True):
                 self._remember(Database(transaction))
-            return Result(await call.codec.decode_step(Payload(*stored), key, name))
+            return Result(await call.codec.decode_field(Payload(*stored), key, step_field(name)))
         steps.write(name, "", b"")  # refuses an invalid name before `func` runs
         if transaction not in (None, True):
             return await self._run_in_transaction(name, func, self._database(name, transaction))
@@ -103,7 +103,7 @@ class Steps(Extension):
             transaction.rollback(discard=True)
         stored = Payload(row.format, row.body)
         await self._save(name, stored)
-        return Result(await call.codec.decode_step(stored, str(call.key), name))
+        return Result(await call.codec.decode_field(stored, str(call.key), step_field(name)))
 
     def _database(self, name: str, source: Any) -> Database:
         database = Database(source)

@@ -1,6 +1,6 @@
 """The heartbeat of an event loop: a timer for each store, and a task for each request.
 
-A timer does not keep the loop running, so there is nothing to stop after the last lease.
+A timer does not keep the loop running, so nothing has to be stopped after the last lease.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class TimerRenewer(Renewer):
-    """The leases in one store, its timer and its request."""
+    """Extends the leases in one store by a timer, one request at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class TimerRenewer(Renewer):
 
     def _wake_at(self, due: float) -> None:
         if self._request is not None:
-            return  # it sets the timer when it ends
+            return  # the request sets the timer when it ends
         when = self._loop.time() + due - monotonic()
         if self._timer is not None:
             if self._timer.when() <= when and not self._timer.cancelled():
@@ -44,8 +44,7 @@ class TimerRenewer(Renewer):
     def _wake(self) -> None:
         self._timer = None
         if due := self.take_due():
-            request = self.extend(due, lambda: True)
-            self._request = self._loop.create_task(request)
+            self._request = self._loop.create_task(self.extend(due, lambda: True))
             self._request.add_done_callback(self._request_done)
         else:
             self._request_done()
@@ -62,7 +61,7 @@ class TimerRenewer(Renewer):
 
 
 class AsyncioHeartbeat(Renewers[TimerRenewer]):
-    """The leases of the running event loop."""
+    """Extends the leases of one event loop."""
 
     def __init__(self) -> None:
         super().__init__(TimerRenewer)

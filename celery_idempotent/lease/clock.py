@@ -8,12 +8,12 @@ from functools import partial
 
 from celery_idempotent.clock import monotonic as process_clock
 
-#: Seconds; never set back. On Linux the clock includes the time for which the machine is suspended,
-#: so that a lease which expires meanwhile has expired when the machine resumes. ``time.monotonic``
-#: stops there.
+#: Seconds; never set back. On Linux, this clock also counts the time for which the machine is
+#: suspended: a lease that expires meanwhile has expired when the machine resumes.
+#: ``time.monotonic`` stops during a suspension.
 monotonic: Callable[[], float]
 try:
     monotonic = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
     monotonic()
-except (AttributeError, OSError):  # some kernels and sandboxes do not have it
+except (AttributeError, OSError):  # some kernels and sandboxes lack this clock
     monotonic = process_clock

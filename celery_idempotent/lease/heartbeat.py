@@ -1,6 +1,6 @@
-"""The heartbeat: extends the leases of this process, by a daemon thread for each store.
+"""The heartbeat: a daemon thread for each store extends the leases of this process.
 
-The leases of an event loop are extended by `asyncio_heartbeat`, with the same requests.
+`asyncio_heartbeat` extends the leases of an event loop by the same requests.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
 
-#: Seconds, at least, before a thread counts as late, since a busy machine delays it.
+#: Minimum seconds before a thread counts as late: a busy machine delays it.
 LEAST_DELAY = 1.0
 #: Seconds without a lease after which a thread ends.
 IDLE_SECONDS = 60.0
 
-#: The timeout of a request, as a part of the shortest lease: two may fail before that expires.
+#: The timeout of a request, as a fraction of the shortest lease: two requests may fail before that
+#: lease expires.
 TIMEOUT_PART = 1 / 8
 
 FOREVER = float("inf")
 
 
 class Renewer:
-    """The leases in one store, which any number of threads add and remove without a lock.
+    """Extends the leases in one store, which any number of threads add and remove without a lock.
 
     A signal handler that raises could leave a lock locked, and no lease would be extended any
     more. Adding to a set, removing from it and copying it are atomic.
@@ -48,9 +49,9 @@ class Renewer:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all leases, in a child that was forked."""
+        """Drops all leases, in a forked child."""
         self.held: set[Lease[RecordStore]] = set()
-        #: Since the last reply.
+        #: Failed requests since the last reply.
         self._repeats = Repeats()
 
     def start_renewal(self, lease: Lease[RecordStore]) -> None:
@@ -58,35 +59,35 @@ class Renewer:
         self.held.add(lease)
 
     def stop_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Stops extending it; the reply to a request that is being sent is ignored."""
+        """Stops extending `lease`, and ignores the reply to a request that is being sent."""
         self.held.discard(lease)
 
     @property
     def next_due(self) -> float:
-        """When the next one is due (seconds of `lease.clock`); infinite if there is none."""
+        """The earliest due time of a lease (seconds of `lease.clock`); infinite without leases."""
         return min((lease.due for lease in tuple(self.held)), default=FOREVER)
 
     @property
     def shortest(self) -> float:
-        """The length of the shortest lease in seconds; infinite if there is none."""
+        """The length of the shortest lease in seconds; infinite without leases."""
         return min((lease.seconds for lease in tuple(self.held)), default=FOREVER)
 
     def take_due(self) -> list[Lease[RecordStore]]:
-        """Returns the leases that are due, or soon will be."""
+        """Returns the leases that are due now, or so soon that they join the same request."""
         now = monotonic()
         due = [lease for lease in tuple(self.held) if lease.due_with_others <= now]
         for lease in due:
-            # First, so that a lease whose request fails is not retried in a busy loop.
+            # Before the request: if that fails, it must not be retried in a busy loop.
             lease.unanswered()
         return due
 
     async def extend(self, due: list[Lease[RecordStore]], is_current: Callable[[], bool]) -> None:
-        """Extends the leases `due`, and applies the replies if `is_current` is true by then."""
+        """Extends the leases `due`, and applies the replies if `is_current` then returns true."""
         sent_at, timeout = monotonic(), self.shortest * TIMEOUT_PART
         try:
             replies = await due[0].store.extend([lease.extension for lease in due], timeout)
         except IdempotencyError as error:
-            # The store is unavailable; the next request follows soon.
+            # The store is unavailable. The next request follows soon.
             if (number := self._repeats.left_out(None)) is not None:
                 leases = plural(len(due), "lease")
                 logger.warning("%s not extended: %s%s", leases, error, like_it(number))
@@ -106,13 +107,13 @@ class Renewer:
                 try:
                     self.held.remove(lease)
                 except KeyError:
-                    continue  # renewal was stopped meanwhile
+                    continue  # another thread has stopped the renewal meanwhile
                 lease.lost = True
                 lease.on_lost(reply.raw)
 
 
 def _was_settled(lease: Lease[RecordStore], reply: Reply) -> bool:
-    """Whether the record has the lease's own outcome, stored while the request was sent."""
+    """Whether the record has the outcome of the lease's execution, stored during the request."""
     try:
         return layout.read(reply.raw, "", "").token == lease.token
     except IdempotencyError:
@@ -125,7 +126,7 @@ RenewerT = TypeVar("RenewerT", bound=Renewer)
 class Renewers(Generic[RenewerT]):
     """Extends leases from :meth:`start_renewal` to :meth:`stop_renewal`.
 
-    Each store has a renewer of its own, since one that does not reply must not delay the others.
+    Each store has a renewer of its own: a store that does not reply must not delay the others.
     """
 
     def __init__(self, make: Callable[[], RenewerT]) -> None:
@@ -133,7 +134,7 @@ class Renewers(Generic[RenewerT]):
         self._renewers: WeakKeyDictionary[RecordStore, RenewerT] = WeakKeyDictionary()
 
     def renewer(self, store: RecordStore) -> RenewerT:
-        """Returns what extends the leases in `store`."""
+        """Returns the renewer of the leases in `store`."""
         renewer = self._renewers.get(store)
         if renewer is None:
             renewer = self._renewers.setdefault(store, self._make())
@@ -144,36 +145,30 @@ class Renewers(Generic[RenewerT]):
         self.renewer(lease.store).start_renewal(lease)
 
     def stop_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Stops extending it; the reply to a request that is being sent is ignored."""
+        """Stops extending `lease`, and ignores the reply to a request that is being sent."""
         self.renewer(lease.store).stop_renewal(lease)
 
-    def held(self) -> tuple[Lease[RecordStore], ...]:
-        """The leases of this process, or of this event loop."""
-        # Another thread may add a store meanwhile, which an iteration would not survive.
+    def renewers(self) -> list[RenewerT]:
+        """Returns the renewer of each store."""
+        # Not by iteration: another thread may add a store meanwhile.
         stores = [reference() for reference in self._renewers.keyrefs()]
-        held = [self.renewer(store).held for store in stores if store is not None]
-        return tuple(lease for leases in held for lease in tuple(leases))
+        return [self.renewer(store) for store in stores if store is not None]
+
+    def held(self) -> tuple[Lease[RecordStore], ...]:
+        """Returns the leases of this process, or of this event loop."""
+        return tuple(lease for renewer in self.renewers() for lease in tuple(renewer.held))
 
 
 class ThreadRenewer(Renewer):
-    """The leases in one store, and the thread that extends them.
+    """Extends the leases in one store by a thread, which the first lease starts.
 
-    It starts with the first lease. A thread that has died, or does not return from a request, is
-    replaced when the next lease is added or removed.
-
-    Args:
-        on_replaced: called if the thread has died or is late.
-        on_expected: called with the time by which the leases expire unless the thread goes on.
+    If the thread has died, or does not return from a request, another one replaces it when the next
+    lease is added or removed.
     """
 
-    def __init__(
-        self,
-        on_replaced: Callable[[], object],
-        on_expected: Callable[[ThreadRenewer, float], object],
-    ) -> None:
+    def __init__(self, heartbeat: Heartbeat) -> None:
         super().__init__()
-        self._on_replaced = on_replaced
-        self._on_expected = on_expected
+        self._heartbeat = heartbeat
 
     def reset(self) -> None:
         """See `Renewer`."""
@@ -181,8 +176,9 @@ class ThreadRenewer(Renewer):
         self.thread: threading.Thread | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.wakes_at = FOREVER
-        #: Seconds of `lease.clock` by which the thread finishes its current wait or request.
-        self._expected_by = FOREVER
+        #: When the thread will have ended its current wait or request (seconds of `lease.clock`),
+        #: and when a lease expires unless it does.
+        self._expected_by = self.expires_at = FOREVER
 
     def start_renewal(self, lease: Lease[RecordStore]) -> None:
         """See `Renewer`."""
@@ -198,12 +194,12 @@ class ThreadRenewer(Renewer):
             self._check_thread()
 
     def _check_thread(self) -> None:
-        """Starts a thread unless there is one that runs and is not late."""
+        """Starts a thread, unless one is running and not late."""
         current, late = self.thread, monotonic() - self._expected_by
         if current is not None and current.is_alive() and late <= 0:
             return
         if current is not None:
-            self._on_replaced()
+            self._heartbeat.on_replaced()
             logger.error(
                 "The idempotency heartbeat %s; another thread goes on with %s",
                 f"is {late:.1f} s late" if current.is_alive() else "has died",
@@ -217,12 +213,12 @@ class ThreadRenewer(Renewer):
         thread.start()
 
     def _run(self, thread: threading.Thread) -> None:
-        while self.thread is thread:  # else it was replaced
+        while self.thread is thread:  # until it is replaced
             try:
                 if self._wait_for_due():
                     self._extend(thread)
                 elif self.thread is thread:
-                    # First, so that a lease that is added from now on starts another thread.
+                    # Before the check: a lease that is added from now on starts another thread.
                     self.thread = None
                     if self.held:
                         self._check_thread()
@@ -231,9 +227,9 @@ class ThreadRenewer(Renewer):
                 logger.exception("Unexpected error in the idempotency heartbeat, which continues")
 
     def _wait_for_due(self) -> bool:
-        """Waits until a lease is due; returns False if there was none for a while."""
+        """Waits until a lease is due; returns False after a while without leases."""
         while True:
-            # Infinite while the set is read, so that a lease added meanwhile wakes the thread.
+            # Infinite while the set is read: a lease that is added meanwhile wakes the thread.
             self.wakes_at = FOREVER
             due, now = self.next_due, monotonic()
             if due <= now:
@@ -247,41 +243,37 @@ class ThreadRenewer(Renewer):
                     return False
 
     def _expect(self, at: float) -> None:
-        """Counts as late from a third of the shortest lease after `at` on."""
+        """Expects the thread at `at`; it is late after another third of the shortest lease."""
         self._expected_by = at + max(self.shortest / 3, LEAST_DELAY)
-        self._on_expected(self, at + self.shortest * 2 / 3)
+        self.expires_at = at + self.shortest * 2 / 3
+        renewers = self._heartbeat.renewers()
+        self._heartbeat.on_expected(min((each.expires_at for each in renewers), default=FOREVER))
 
     def _extend(self, thread: threading.Thread) -> None:
-        if due := self.take_due():  # else renewal was stopped meanwhile
+        if due := self.take_due():  # empty if the renewal was stopped meanwhile
             self._expect(monotonic() + 2 * self.shortest * TIMEOUT_PART)
             run_sync(self.extend(due, lambda: self.thread is thread))
 
 
 class Heartbeat(Renewers[ThreadRenewer]):
-    """The leases of this process.
+    """Extends the leases of this process.
 
-    A forked child has none of its parent's threads and leases, so it starts with none. Its renewers
-    are those of its parent, emptied: a runtime keeps its renewer.
+    A forked child has none of its parent's threads, and starts without leases. The renewers stay,
+    because every runtime keeps the one of its store.
     """
 
     def __init__(self) -> None:
         #: Called each time that a thread has died or is late.
         self.on_replaced: Callable[[], object] = lambda: None
         #: Called with the time (seconds of `lease.clock`) at which a lease expires unless its
-        #: thread goes on; infinite without a lease.
+        #: thread goes on; infinite without leases.
         self.on_expected: Callable[[float], object] = lambda _: None
-        super().__init__(lambda: ThreadRenewer(lambda: self.on_replaced(), self._expect))
-        self._expected: dict[int, float] = {}
+        super().__init__(lambda: ThreadRenewer(self))
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        for renewer in tuple(self._renewers.values()):
+        for renewer in self.renewers():
             renewer.reset()
-        self._expected.clear()
-
-    def _expect(self, renewer: ThreadRenewer, at: float) -> None:
-        self._expected[id(renewer)] = at
-        self.on_expected(min(tuple(self._expected.values())))
 
 
 #: The heartbeat of this process.

@@ -11,15 +11,15 @@ from celery_idempotent.store.commands import Extension
 #: A blocking store, or one for event loops; each has its own heartbeat.
 StoreT = TypeVar("StoreT")
 
-#: Part of a lease that is not trusted, since clocks run at different rates.
+#: Fraction of a lease that is not trusted, since clocks run at different rates.
 MARGIN = 0.05
 
 
 class Lease(Generic[StoreT]):
-    """The right to run one execution; extended by the heartbeat, read by the execution's thread.
+    """The right to run one execution. The heartbeat extends it; the execution's thread reads it.
 
     Args:
-        store: where the record is.
+        store: the store that has the record.
         extension: the record, the token and the length of the lease.
         sent_at: seconds of `lease.clock`, read before the request that granted the lease was sent.
         on_lost: called once with the record, in the heartbeat's thread, when the server replies
@@ -35,14 +35,14 @@ class Lease(Generic[StoreT]):
     ) -> None:
         self.store = store
         self.extension = extension
-        #: Of the record; and the fencing token.
+        #: The key of the record, and the fencing token.
         self.key, self.token = extension.key, extension.token
         self.on_lost = on_lost
         self.lost = False
         self.seconds = seconds = extension.lease_ms / 1000
-        #: Seconds of `lease.clock` until which no other execution can have begun.
+        #: Until then, no other execution can have begun (seconds of `lease.clock`).
         self.trusted_until = sent_at + seconds * (1 - MARGIN)
-        #: Seconds of `lease.clock` from which the heartbeat extends it.
+        #: From then on, the heartbeat extends the lease (seconds of `lease.clock`).
         self.due = sent_at + seconds / 3
 
     @property
@@ -51,15 +51,15 @@ class Lease(Generic[StoreT]):
         return not self.lost and monotonic() < self.trusted_until
 
     def renewed(self, sent_at: float) -> None:
-        """The server has extended the lease, in reply to a request sent at `sent_at`."""
+        """Records that the server has extended the lease, by a request sent at `sent_at`."""
         self.trusted_until = sent_at + self.seconds * (1 - MARGIN)
         self.due = sent_at + self.seconds / 3
 
     def unanswered(self) -> None:
-        """A request is being sent: without a reply, send another one soon."""
+        """Records that a request is being sent: without a reply, another one follows soon."""
         self.due = monotonic() + min(1.0, self.seconds / 10)
 
     @property
     def due_with_others(self) -> float:
-        """From when on it joins a round trip made for another lease (seconds of `lease.clock`)."""
+        """From then on, it joins the round trip of another lease (seconds of `lease.clock`)."""
         return self.due - self.seconds / 12

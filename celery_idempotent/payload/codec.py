@@ -20,8 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from functools import partial
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from kombu import serialization
@@ -29,7 +28,6 @@ from kombu.exceptions import ContentDisallowed
 
 from celery_idempotent.errors import (
     CorruptRecordError,
-    DecryptionError,
     NotReadyError,
     PoisonedTaskError,
     ResultDiscardedError,
@@ -37,8 +35,8 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.payload import offload
-from celery_idempotent.payload.encryption_keys import Cipher
-from celery_idempotent.payload.fields import ERROR, MESSAGE, RESULT, step_field, subject
+from celery_idempotent.payload.encryption_keys import Cipher, decrypt
+from celery_idempotent.payload.fields import ERROR, MESSAGE, OUTBOX, RESULT, step_field, subject
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec, is_storable
 from celery_idempotent.payload.value_codec import ValueCodec, dump, load
@@ -47,8 +45,9 @@ from celery_idempotent.record.payload import OFFLOADED, Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 
-#: The content type of errors: every process can read JSON, and reading it never executes code.
+#: The content type of some fields: every process can read JSON, and reading it executes no code.
 _JSON = frozenset({serialization.registry.name_to_type["json"]})
+_JSON_FIELDS = (ERROR, OUTBOX, MESSAGE)
 
 NOT_STORED = b"idempotency_store_result is off"
 _ERROR_NOT_SERIALIZABLE = b"it cannot be serialized as JSON"
@@ -58,15 +57,15 @@ _ERROR_NOT_STORABLE = b"it ends a worker, or controls Celery"
 DELEGATED = "=task"
 #: … and that task ignores its result.
 RESULT_IGNORED = "=ignored"
-_ENCRYPTED = "!"
 #: Formats with these prefixes are decoded using the offload storage or the result backend.
 _BLOCKING = (OFFLOADED, "=")
 
-RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+#: Calls a function that may block, such as `asyncio.to_thread`.
+Run = Callable[..., Awaitable[Any]]
 
 
-async def _run_here(work: Callable[[], Any]) -> Any:
-    return work()
+async def _run_here(work: Callable[..., Any], *args: Any) -> Any:
+    return work(*args)
 
 
 class PayloadCodec:
@@ -80,7 +79,7 @@ class PayloadCodec:
         accept: content types that may be decoded.
         offload_storage: stores payloads that are too large for Redis.
         cipher: encrypts every payload. Payloads that are not encrypted can still be decoded.
-        run_in_thread: runs blocking work.
+        run_blocking: runs what may block.
     """
 
     def __init__(
@@ -89,25 +88,20 @@ class PayloadCodec:
         accept: Collection[str],
         offload_storage: OffloadStorage | None = None,
         cipher: Cipher | None = None,
-        run_in_thread: RunInThread = _run_here,
+        run_blocking: Run = _run_here,
     ) -> None:
         self.values = ValueCodec(result_codec, accept)
         self._result_codec = result_codec
         self._accept = accept
         self._storage = offload_storage
         self._cipher = cipher
-        self._run_in_thread = run_in_thread
+        self._run_blocking = run_blocking
 
     def for_asyncio(self) -> PayloadCodec:
         """Returns this codec for code on an event loop: blocking work runs in a thread."""
         return PayloadCodec(
             self._result_codec, self._accept, self._storage, self._cipher, asyncio.to_thread
         )
-
-    @property
-    def offloads(self) -> bool:
-        """Whether payloads may be outside Redis."""
-        return self._storage is not None
 
     async def encode_result(
         self, value: Any, settings: Settings, *, key: str, token: int, field: str = RESULT
@@ -134,15 +128,14 @@ class PayloadCodec:
         if not payload.has_value:
             return payload
         if self._cipher is not None:
-            body = self._cipher.encrypt(payload.body, key, field, payload.format)
-            payload = Payload(_ENCRYPTED + payload.format, body)
+            payload = self._cipher.encrypt(payload, key, field)
         if len(payload.body) <= settings.max_result_size:
             return payload
         if self._storage is None:
             return Payload("", offload.TOO_LARGE)
         seconds = settings.error_ttl if field in (ERROR, MESSAGE) else settings.result_ttl
-        stored: Payload = await self._run_in_thread(
-            partial(offload.put, self._storage, payload, key, token, field, seconds)
+        stored: Payload = await self._run_blocking(
+            offload.put, self._storage, payload, key, token, field, seconds
         )
         return stored
 
@@ -171,7 +164,7 @@ class PayloadCodec:
             As :meth:`decode`.
         """
         if record.format.startswith(_BLOCKING):
-            outcome: tuple[Any, bool] = await self._run_in_thread(partial(self._outcome, record))
+            outcome: tuple[Any, bool] = await self._run_blocking(self._outcome, record)
             return outcome
         return self._outcome(record)
 
@@ -184,38 +177,26 @@ class PayloadCodec:
             # Raised by the replacement. Not raised again: a coroutine cannot raise StopIteration.
             return error, True
 
-    async def decode_step(self, payload: Payload, key: str, name: str) -> Any:
-        """Returns the value of a step.
+    async def decode_field(self, payload: Payload, key: str, field: str) -> Any:
+        """Returns the value of a step, an outbox or a kept message.
 
         Raises:
             As :meth:`decode`.
         """
-        return await self._decode_field(payload, key, step_field(name), self._accept)
+        if payload.is_offloaded:
+            return await self._run_blocking(self._decode, payload, key, field)
+        return self._decode(payload, key, field)
 
-    async def decode_json(self, payload: Payload, key: str, field: str) -> Any:
-        """Returns an outbox or a kept message.
-
-        Raises:
-            As :meth:`decode`.
-        """
-        return await self._decode_field(payload, key, field, _JSON)
-
-    async def _decode_field(
-        self, payload: Payload, key: str, field: str, accept: Collection[str]
-    ) -> Any:
-        decode = partial(self._decode, payload, key, field, accept)
-        return await self._run_in_thread(decode) if payload.is_offloaded else decode()
-
-    async def delete_object(self, payload: Payload, key: str, field: str = RESULT) -> None:
+    async def delete_object(self, payload: Payload, key: str, field: str) -> None:
         """Deletes the offloaded object of a payload that no record holds. Never raises."""
-        await self._delete([(payload, field)], key)
+        if payload.is_offloaded and self._storage is not None:
+            await self._run_blocking(offload.delete, self._storage, payload, key, field)
 
     async def delete_step_objects(self, body: bytes, key: str) -> None:
         """Deletes the offloaded objects of the steps in `body`. Never raises."""
-        if body and self._storage is not None:
-            with contextlib.suppress(CorruptRecordError):
-                stored = steps.read(body, key).items()
-                await self._delete([(Payload(*v), step_field(name)) for name, v in stored], key)
+        with contextlib.suppress(CorruptRecordError):
+            for name, stored in steps.read(body, key).items():
+                await self.delete_object(Payload(*stored), key, step_field(name))
 
     async def delete_record_objects(self, record: Record) -> None:
         """Deletes the offloaded objects of a record that was deleted. Never raises."""
@@ -224,11 +205,6 @@ class PayloadCodec:
             await self.delete_object(Payload(record.format, record.body), record.key, field)
         else:
             await self.delete_step_objects(record.body, record.key)
-
-    async def _delete(self, payloads: Iterable[tuple[Payload, str]], key: str) -> None:
-        offloaded = [pair for pair in payloads if pair[0].is_offloaded]
-        if offloaded and self._storage is not None:
-            await self._run_in_thread(partial(offload.delete, self._storage, offloaded, key))
 
     def decode(self, record: Record) -> Any:
         """Returns the value of a COMPLETED record, or the exception of a FAILED one. May block.
@@ -250,14 +226,12 @@ class PayloadCodec:
         if record.format == DELEGATED:
             task_id = layout.read_replacement(record.body, record.key)
             return self._result_codec.result_of(task_id, time.time() - record.at_ms / 1000)
-        payload = Payload(record.format, record.body)
-        return self._decode(payload, record.key, RESULT, self._accept)
+        return self._decode(Payload(record.format, record.body), record.key, RESULT)
 
     def _decode_error(self, record: Record) -> BaseException:
         payload = Payload(record.format, record.body)
         if payload.has_value:
-            prepared = self._decode(payload, record.key, ERROR, _JSON)
-            error = self._restored_error(prepared)
+            error = self._restored_error(self._decode(payload, record.key, ERROR))
             if error is None:
                 raise CorruptRecordError(
                     f"the error of {record.key} cannot be read; forget the key to start afresh"
@@ -278,15 +252,15 @@ class PayloadCodec:
             return None
         return error if is_storable(type(error)) else None
 
-    def _decode(self, payload: Payload, key: str, field: str, accept: Collection[str]) -> Any:
+    def _decode(self, payload: Payload, key: str, field: str) -> Any:
         if not payload.has_value:
             raise not_stored(payload, key, field)
         if payload.is_offloaded:
             payload = offload.get(self._storage, payload, key, field)
-        if payload.format.startswith(_ENCRYPTED):
-            payload = self._decrypt(payload, key, field)
+        if payload.is_encrypted:
+            payload = decrypt(self._cipher, payload, key, field)
         try:
-            return load(payload, accept)
+            return load(payload, _JSON if field in _JSON_FIELDS else self._accept)
         except ContentDisallowed:
             reason = "result_accept_content (or accept_content) does not accept it"
         except Exception as error:
@@ -294,22 +268,6 @@ class PayloadCodec:
         raise CorruptRecordError(
             f"the {field} of {key} cannot be read as {payload.format}: {reason}"
         )
-
-    def _decrypt(self, payload: Payload, key: str, field: str) -> Payload:
-        if self._cipher is None:
-            raise DecryptionError(
-                f"the {field} of {key} is encrypted, and this process has no "
-                "idempotency_encryption_keys"
-            )
-        plain_format = payload.format.removeprefix(_ENCRYPTED)
-        body = self._cipher.decrypt(payload.body, key, field, plain_format)
-        if body is None:
-            raise DecryptionError(
-                f"the {field} of {key} cannot be decrypted: its key is not in "
-                "idempotency_encryption_keys, or it was tampered with; add the key, or forget the "
-                "record to start afresh"
-            )
-        return Payload(plain_format, body)
 
 
 def not_stored(payload: Payload, key: str, field: str) -> ResultNotStoredError:

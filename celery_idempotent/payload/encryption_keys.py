@@ -11,8 +11,9 @@ from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
-from celery_idempotent.errors import SettingsError
+from celery_idempotent.errors import DecryptionError, SettingsError
 from celery_idempotent.key.canonical import canonical, digest
+from celery_idempotent.record.payload import ENCRYPTED, Payload
 from celery_idempotent.settings import Settings
 
 _CONTEXT_BYTES = 16
@@ -55,23 +56,47 @@ class Cipher:
         self._invalid_token = InvalidToken
         self._prefix = prefix
 
-    def encrypt(self, body: bytes, *context: str) -> bytes:
-        """Returns `body` encrypted for this context only; 74 to 89 bytes longer."""
+    def encrypt(self, payload: Payload, key: str, field: str) -> Payload:
+        """Returns `payload` encrypted for this field of this record; 74 to 89 bytes longer."""
+        context = self._digest(key, field, payload.format)
         # Fernet returns base64; records hold bytes.
-        return urlsafe_b64decode(self._fernet.encrypt(self._digest(context) + body))
+        body = urlsafe_b64decode(self._fernet.encrypt(context + payload.body))
+        return Payload(ENCRYPTED + payload.format, body)
 
-    def decrypt(self, data: bytes, *context: str) -> bytes | None:
-        """Returns the body; None if no key fits, the context differs or `data` was altered."""
+    def decrypt(self, payload: Payload, key: str, field: str) -> Payload | None:
+        """Returns the payload; None if no key fits, the context differs or it was altered."""
+        plain_format = payload.format.removeprefix(ENCRYPTED)
         try:
-            decrypted = self._fernet.decrypt(urlsafe_b64encode(data))
+            decrypted = self._fernet.decrypt(urlsafe_b64encode(payload.body))
         except self._invalid_token:
             return None
-        if decrypted[:_CONTEXT_BYTES] != self._digest(context):
+        if decrypted[:_CONTEXT_BYTES] != self._digest(key, field, plain_format):
             return None
-        return decrypted[_CONTEXT_BYTES:]
+        return Payload(plain_format, decrypted[_CONTEXT_BYTES:])
 
-    def _digest(self, context: tuple[str, ...]) -> bytes:
+    def _digest(self, *context: str) -> bytes:
         return digest(b"place" + canonical((self._prefix, *context)), _CONTEXT_BYTES)
+
+
+def decrypt(cipher: Cipher | None, payload: Payload, key: str, field: str) -> Payload:
+    """Returns the payload that :meth:`Cipher.encrypt` encrypted.
+
+    Raises:
+        DecryptionError: if there is no cipher, or it cannot decrypt the payload.
+    """
+    if cipher is None:
+        raise DecryptionError(
+            f"the {field} of {key} is encrypted, and this process has no "
+            "idempotency_encryption_keys"
+        )
+    decrypted = cipher.decrypt(payload, key, field)
+    if decrypted is None:
+        raise DecryptionError(
+            f"the {field} of {key} cannot be decrypted: its key is not in "
+            "idempotency_encryption_keys, or it was tampered with; add the key, or forget the "
+            "record to start afresh"
+        )
+    return decrypted
 
 
 def check(options: Settings) -> None:

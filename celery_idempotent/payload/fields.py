@@ -12,10 +12,7 @@ def step_field(name: str) -> str:
 
 def subject(key: str, field: str) -> str:
     """Returns the subject of a sentence about a missing value."""
-    if field == RESULT:
-        return f"{key} has completed, but its result"
-    if field == ERROR:
-        return f"{key} has failed, but its error"
-    if field == MESSAGE:
-        return f"{key} has ended, but its message"
-    return f"{field} of {key} has completed, but its value"
+    verb = {RESULT: "completed", ERROR: "failed", MESSAGE: "ended"}.get(field)
+    if verb is None:
+        return f"{field} of {key} has completed, but its value"
+    return f"{key} has {verb}, but its {field}"

@@ -10,7 +10,6 @@ import os
 import re
 import threading
 from base64 import b64decode, b64encode, urlsafe_b64encode
-from collections.abc import Iterable
 from math import ceil
 from typing import Any
 
@@ -123,7 +122,7 @@ def put(
     storage: OffloadStorage, payload: Payload, key: str, token: int, field: str, seconds: float
 ) -> Payload:
     """Stores the body of `payload` and returns what the record holds in its place. Never raises."""
-    name = _object_name(key, token, field)
+    name = f"{key}:{token}{_suffix(field)}"
     try:
         storage.put(name, payload.body, seconds)
     except Exception:
@@ -165,24 +164,18 @@ def get(storage: OffloadStorage | None, payload: Payload, key: str, field: str) 
     return Payload(payload.format.removeprefix(OFFLOADED), body)
 
 
-def delete(storage: OffloadStorage, payloads: Iterable[tuple[Payload, str]], key: str) -> None:
-    """Deletes the objects of `payloads`, each with its field. Never raises."""
-    for payload, field in payloads:
-        try:
-            storage.delete(_checked_name(payload.body, key, field))
-        except Exception as error:
-            logger.warning(
-                "%s: its %s could not be deleted from idempotency_offload_backend: %s",
-                key,
-                one_line(field),
-                type(error).__name__,
-                extra=log_extra(key),
-            )
-
-
-def _object_name(key: str, token: int, field: str) -> str:
-    name = f"{key}:{token}"
-    return name if field == RESULT else f"{name}:{_field_code(field)}"
+def delete(storage: OffloadStorage, payload: Payload, key: str, field: str) -> None:
+    """Deletes the object of `payload`. Never raises."""
+    try:
+        storage.delete(_checked_name(payload.body, key, field))
+    except Exception as error:
+        logger.warning(
+            "%s: its %s could not be deleted from idempotency_offload_backend: %s",
+            key,
+            one_line(field),
+            type(error).__name__,
+            extra=log_extra(key),
+        )
 
 
 def _checked_name(body: bytes, key: str, field: str) -> str:
@@ -193,8 +186,8 @@ def _checked_name(body: bytes, key: str, field: str) -> str:
             Redis must not be able to choose which object is read or deleted.
     """
     name = body.decode(errors="replace")
-    end = "" if field == RESULT else f":{_field_code(field)}"
-    if not re.fullmatch(rf"{re.escape(key)}:\d{{1,20}}{re.escape(end)}", name, re.ASCII):
+    pattern = rf"{re.escape(key)}:\d{{1,20}}{re.escape(_suffix(field))}"
+    if not re.fullmatch(pattern, name, re.ASCII):
         raise CorruptRecordError(
             f"the {field} of {key} names an object that is not its own in "
             "idempotency_offload_backend; forget the key to start afresh"
@@ -202,6 +195,8 @@ def _checked_name(body: bytes, key: str, field: str) -> str:
     return name
 
 
-def _field_code(field: str) -> str:
-    """Returns a code of fixed length: the name of a step may hold any character."""
-    return urlsafe_b64encode(digest(field.encode("utf-8", "surrogatepass"), 9)).decode()
+def _suffix(field: str) -> str:
+    """Returns the end of an object's name: a digest, as a step's name may hold any character."""
+    if field == RESULT:
+        return ""
+    return ":" + urlsafe_b64encode(digest(field.encode("utf-8", "surrogatepass"), 9)).decode()

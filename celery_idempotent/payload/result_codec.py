@@ -7,7 +7,7 @@ that can write to Redis must not be able to choose what is executed, or to stop 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -39,16 +39,6 @@ def is_storable(cls: object) -> bool:
     return not issubclass(cls, _CONTROL_FLOW)
 
 
-def error_as_json(error: BaseException) -> dict[str, Any]:
-    """Returns type, module and arguments; non-JSON arguments become their repr."""
-    cls = type(error)
-    return {
-        "exc_type": cls.__qualname__,
-        "exc_message": ensure_serializable(error.args, dumps),
-        "exc_module": cls.__module__,
-    }
-
-
 def class_of(prepared: Mapping[str, Any]) -> type[Exception] | None:
     """Returns the class of a stored error; None if this process has not loaded it.
 
@@ -74,15 +64,6 @@ def class_of(prepared: Mapping[str, Any]) -> type[Exception] | None:
     return cls
 
 
-def set_arguments(error: BaseException, arguments: Sequence[Any]) -> None:
-    """Gives a restored `error` the arguments that it was stored with.
-
-    A constructor may build a message from its arguments. Called again with that message, it would
-    build a longer one each time the error is stored and restored.
-    """
-    BaseException.__init__(error, *arguments)
-
-
 class ResultCodec:
     """Encodes as the result backend does, so that a replay equals what the first caller got.
 
@@ -105,8 +86,14 @@ class ResultCodec:
 
         Celery's tracer replaces unpicklable exceptions before any backend gets them.
         """
+        if self._app:
+            error = get_pickleable_exception(error)
         # Not by the backend's own method: its serializer may not be JSON.
-        return error_as_json(get_pickleable_exception(error) if self._app else error)
+        return {
+            "exc_type": type(error).__qualname__,
+            "exc_message": ensure_serializable(error.args, dumps),
+            "exc_module": type(error).__module__,
+        }
 
     def result_of(self, task_id: str, seconds: float) -> Any:
         """Returns the result of a task that replaced this one `seconds` ago. May block.
@@ -168,5 +155,7 @@ class ResultCodec:
             except Exception:
                 # Its constructor does not take the arguments in `args`.
                 error = cls.__new__(cls)
-        set_arguments(error, arguments)
+        # A constructor may build a message from its arguments. Called with that message, it would
+        # build a longer one each time that the error is stored and restored.
+        BaseException.__init__(error, *arguments)
         return error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Begins the format of a value that is stored outside Redis.
-OFFLOADED = "@"
+#: Begins the format of a value that is stored outside Redis, or is encrypted.
+OFFLOADED, ENCRYPTED = "@", "!"
 
 
 class Payload(NamedTuple):
@@ -35,3 +35,8 @@ class Payload(NamedTuple):
     def is_offloaded(self) -> bool:
         """Whether the value is in the offload storage."""
         return self.format.startswith(OFFLOADED)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the value is encrypted, and not offloaded."""
+        return self.format.startswith(ENCRYPTED)

@@ -76,17 +76,17 @@ class Record:
 
         Tokens never decrease, so this is too late after the server's clock is set back.
         """
-        return None if self.state is State.RESERVED else _moment(self.token / 1e6)
+        return None if self.state is State.RESERVED else utc(self.token / 1e6)
 
     @property
     def finished_at(self) -> datetime | None:
         """When the outcome was stored; None before that."""
-        return _moment(self.at_ms / 1e3) if self.state.finished else None
+        return utc(self.at_ms / 1e3) if self.state.finished else None
 
     @property
     def deadline(self) -> datetime | None:
         """When the lease (STARTED) or the reservation (RESERVED) ends; None once finished."""
-        return None if self.state.finished else _moment(self.at_ms / 1e3)
+        return None if self.state.finished else utc(self.at_ms / 1e3)
 
     @property
     def sending(self) -> bool:
@@ -132,5 +132,6 @@ class Record:
         return self.decode(self)
 
 
-def _moment(seconds: float) -> datetime:
+def utc(seconds: float) -> datetime:
+    """Returns the time that is `seconds` after the epoch."""
     return datetime.fromtimestamp(seconds, tz=timezone.utc)

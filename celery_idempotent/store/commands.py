@@ -99,7 +99,7 @@ def begin(
         arguments.append(wait_ms)
     if keep_ms:
         arguments.append(keep_ms)
-    return Command(scripts.load("begin"), key, arguments, root=root)
+    return _command("begin", key, *arguments, root=root)
 
 
 def extend(lease: Extension) -> Command:
@@ -107,7 +107,7 @@ def extend(lease: Extension) -> Command:
     key, token, lease_ms, retention_ms, root, execution_id = lease
     if execution_id:
         return _continuation(key, root, execution_id, lease_ms)
-    return Command(scripts.load("extend"), key, [token, lease_ms, lease_ms + retention_ms])
+    return _command("extend", key, token, lease_ms, lease_ms + retention_ms)
 
 
 def complete(
@@ -127,28 +127,28 @@ def complete(
     """
     arguments = [token, append_traceparent(result.format), result.body, retention_ms]
     if backend_result is None:
-        return Command(scripts.load("complete"), key, [*arguments, _sending(sending_ms)])
+        return _command("complete", key, *arguments, sending_ms)
     name, meta, expires = backend_result
-    return Command(scripts.load("fused_complete"), key, [*arguments, meta, expires], name)
+    return _command("fused_complete", key, *arguments, meta, expires, result_name=name)
 
 
 def write_result(key: Key, result: BackendResult) -> Command:
     """Stores `result` for a replay and leaves the record as it is: ``written`` or ``ok``."""
     name, meta, expires = result
-    return Command(scripts.load("fused_complete"), key, [0, "", b"", 0, meta, expires], name)
+    return _command("fused_complete", key, 0, "", b"", 0, meta, expires, result_name=name)
 
 
 def without_backend_result(command: Command) -> Command:
     """Returns `command` without the backend result: it only completes the record."""
-    return Command(scripts.load("complete"), command.key, [*command.arguments[:4], ""])
+    return _command("complete", command.key, *command.arguments[:4], None)
 
 
 def fail(
     key: Key, token: int, error: Payload, retention_ms: int, *, sending_ms: int | None = None
 ) -> Command:
     """Stores an error as the outcome: ``ok`` or ``lost``; `sending_ms` as for :func:`complete`."""
-    arguments = [token, append_traceparent(error.format), error.body, retention_ms]
-    return Command(scripts.load("fail"), key, [*arguments, _sending(sending_ms)])
+    form = append_traceparent(error.format)
+    return _command("fail", key, token, form, error.body, retention_ms, sending_ms)
 
 
 def release(
@@ -173,19 +173,17 @@ def release(
         sending_ms: how long sending the errbacks may take; None: there are none.
     """
     ended = _final_error(generation, error, error_ms)
-    arguments = [token, hold_ms, retention_ms, *ended, _sending(sending_ms)]
-    return Command(scripts.load("release"), key, arguments, root=root)
+    return _command("release", key, token, hold_ms, retention_ms, *ended, sending_ms, root=root)
 
 
 def save_step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
     """Stores a finished step and extends the lease: ``ok`` or ``lost``."""
-    arguments = [token, entry, lease_ms, lease_ms + retention_ms]
-    return Command(scripts.load("save_step"), key, arguments)
+    return _command("save_step", key, token, entry, lease_ms, lease_ms + retention_ms)
 
 
 def mark_continued(key: Key, root: bytes, execution_id: bytes) -> Command:
     """Records that this delivery has sent the continuation: ``ok`` or ``lost``."""
-    return _continuation(key, root, execution_id, "")
+    return _continuation(key, root, execution_id, None)
 
 
 def stop_sending(key: Key, root: bytes, execution_id: bytes) -> Command:
@@ -193,9 +191,8 @@ def stop_sending(key: Key, root: bytes, execution_id: bytes) -> Command:
     return _continuation(key, root, execution_id, 0)
 
 
-def _continuation(key: Key, root: bytes, execution_id: bytes, lease_ms: int | str) -> Command:
-    arguments = [execution_id, lease_ms]
-    return Command(scripts.load("continuation"), key, arguments, root=root)
+def _continuation(key: Key, root: bytes, execution_id: bytes, lease_ms: int | None) -> Command:
+    return _command("continuation", key, execution_id, lease_ms, root=root)
 
 
 def abandon(
@@ -223,16 +220,9 @@ def abandon(
         execution_id: of the parent process, which sends the errbacks.
         sending_ms: how long that may take; None: there are none.
     """
-    arguments = [
-        layout.write_task_id(task_id),
-        root,
-        _worker(worker),
-        grace_ms,
-        *(_final_error(generation, error, error_ms) if error else (generation, reason, b"", 0)),
-        execution_id,
-        _sending(sending_ms),
-    ]
-    return Command(scripts.load("abandon"), key, arguments, root=root)
+    ended = _final_error(generation, error, error_ms) if error else (generation, reason, b"", 0)
+    process = layout.write_task_id(task_id), root, _worker(worker)
+    return _command("abandon", key, *process, grace_ms, *ended, execution_id, sending_ms, root=root)
 
 
 def reserve(
@@ -245,20 +235,20 @@ def reserve(
         waits: while an execution runs, reserve the next turn (for a key that may run again).
     """
     fingerprint = layout.write_fingerprint(key.fingerprint, label)
-    arguments = [layout.write_task_id(task_id), fingerprint, hold_ms]
+    arguments = layout.write_task_id(task_id), fingerprint, hold_ms
     if not key.message:
-        return Command(scripts.load("reserve"), key, arguments)
-    return Command(scripts.load("reserve_turn"), key.turn, [*arguments, int(waits)])
+        return _command("reserve", key, *arguments)
+    return _command("reserve_turn", key.turn, *arguments, int(waits))
 
 
 def get(key: Key) -> Command:
     """Reads the record and its remaining time: ``found`` or ``absent``."""
-    return Command(scripts.load("get"), key, [])
+    return _command("get", key)
 
 
 def get_entry(key: Key, root: bytes) -> Command:
     """Reads the entry of a message: ``found`` or ``absent``."""
-    return Command(scripts.load("get"), key.entry(root), [])
+    return _command("get", key.entry(root))
 
 
 def forget(key: Key, shown: Record | str | None = None) -> Command:
@@ -269,10 +259,8 @@ def forget(key: Key, shown: Record | str | None = None) -> Command:
             that cannot be read; ``NO_RECORD``: none; None: any.
     """
     if isinstance(shown, Record):
-        arguments = [shown.state.value[0], shown.token]
-    else:
-        arguments = [shown or "", ""]
-    return Command(scripts.load("forget"), key, arguments)
+        return _command("forget", key, shown.state.value[0], shown.token)
+    return _command("forget", key, shown, None)
 
 
 def _final_error(generation: int, error: Payload | None, error_ms: int) -> tuple[Any, ...]:
@@ -282,8 +270,12 @@ def _final_error(generation: int, error: Payload | None, error_ms: int) -> tuple
     return generation, append_traceparent(error.format), error.body, error_ms
 
 
-def _sending(sending_ms: int | None) -> int | str:
-    return "" if sending_ms is None else sending_ms
+def _command(
+    script: str, key: Key, *arguments: Any, result_name: str | bytes = b"", root: bytes = b""
+) -> Command:
+    """Returns a command; an argument that is None is sent as an empty one."""
+    sent = ["" if argument is None else argument for argument in arguments]
+    return Command(scripts.load(script), key, sent, result_name, root)
 
 
 @lru_cache(64)

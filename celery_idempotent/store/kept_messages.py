@@ -6,22 +6,19 @@ Every function raises StoreUnavailableError if Redis does not reply.
 
 from __future__ import annotations
 
-from typing import Any
-
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, translate_error
 
 
 def keep(store: RecordStore, key: Key, task_id: str, message: Payload, keep_ms: int) -> None:
     """Writes `message`, replacing an earlier one of the task id."""
-    _execute(store, key, task_id, "SET", message.to_bytes(), "PX", keep_ms)
+    store.query("SET", _name(store, key, task_id), message.to_bytes(), "PX", keep_ms)
 
 
 def find(store: RecordStore, key: Key, task_id: str) -> Payload | None:
     """Returns the kept message of `task_id`, or None."""
-    value = _execute(store, key, task_id, "GET")
+    value = store.query("GET", _name(store, key, task_id))
     return None if value is None else Payload.from_bytes(value)
 
 
@@ -29,13 +26,9 @@ def delete(store: RecordStore, key: Key, task_id: str) -> Payload | None:
     """Deletes the kept message of `task_id` and returns it."""
     message = find(store, key, task_id)
     if message is not None:
-        _execute(store, key, task_id, "DEL")
+        store.query("DEL", _name(store, key, task_id))
     return message
 
 
-def _execute(store: RecordStore, key: Key, task_id: str, command: str, *arguments: Any) -> Any:
-    name = store.name(key.kept_message(task_id))
-    try:
-        return store.client.execute_command(command, name, *arguments)
-    except CONNECTION_ERRORS as error:
-        raise translate_error(error, str(key)) from error
+def _name(store: RecordStore, key: Key, task_id: str) -> str:
+    return store.name(key.kept_message(task_id))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from functools import cached_property
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -16,7 +17,7 @@ from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.printable import plural
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.record import Record, utc
 from celery_idempotent.store import commands, reference
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
 from celery_idempotent.store.commands import BackendResult, Command, Extension
@@ -28,7 +29,12 @@ from celery_idempotent.store.scripts import Reply
 from celery_idempotent.store.template import Template
 from celery_idempotent.store.tracking import InvalidationListener
 from celery_idempotent.store.transport.client import ClientTransport
-from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, connect, translate_error
+from celery_idempotent.store.transport.connection import (
+    CONNECTION_ERRORS,
+    connect,
+    translate_error,
+    translated_errors,
+)
 from celery_idempotent.store.transport.server import Call, ServerTransport, pack
 from celery_idempotent.store.url import names_cluster
 
@@ -82,7 +88,6 @@ class RecordStore:
         self._listener = InvalidationListener(self._transport)
         # The heartbeat needs a shorter timeout than other callers.
         self._heartbeat_transport: ServerTransport | ClientTransport | None = None
-        self._heartbeat_timeout = config.timeout
         self._refuses_second_key = False
         #: Seconds of `clock.monotonic`.
         self._no_references_until = 0.0
@@ -211,7 +216,7 @@ class RecordStore:
         return await self._execute_all(batch, self._transport)
 
     async def extend(
-        self, leases: Sequence[Extension], timeout: float | None = None
+        self, leases: Sequence[Extension], timeout: float = math.inf
     ) -> list[Reply | IdempotencyError]:
         """Extends all `leases` in one round trip, with a reply for each.
 
@@ -222,15 +227,11 @@ class RecordStore:
         Raises:
             StoreUnavailableError: if Redis does not reply.
         """
-        transport = self._heartbeat_transport
-        shorter = timeout is not None and timeout < self._heartbeat_timeout
-        # Replacing a blocking transport opens new connections, so it is kept until a shorter
-        # timeout is needed.
-        if transport is None or shorter or self.is_async:
-            if timeout is not None:
-                self._heartbeat_timeout = min(timeout, self.config.timeout)
-            transport = self._transport.with_timeout(2 * self._heartbeat_timeout)
-            self._heartbeat_transport = transport
+        transport, limit = self._heartbeat_transport, 2 * min(timeout, self.config.timeout)
+        if transport is None or transport.timeout != limit:
+            if transport is not None:
+                await transport.aclose()
+            transport = self._heartbeat_transport = self._transport.with_timeout(limit)
         return await self._execute_all([commands.extend(lease) for lease in leases], transport)
 
     async def _execute_all(
@@ -282,11 +283,10 @@ class RecordStore:
         """
         if reply.case == "absent":
             return None
-        ttl_ms, _, raw = reply.raw.partition(b" ")
-        if int(ttl_ms) < 0:
-            return self.record(key, raw)
-        now = datetime.fromtimestamp(reply.now_ms / 1000, tz=timezone.utc)
-        return self.record(key, raw, now + timedelta(milliseconds=int(ttl_ms)))
+        ttl, _, raw = reply.raw.partition(b" ")
+        ttl_ms = int(ttl)
+        expires_at = utc((reply.now_ms + ttl_ms) / 1000) if ttl_ms >= 0 else None
+        return self.record(key, raw, expires_at)
 
     def record(self, key: Key, raw: bytes, expires_at: datetime | None = None) -> Record:
         """Returns the record that `raw` encodes.
@@ -327,16 +327,22 @@ class RecordStore:
         Raises:
             StoreUnavailableError: if Redis does not reply.
         """
-        try:
-            raw = self.client.get(reference.name(self.config.prefix, task_id))
-        except CONNECTION_ERRORS as error:
-            raise translate_error(error, "") from error
+        raw = self.query("GET", reference.name(self.config.prefix, task_id))
         return reference.read(raw) if raw else None
 
     @cached_property
     def client(self) -> Any:
         """A blocking redis-py client, for requests that are not about one record."""
         return connect(self.config)
+
+    def query(self, *command: Any) -> Any:
+        """Returns the reply to a command that is not a script; for blocking code.
+
+        Raises:
+            StoreUnavailableError: if Redis does not reply, or replies with an error.
+        """
+        with translated_errors(str(command[1])):
+            return self.client.execute_command(*command)
 
     def evictions(self) -> str:
         """Returns `` (it has evicted 5 keys)``; empty if there are none, or if unknown.
@@ -357,17 +363,14 @@ class RecordStore:
         Raises:
             StoreUnavailableError: if it does not.
         """
-        try:
+        with translated_errors():
             await self._transport.ping()
-        except CONNECTION_ERRORS as error:
-            raise translate_error(error, "") from error
 
     async def _probe(self) -> None:
         transport = self._transport.with_timeout(PROBE_TIMEOUT, retry=False)
         try:
-            await transport.ping()
-        except CONNECTION_ERRORS as error:
-            raise translate_error(error, "") from error
+            with translated_errors():
+                await transport.ping()
         finally:
             await transport.aclose()
 

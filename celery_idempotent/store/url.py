@@ -6,12 +6,9 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 _ONE_SERVER = ("redis", "rediss", "redis+socket", "unix")
-_SENTINELS = "sentinel"
+SENTINEL = "sentinel"
 _CLUSTER = ("redis+cluster", "rediss+cluster")
-SCHEMES = (*_ONE_SERVER, _SENTINELS, *_CLUSTER)
-
-_SENTINEL_PORT = 26379
-_REDIS_PORT = 6379
+SCHEMES = (*_ONE_SERVER, SENTINEL, *_CLUSTER)
 
 
 def scheme_of(url: str) -> str:
@@ -28,11 +25,6 @@ def is_redis_url(url: object) -> bool:
 def names_one_server(url: str) -> bool:
     """Returns whether `url` names a single server, without Sentinels or a cluster."""
     return scheme_of(url) in _ONE_SERVER
-
-
-def names_sentinels(url: str) -> bool:
-    """Returns whether `url` lists Sentinels."""
-    return scheme_of(url) == _SENTINELS
 
 
 def names_cluster(url: str) -> bool:
@@ -57,13 +49,9 @@ def addresses(urls: list[str], default_port: int) -> list[tuple[str, int]]:
 
 def redacted(url: str) -> str:
     """Returns `url` without users, passwords and queries, for log lines."""
-    several = names_sentinels(url) or names_cluster(url)
-    return ";".join(map(_redacted, parts_of(url))) if several else _redacted(url)
-
-
-def _redacted(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    several = scheme_of(url) in (SENTINEL, *_CLUSTER)
+    split = map(urlsplit, parts_of(url) if several else [url])
+    return ";".join(f"{p.scheme}://{p.netloc.rpartition('@')[2]}{p.path}" for p in split)
 
 
 def redis_py_url(url: str) -> str:
@@ -81,15 +69,6 @@ def redis_py_url(url: str) -> str:
     return f"{scheme}://{location}{parts.path}" + (f"?{urlencode(query)}" if query else "")
 
 
-def other_nodes(url: str) -> list[tuple[str, int]]:
-    """Returns the nodes that a cluster's `url` lists after the first.
-
-    Raises:
-        ValueError: if a port is not a number.
-    """
-    return addresses(parts_of(url)[1:], _REDIS_PORT)
-
-
 def sentinels(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
     """Parses ``sentinel://host:port/db;sentinel://…``; the first has the database and credentials.
 
@@ -101,7 +80,7 @@ def sentinels(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
     """
     parts = parts_of(url)
     first = urlsplit(parts[0])
-    return addresses(parts, _SENTINEL_PORT), {
+    return addresses(parts, 26379), {
         "db": int(first.path.strip("/") or 0),
         "username": unquote(first.username) if first.username else None,
         "password": unquote(first.password) if first.password else None,

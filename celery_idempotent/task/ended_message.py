@@ -79,7 +79,7 @@ def find(app: Celery, configuration: TaskConfiguration, key: Key, task_id: str) 
     message = kept_messages.find(executor.store, key, task_id)
     if message is None:
         return None
-    stored = run_sync(executor.codec.decode_json(message, str(key), MESSAGE))
+    stored = run_sync(executor.codec.decode_field(message, str(key), MESSAGE))
     try:
         return outbox.load(app, stored)
     except Exception as error:

@@ -19,6 +19,9 @@ import pytest
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.cli import listing
+from celery_idempotent.record import steps
+from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.monitoring.conftest import Shop, list_json
 from tests.monitoring.shop import URL_VARIABLE, make_app
@@ -221,6 +224,20 @@ class TestShow:
         shown = shop.json("show", name.replace("KEY", listed["key"]))
 
         assert shown["result"] == "x" * 2_000
+
+    @pytest.mark.parametrize("name", ["KEY", "task-of-DIGEST"])
+    def test_shows_all_steps_of_a_long_record(self, shop: Shop, name: str) -> None:
+        key = shop.begin(shop.charge, 42, 999)
+        store = shop.charge.idempotency_configuration.executor.store
+        record = run_sync(store.get(key))
+        for number in range(20):
+            entry = steps.write(f"step-{number}", "json", b"x" * 100)
+            step = commands.save_step(key, record.token, entry, lease_ms=60_000, retention_ms=0)
+            assert run_sync(store.execute(step)).case == "ok"
+
+        output = shop.celery("show", name.replace("KEY", str(key)).replace("DIGEST", key.digest))
+
+        assert all(f"step-{number}" in output for number in range(20))
 
     def test_finds_a_record_by_the_calls_own_key(self, shop: Shop) -> None:
         shop.charge.apply((42, 999), idempotency_key="req-7f3a")

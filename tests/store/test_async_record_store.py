@@ -32,6 +32,7 @@ from tests.store.record_harness import (
     RETENTION_MS,
     WORKER,
     RecordHarness,
+    store_at,
 )
 
 #: The other files test the scripts on every kind of server.
@@ -223,8 +224,9 @@ def test_a_frozen_server_blocks_a_heartbeat_for_its_timeout(silent: RedisServer)
     assert run_story(run, silent.url) < 2
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 def test_a_short_lease_does_not_shorten_the_timeout_of_later_heartbeats(
-    silent: RedisServer,
+    silent: RedisServer, is_async: bool
 ) -> None:
     async def run(store: RecordStore) -> str:
         lease = Extension(KEY, 1, LEASE_MS, RETENTION_MS)
@@ -239,4 +241,7 @@ def test_a_short_lease_does_not_shorten_the_timeout_of_later_heartbeats(
         assert isinstance(reply, Reply)
         return reply.case
 
-    assert run_story(run, silent.url) == "lost"
+    if is_async:
+        assert run_story(run, silent.url) == "lost"
+    else:
+        assert run_sync(run(store_at(silent.url))) == "lost"

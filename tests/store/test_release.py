@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from celery_idempotent.key.key import default_root
@@ -20,6 +22,7 @@ from tests.store.record_harness import (
     RETENTION_MS,
     SECOND,
     RecordHarness,
+    RecordReply,
 )
 
 pytestmark = pytest.mark.core
@@ -84,35 +87,30 @@ class TestHeld:
 
 @pytest.mark.parametrize("hold_ms", [0, HOLD_MS], ids=["free", "hold"])
 class TestLost:
-    def test_to_a_takeover_that_runs(self, harness: RecordHarness, hold_ms: int) -> None:
-        stale = harness.expired()
-        successor = harness.started(task_id=SECOND)
-
-        reply = harness.release(stale.token, hold_ms)
-
-        assert (reply.case, reply.record) == ("lost", successor)
-        assert harness.record() == successor
-
-    def test_to_an_outcome(self, harness: RecordHarness, hold_ms: int) -> None:
-        stale = harness.expired()
-        harness.complete(harness.started(task_id=SECOND).token)
-
-        reply = harness.release(stale.token, hold_ms)
-
-        assert reply.case == "lost"
-        assert reply.stored.state is State.COMPLETED
-        assert harness.record() == reply.record
-
-    def test_to_a_reservation_of_another_execution(
-        self, harness: RecordHarness, hold_ms: int
+    @pytest.mark.parametrize(
+        "rival",
+        [
+            lambda harness, token: None,
+            lambda harness, token: harness.complete(token),
+            lambda harness, token: harness.release(token, HOLD_MS),
+        ],
+        ids=["runs", "has completed", "waits for its retry"],
+    )
+    def test_to_another_execution(
+        self,
+        harness: RecordHarness,
+        hold_ms: int,
+        rival: Callable[[RecordHarness, int], RecordReply | None],
     ) -> None:
         stale = harness.expired()
-        harness.release(harness.started(task_id=SECOND).token, HOLD_MS)
+        rival(harness, harness.started(task_id=SECOND).token)
+        before = harness.record()
 
         reply = harness.release(stale.token, hold_ms)
 
-        assert reply.case == "lost"
+        assert (reply.case, reply.record) == ("lost", before)
         assert reply.stored.task_id == SECOND
+        assert harness.record() == before
 
 
 class TestReplacementThatFailed:

@@ -40,14 +40,10 @@ class RecordFilter:
         )
 
 
-def read_view(store: RecordStore, key: Key, *, whole: bool = False) -> RecordView | None:
-    """Reads the record of `key`; None if it is absent.
-
-    Args:
-        whole: also read the finished steps of a long record, which a scan leaves out.
-    """
+def read_view(store: RecordStore, key: Key) -> RecordView | None:
+    """Reads the whole record of `key`; None if it is absent."""
     with RecordReader.open(store) as reader:
-        return reader.get([key], whole=whole).get(key)
+        return reader.get([key], whole=True).get(key)
 
 
 def record_views(

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.record import Record, State, utc
 from celery_idempotent.store import commands
 from celery_idempotent.store.inspection import scan, server_info
 from celery_idempotent.store.inspection.server_info import ServerInfo
@@ -27,10 +26,9 @@ from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.reference import MARK, Reference
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.connection import (
-    CONNECTION_ERRORS,
     aclose_client,
     connect,
-    translate_error,
+    translated_errors,
 )
 
 #: Names in one call of SCAN: a few tenths of a millisecond of server time.
@@ -68,7 +66,7 @@ class RecordView:
     def since(self) -> datetime:
         """When the record entered its state: its outcome's time, or its token's."""
         finished_at = None if self.record is None else self.record.finished_at
-        return finished_at or _utc(self.version[1] / 1e6)
+        return finished_at or utc(self.version[1] / 1e6)
 
     @property
     def is_past_deadline(self) -> bool:
@@ -103,10 +101,8 @@ class RecordReader:
         Raises:
             StoreUnavailableError: if a cluster's nodes do not reply.
         """
-        try:
+        with translated_errors():
             return cls(connect(store.config, timeout=timeout, retries=0), store)
-        except CONNECTION_ERRORS as error:
-            raise translate_error(error, "") from error
 
     def _fetch(self, key: Key) -> bytes:
         """Returns the bytes of a record, even after this reader was closed; empty if it is gone."""
@@ -130,7 +126,7 @@ class RecordReader:
         """
         prefix = self.store.config.prefix
         match = scan.pattern(prefix, task)
-        with _translated_errors():
+        with translated_errors():
             for node in self._primaries():
                 cursor = None
                 while cursor != 0:
@@ -147,7 +143,7 @@ class RecordReader:
             whole: also read the finished steps of long records, which a scan leaves out.
         """
         size = WHOLE if whole else HEAD
-        with _translated_errors():
+        with translated_errors():
             return {
                 view.key: view
                 for node, its_keys in self._by_node(keys)
@@ -193,9 +189,9 @@ class RecordReader:
             # A value that is not a string cannot be read as a record.
             head = b"?" if isinstance(raw, Exception) else raw
             if head and not layout.is_absent(head):
-                expires_at = _utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
+                expires_at = utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
                 record = self._record(key, head, len(head) < size, expires_at)
-                views.append(RecordView(key, record, _utc(clock), self.store))
+                views.append(RecordView(key, record, utc(clock), self.store))
         return views
 
     def _record(
@@ -221,7 +217,7 @@ class RecordReader:
         Only keys that may run again have such records. Scans all names, but reads no record.
         """
         match = scan.message_pattern(self.store.config.prefix, task_id)
-        with _translated_errors():
+        with translated_errors():
             for node in self._primaries():
                 for name in node.scan_iter(match=match, count=PAGE):
                     text = name.decode(errors="replace")
@@ -232,13 +228,13 @@ class RecordReader:
 
     def count_names(self) -> int:
         """Returns how many names a scan visits, including those that are not records."""
-        with _translated_errors():
+        with translated_errors():
             return sum(node.dbsize() for node in self._primaries())
 
     def bytes_used(self, keys: Sequence[Key]) -> list[int]:
         """Returns the memory that each record of `keys` uses; deleted ones are left out."""
         replies: list[Any] = []
-        with _translated_errors():
+        with translated_errors():
             for node, its_keys in self._by_node(keys):
                 pipeline = node.pipeline(transaction=False)
                 for key in its_keys:
@@ -248,7 +244,7 @@ class RecordReader:
 
     def server_info(self) -> ServerInfo:
         """Returns the properties of the server, or of one primary of a cluster."""
-        with _translated_errors():
+        with translated_errors():
             name = f"{self.store.config.prefix}:{MARK}write-probe"
             error = server_info.write_error(self.client, name)
             return server_info.server_info(next(self._primaries()), error)
@@ -271,16 +267,3 @@ class RecordReader:
             node = self.client.get_node_from_key(self.store.config.name(key))
             nodes[self.client.get_redis_connection(node)].append(key)
         return nodes.items()
-
-
-@contextmanager
-def _translated_errors() -> Iterator[None]:
-    """Translates the errors of redis-py inside the block."""
-    try:
-        yield
-    except CONNECTION_ERRORS as error:
-        raise translate_error(error, "") from error
-
-
-def _utc(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, tz=timezone.utc)

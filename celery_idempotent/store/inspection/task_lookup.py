@@ -44,8 +44,10 @@ def find_task(stores: Sequence[RecordStore], task_id: str) -> RecordView | Refer
     if (found := find_duplicate(stores, task_id)) is not None:
         return found
     for page in record_views(stores, RecordFilter(task_id=task_id)):
-        if page:
-            return page[0]
+        for view in page:
+            # A scan leaves out the finished steps of a long record.
+            whole = read_view(view.store, view.key)
+            return whole if whole and whole.version == view.version else view
     # The record of a key that may run again shows only its last execution.
     for store in stores:
         with RecordReader.open(store) as reader:

@@ -26,9 +26,9 @@ from celery_idempotent.store.transport.connection import (
 )
 from celery_idempotent.store.transport.server import BaseTransport, Call
 
-#: Replies after which the call must be sent again: the script is not loaded, or the slot is moving
-#: (MovedError is an AskError).
-_NOT_EXECUTED = (NoScriptError, AskError, TryAgainError)
+#: Replies after which the call must be sent again: the script is not loaded, the slot is moving
+#: (MovedError is an AskError), or there is no reply.
+_NOT_EXECUTED = (NoScriptError, AskError, TryAgainError, *NO_REPLY)
 
 
 class ClientTransport(BaseTransport):
@@ -51,7 +51,7 @@ class ClientTransport(BaseTransport):
         make = partial(connect, config, library=self._library)
         # Created lazily: a cluster's client connects at once.
         self._clients = self.scoped(
-            partial(make, timeout=self._timeout, retries=int(self._retry)), close
+            partial(make, timeout=self.timeout, retries=int(self._retry)), close
         )
         self._batch_clients = self._clients
         if self.is_async and config.client is None:
@@ -60,7 +60,7 @@ class ClientTransport(BaseTransport):
             # open any while its first master is unavailable. Without retries, the other nodes
             # stay reachable.
             self._batch_clients = self.scoped(
-                partial(make, timeout=self._timeout / 2, retries=0), close
+                partial(make, timeout=self.timeout / 2, retries=0), close
             )
 
     async def call(
@@ -95,92 +95,88 @@ class ClientTransport(BaseTransport):
 
     async def call_all(self, calls: Sequence[Call]) -> list[Any]:
         """See `ServerTransport`."""
+        client = self._batch_clients.get()
+        if self.is_async and self._is_cluster(client):
+            await result_of(client.initialize(), self.timeout)
+        by_node: dict[str, list[int]] = defaultdict(list)
+        for index, (_, arguments) in enumerate(calls):
+            by_node[self._node_name(client, arguments[1])].append(index)
         replies: list[Any] = [None] * len(calls)
-        resend: list[int] = []
-        for indexes in await self._send_to_nodes(calls, range(len(calls)), replies):
-            # This client finds the new master if the one for these calls has failed.
-            reply = await self._reply_to(calls[indexes[0]])
-            if not isinstance(reply, NO_REPLY):
-                replies[indexes[0]] = reply
-                resend += indexes[1:]
-        if resend:
-            if self._batch_clients is not self._clients:
-                await self._batch_clients.aclose()  # so that a new one finds the new master
-            with suppress(*NO_REPLY):
-                await self._send_to_nodes(calls, resend, replies)
+        for indexes in by_node.values():
+            node_replies = await self._send_batch(client, [calls[index] for index in indexes])
+            for index, reply in zip(indexes, node_replies, strict=True):
+                replies[index] = reply
+        await self._resend(calls, by_node.values(), replies)
         if calls and all(isinstance(reply, NO_REPLY) for reply in replies):
             raise replies[0]
-        for index, reply in enumerate(replies):
-            if isinstance(reply, _NOT_EXECUTED):
-                replies[index] = await self._reply_to(calls[index])
         return replies
 
-    async def _send_to_nodes(
-        self, calls: Sequence[Call], indexes: Iterable[int], replies: list[Any]
-    ) -> list[list[int]]:
-        """Sends the calls at `indexes` and sets their replies.
+    async def _send_batch(self, client: Any, calls: Sequence[Call]) -> list[Any]:
+        """Sends calls to one node in one round trip; returns the replies, with errors as values.
 
-        Returns:
-            The indexes of calls without a reply, grouped by cluster node.
+        Raises:
+            RedisError, OSError: if there is only one server, and it does not reply.
         """
-        client = self._batch_clients.get()
-        is_cluster = self._is_cluster(client)
-        if is_cluster and self.is_async:
-            await result_of(client.initialize(), self._batch_limit)
-        indexes_by_node: dict[str, list[int]] = defaultdict(list)
-        for index in indexes:
-            try:
-                node = client.get_node_from_key(calls[index][1][1]).name if is_cluster else ""
-            except RedisClusterException as error:  # no node has the slot
-                node, replies[index] = "", error
-            indexes_by_node[node].append(index)
-        failed = [indexes_by_node.pop("")] if is_cluster and "" in indexes_by_node else []
-        for node_indexes in indexes_by_node.values():
-            first = calls[node_indexes[0]][1][1]
+        try:
             # A cluster pipeline of redis.asyncio finds the node itself.
-            pipeline = (client if self.is_async else self._node(first)).pipeline(transaction=False)
-            for index in node_indexes:
-                script, arguments = calls[index]
+            node = client if self.is_async else self._node(calls[0][1][1])
+            pipeline = node.pipeline(transaction=False)
+            for script, arguments in calls:
                 pipeline.execute_command("EVALSHA", script.sha, *arguments)
-            try:
-                sent = pipeline.execute(raise_on_error=False)
-                node_replies = await result_of(sent, self._batch_limit)
-            except NO_REPLY as error:
-                if not is_cluster:
-                    raise
-                node_replies = [error] * len(node_indexes)
-            for index, reply in zip(node_indexes, node_replies, strict=True):
-                replies[index] = reply
-            if lost := [index for index in node_indexes if isinstance(replies[index], NO_REPLY)]:
-                failed.append(lost)
-        return failed
+            sent = pipeline.execute(raise_on_error=False)
+            replies: list[Any] = await result_of(sent, self.timeout)
+        except NO_REPLY as error:
+            if not self._is_cluster(client):
+                raise
+            replies = [error] * len(calls)
+        return replies
 
-    @property
-    def _batch_limit(self) -> float:
-        return self._timeout if self._limit is None else self._limit
+    async def _resend(
+        self, calls: Sequence[Call], groups: Iterable[list[int]], replies: list[Any]
+    ) -> None:
+        """Resends the calls that were not executed, and sets their replies.
+
+        Each is sent alone: only then does the client follow a moving slot, and find the new master
+        if the one for these calls has failed. If there is none, the others of the group are not
+        resent.
+        """
+        for group in groups:
+            for index in group:
+                if not isinstance(replies[index], _NOT_EXECUTED):
+                    continue
+                lost, replies[index] = replies[index], await self._reply_to(calls[index])
+                if isinstance(replies[index], NO_REPLY):
+                    break
+                if isinstance(lost, NO_REPLY) and self._batch_clients is not self._clients:
+                    await self._batch_clients.aclose()  # so that a new one finds the new master
 
     async def _reply_to(self, call: Call) -> Any:
         try:
             sent = self.call(*call)
-            (reply,) = await (result_of(sent, self._batch_limit) if self.is_async else sent)
+            (reply,) = await (result_of(sent, self.timeout) if self.is_async else sent)
         except Exception as error:
             return error
         return reply
 
     async def ping(self) -> None:
         """See `ServerTransport`."""
-        await result_of(self._clients.get().ping(), self._limit)
+        await result_of(self._clients.get().ping(), self.timeout)
 
     def server_of(self, name: str) -> str:
         """See `ServerTransport`."""
-        client = self._clients.get()
-        return client.get_node_from_key(name).name if self._is_cluster(client) else ""
+        return self._node_name(self._clients.get(), name)
 
     def pool_of(self, name: str) -> Any:
         """See `ServerTransport`."""
         node = self._node(name)
         # A cluster node of redis.asyncio has the attributes of a pool.
         return getattr(node, "connection_pool", node)
+
+    def _node_name(self, client: Any, name: str) -> str:
+        """Returns the name of the cluster node for a record; empty if there is none."""
+        with suppress(RedisClusterException):  # no node has the slot
+            return client.get_node_from_key(name).name if self._is_cluster(client) else ""
+        return ""
 
     def _is_cluster(self, client: Any) -> bool:
         return isinstance(client, self._library.RedisCluster)
@@ -195,9 +191,8 @@ class ClientTransport(BaseTransport):
 
     async def aclose(self) -> None:
         """See `ServerTransport`."""
-        if self._limit is None:
-            await self._clients.aclose()
-            await self._batch_clients.aclose()
+        await self._clients.aclose()
+        await self._batch_clients.aclose()
 
 
 async def _send_together(

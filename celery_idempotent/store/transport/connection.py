@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from inspect import isawaitable
 from typing import Any
 
@@ -55,13 +56,13 @@ def connect(
     """
     if config.client is not None:
         return _user_client(config.client, library)
-    if not urls.is_redis_url(config.url):
-        scheme = urls.scheme_of(config.url)
+    scheme, is_cluster = urls.scheme_of(config.url), urls.names_cluster(config.url)
+    if scheme not in urls.SCHEMES:
         raise SettingsError(
             f"idempotency_redis_url has {f'the scheme {scheme!r}' if scheme else 'no scheme'}; "
             f"it must be one of {', '.join(urls.SCHEMES)}"
         ) from None
-    if urls.names_sentinels(config.url) and not config.options.get("master_name"):
+    if scheme == urls.SENTINEL and not config.options.get("master_name"):
         raise SettingsError(
             "idempotency_redis_url lists Sentinels: idempotency_redis_options must have the "
             "'master_name' that they monitor"
@@ -75,14 +76,13 @@ def connect(
         **{name: value for name, value in config.options.items() if name not in _SENTINEL_OPTIONS},
     }
     try:
-        if urls.names_cluster(config.url):
-            node = urls.redis_py_url(urls.parts_of(config.url)[0])
-            others = [
-                library.cluster.ClusterNode(*address) for address in urls.other_nodes(config.url)
-            ]
-            return library.RedisCluster.from_url(node, startup_nodes=others, **options)
+        if is_cluster:
+            first, *others = urls.parts_of(config.url)
+            nodes = [library.cluster.ClusterNode(*each) for each in urls.addresses(others, 6379)]
+            url = urls.redis_py_url(first)
+            return library.RedisCluster.from_url(url, startup_nodes=nodes, **options)
         options["retry_on_error"] = [RedisConnectionError, RedisTimeoutError]
-        if urls.names_sentinels(config.url):
+        if scheme == urls.SENTINEL:
             client = _master(config, options, library)
         else:
             client = library.Redis.from_url(urls.redis_py_url(config.url), **options)
@@ -90,7 +90,7 @@ def connect(
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError, RedisError) as error:
-        if isinstance(error, RedisError) and urls.names_cluster(config.url):
+        if isinstance(error, RedisError) and is_cluster:
             raise
         # Without redis-py's message, which may contain a password.
         raise SettingsError(
@@ -159,6 +159,15 @@ def _user_client(client: Any, library: Any) -> Any:
             "client without it"
         )
     return created
+
+
+@contextmanager
+def translated_errors(key: str = "") -> Iterator[None]:
+    """Raises this library's error for an error of redis-py inside the block."""
+    try:
+        yield
+    except CONNECTION_ERRORS as error:
+        raise translate_error(error, key) from error
 
 
 def translate_error(error: Exception, key: str) -> IdempotencyError:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from copy import copy
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,11 +58,9 @@ class BaseTransport:
     ) -> None:
         self.config = config
         self.is_async = is_async
-        self._timeout = config.timeout if timeout is None else timeout
+        self.timeout = config.timeout if timeout is None else timeout
         self._retry = retry
         self._library: Any = redis.asyncio if is_async else redis
-        #: Timeout of pings and batches, if this transport borrows another's connections (asyncio).
-        self._limit: float | None = None
 
     async def sleep(self, seconds: float) -> None:
         """Waits."""
@@ -73,19 +70,8 @@ class BaseTransport:
             time.sleep(seconds)
 
     def with_timeout(self, timeout: float, *, retry: bool = True) -> Self:
-        """Returns a transport to the same Redis whose commands take at most `timeout` seconds.
-
-        On an event loop, it limits pings and batches, and shares this one's connections.
-        """
-        if not self.is_async:
-            return type(self)(self.config, timeout, retry=retry)
-        limited = copy(self)
-        limited._limit = timeout  # noqa: SLF001
-        return limited
-
-    async def _limited(self, sending: Coroutine[Any, Any, T]) -> T:
-        value: T = await (sending if self._limit is None else result_of(sending, self._limit))
-        return value
+        """Returns a transport with connections of its own, and with another timeout."""
+        return type(self)(self.config, timeout, is_async=self.is_async, retry=retry)
 
     def scoped(
         self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None
@@ -107,7 +93,7 @@ class ServerTransport(BaseTransport):
 
     def __init__(self, config: StoreConfig, timeout: float | None = None, **options: bool) -> None:
         super().__init__(config, timeout, **options)
-        wait = self._timeout / 2 if self._retry else self._timeout
+        wait = self.timeout / 2 if self._retry else self.timeout
         make = partial(_Pool, config, wait, self._library)
         make()  # checks the config without opening a connection
         self._pool = self.scoped(make, _Pool.aclose)
@@ -143,9 +129,6 @@ class ServerTransport(BaseTransport):
         Raises:
             RedisError, OSError: if no server replies.
         """
-        return await self._limited(self._call_all(calls))
-
-    async def _call_all(self, calls: Sequence[Call]) -> list[Any]:
         replies = await self.send(*(("EVALSHA", s.sha, *arguments) for s, arguments in calls))
         unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
@@ -166,7 +149,7 @@ class ServerTransport(BaseTransport):
         Raises:
             RedisError, OSError: if it does not.
         """
-        (reply,) = await self._limited(self.send(("PING",)))
+        (reply,) = await self.send(("PING",))
         if isinstance(reply, Exception):
             raise reply
 
@@ -184,7 +167,7 @@ class ServerTransport(BaseTransport):
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
                 # The other idle connections have most likely been lost with this one.
                 await self._pool.get().close_idle()
-                if delay is None or monotonic() - started_at > 0.6 * self._timeout:
+                if delay is None or monotonic() - started_at > 0.6 * self.timeout:
                     raise
                 await self.sleep(delay)
         raise AssertionError("unreachable")
@@ -243,8 +226,7 @@ class ServerTransport(BaseTransport):
 
     async def aclose(self) -> None:
         """Closes the connections (of the running loop); the next command reconnects."""
-        if self._limit is None:
-            await self._pool.aclose()
+        await self._pool.aclose()
 
 
 class _Pool:

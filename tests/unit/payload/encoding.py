@@ -105,7 +105,7 @@ def decode(
 
 
 def decode_field(payload: Payload, field: str, codec: PayloadCodec) -> Any:
-    return codec._decode(payload, KEY, field, codec._accept)
+    return run_sync(codec.decode_field(payload, KEY, field))
 
 
 PLAIN: list[Any] = [

@@ -16,6 +16,7 @@ from celery_idempotent.payload.fields import ERROR, RESULT, step_field
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from tests.unit.payload.encoding import (
+    KEY,
     PLAIN,
     MemoryStorage,
     OutOfStockError,
@@ -30,6 +31,7 @@ from tests.unit.serializers import SERIALIZERS
 OLD, NEW, LOST = (Fernet.generate_key() for _ in range(3))
 PREFIX = "idem"
 SECRET = "4111-1111-1111-1111"
+PAYLOAD = Payload("json", b"x")
 
 ENCRYPTING = make_codec(cipher=Cipher([NEW], PREFIX))
 
@@ -204,7 +206,8 @@ class TestKeys:
     def test_may_be_strings(self) -> None:
         cipher = Cipher([NEW.decode()], PREFIX)
 
-        assert Cipher([NEW], PREFIX).decrypt(cipher.encrypt(b"x", "k"), "k") == b"x"
+        encrypted = cipher.encrypt(PAYLOAD, KEY, RESULT)
+        assert Cipher([NEW], PREFIX).decrypt(encrypted, KEY, RESULT) == PAYLOAD
 
     def test_must_not_be_empty(self) -> None:
         with pytest.raises(SettingsError, match="idempotency_encryption_keys is empty"):
@@ -224,5 +227,5 @@ class TestKeys:
 def test_contexts_are_unambiguous() -> None:
     cipher = Cipher([LOST], PREFIX)
 
-    assert cipher.decrypt(cipher.encrypt(b"x", "a", "bc"), "ab", "c") is None
-    assert cipher.decrypt(cipher.encrypt(b"x", "a", ""), "a") is None
+    assert cipher.decrypt(cipher.encrypt(PAYLOAD, "a", "bc"), "ab", "c") is None
+    assert cipher.decrypt(cipher.encrypt(PAYLOAD, "a", ""), "", "a") is None

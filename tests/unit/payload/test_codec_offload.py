@@ -208,7 +208,7 @@ def test_on_an_event_loop_only_the_offload_storage_is_used_in_a_thread() -> None
         step = await codec.encode_result(
             "y" * 10, settings, key=KEY, token=17, field=step_field("a")
         )
-        assert await codec.decode_step(step, KEY, "a") == "y" * 10
+        assert await codec.decode_field(step, KEY, step_field("a")) == "y" * 10
         await codec.delete_record_objects(record_with(large))
         await codec.delete_step_objects(steps.write("a", *step), KEY)
         assert storage.objects == {}
