@@ -168,12 +168,6 @@ OUTBOX_FOUND = Event(WARNING, "publishes the messages of an execution that was c
 MESSAGE_DROPPED = Event(
     ERROR, "has committed; its message of {message} is refused, and dropped: {error}"
 )
-REPLACED_ROLLED_BACK = Event(
-    WARNING,
-    "is dropped: the transaction of the task that it replaces was rolled back, or its key was "
-    "forgotten",
-    decision="conflict",
-)
 
 # Publishing, continuations, the main process, people.
 ABANDONED = Event(INFO, "is ended ({reason}); its key is free in {grace:.1f} s")

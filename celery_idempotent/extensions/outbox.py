@@ -8,7 +8,7 @@ publishes them again, under the same task ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -20,11 +20,15 @@ from celery_idempotent.payload.fields import OUTBOX
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, Ended, Row
-from celery_idempotent.sql.transaction import Found, Transaction
+from celery_idempotent.sql.transaction import Transaction
 
 
 class OutboxHost(Protocol):
     """What the host of a call with a transaction does."""
+
+    @property
+    def replacements(self) -> Sequence[Callable[[], Any]]:
+        """Functions that publish what the call's task has replaced itself by."""
 
     def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
         """The messages that `functions`, which the body has registered, publish: as JSON.
@@ -54,9 +58,9 @@ def claim_of(call: ActiveCall, step: str | None = None) -> Claim:
 
 
 async def begin_at_rows(
-    calls: Sequence[ActiveCall], transaction: Transaction, claims: Sequence[Claim]
-) -> list[Found | None]:
-    """Begins `transaction`, after what earlier ones have left to be published is.
+    transaction: Transaction, calls: Sequence[tuple[ActiveCall, Claim]]
+) -> list[Row | None]:
+    """Begins `transaction`, after publishing what earlier ones have left in the rows.
 
     Returns:
         As :meth:`Transaction.begin`.
@@ -67,11 +71,11 @@ async def begin_at_rows(
         TransactionError: inside a transaction of the caller.
     """
     while True:
-        found = at_row(partial(transaction.begin, claims))
+        found = at_row(partial(transaction.begin, [claim for _, claim in calls]))
         left = [
             (call, row)
-            for call, row in zip(calls, found, strict=True)
-            if isinstance(row, Row) and row.outbox is not None
+            for (call, _), row in zip(calls, found, strict=True)
+            if row is not None and row.outbox is not None
         ]
         if not left:
             return found
@@ -81,21 +85,26 @@ async def begin_at_rows(
 
 
 async def commit_with_outbox(
-    call: ActiveCall, transaction: Transaction, outcomes: Mapping[str, Ended]
+    call: ActiveCall,
+    transaction: Transaction,
+    outcomes: dict[Claim, Ended],
+    replacements: Sequence[Callable[[], Any]] = (),
 ) -> Row | None:
-    """As :meth:`Transaction.commit`, with what the body publishes on commit in the row of `call`.
+    """As :meth:`Transaction.commit`; the first row, that of `call`, gets the messages of the body.
+
+    Args:
+        replacements: publish what the task of `call` has replaced itself by.
 
     Raises:
         TransactionError: also if what the body has registered for the commit is refused.
         StoreUnavailableError: also if the messages are committed, and not published.
     """
     if transaction.outbox is None:
-        transaction.outbox = await outbox_of(call, transaction.on_commit)
-    key, outbox = str(call.key), transaction.outbox
-    row = transaction.commit({**outcomes, key: outcomes[key]._replace(outbox=outbox)})
+        transaction.outbox = await outbox_of(call, [*transaction.on_commit, *replacements])
+    first, outbox = next(iter(outcomes)), transaction.outbox
+    row = transaction.commit({**outcomes, first: outcomes[first]._replace(outbox=outbox)})
     if row is None and outbox is not None:
-        claim = next(claim for claim in transaction.claims if str(claim.key) == key)
-        await publish_outbox(call, transaction.database, claim, outbox)
+        await publish_outbox(call, transaction.database, first, outbox)
     return row
 
 

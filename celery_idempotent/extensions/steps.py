@@ -27,7 +27,7 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database, step_databases
 from celery_idempotent.sql.outcomes import Ended
-from celery_idempotent.sql.transaction import Transaction, only
+from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
 
@@ -82,8 +82,10 @@ class Steps(Extension):
         transaction = Transaction(database)
         assert call.execution is not None
         work = partial(call.execution._with_connection, transaction, func)  # noqa: SLF001
+        claim = claim_of(call, name)
         try:
-            row = only(await begin_at_rows([call], transaction, [claim_of(call, name)]))
+            (row,) = await begin_at_rows(transaction, [(call, claim)])
+            row = row and row.with_outcome()
             self._remember(database)
             if row is None:
                 outcome = await call.runtime.run(work)
@@ -92,9 +94,8 @@ class Steps(Extension):
                     return outcome
                 payload, outcome = self._restored(name, outcome.value)
                 stored = await self._protected(name, payload)
-                retention_ms = call.settings.result_ms
-                ended = Ended(State.COMPLETED, *stored, retention_ms)
-                row = await commit_with_outbox(call, transaction, {str(call.key): ended})
+                ended = Ended(State.COMPLETED, *stored, call.settings.result_ms)
+                row = await commit_with_outbox(call, transaction, {claim: ended})
                 if row is None:
                     await self._save(name, stored)
                     return outcome

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any
 
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 from celery_idempotent.events import table
@@ -17,17 +17,17 @@ from celery_idempotent.extensions.outbox import (
     begin_at_rows,
     claim_of,
     commit_with_outbox,
+    host_of,
     publish_found,
 )
 from celery_idempotent.flow import conflict, continuation, flow, replacement
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Complete, Fail, Release
+from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
 from celery_idempotent.flow.end import (
     AGAIN,
     GRANTED,
     Admission,
     Answer,
-    Drop,
     End,
     Finished,
     Requeue,
@@ -46,8 +46,8 @@ from celery_idempotent.record.traceparent import append_traceparent
 from celery_idempotent.settings import Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import Ended, Row
-from celery_idempotent.sql.transaction import Found, Transaction, only
+from celery_idempotent.sql.outcomes import Claim, Ended, Row
+from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
 
@@ -56,17 +56,6 @@ CLAIM, COMMIT = "claim", "commit"
 
 #: A message that was requeued so often for such errors of the database ends with the next one.
 MAX_ROLLBACKS = 20
-
-
-class TransactionHost(Protocol):
-    """What the host of a call with a transaction knows."""
-
-    @property
-    def required_generation(self) -> int:
-        """What the row awaits at least once the task that this message replaces is committed.
-
-        0 if it replaces none, or none with a transaction.
-        """
 
 
 def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], Any]) -> Any:
@@ -79,61 +68,47 @@ def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], A
 
 
 class RowTransaction(Extension):
-    """Claims the row of the key, runs the body in the transaction, and commits it."""
+    """Claims the row of the key, runs the body in the transaction, and commits it.
 
-    def __init__(self, call: ActiveCall) -> None:
+    Args:
+        batch: the transaction of the batch that the call belongs to. The batch's handlers begin and
+            commit it (see :class:`Lockstep`), and the batch rolls it back.
+    """
+
+    def __init__(self, call: ActiveCall, batch: Transaction | None = None) -> None:
         super().__init__(call)
         self.database: Database = call.settings.transaction
-        self.transaction = Transaction(
+        self._in_batch = batch is not None
+        self.transaction = batch or Transaction(
             self.database, lambda row: self._continues(row) or self._has_failed(row)
         )
-
-    async def before_begin(self) -> End | None:
-        """Drops a message of a task that has replaced itself and was rolled back.
-
-        The replaced task runs again, and publishes another one. This one would run without its
-        effects.
-        """
-        call = self.call
-        generation = cast("TransactionHost", call.host).required_generation
-        if not generation:
-            return None
-        try:
-            row = self._find()
-        except StoreUnavailableError as error:
-            return self._requeue_undetermined(error)
-        if row is not None and row.delegates:
-            committed = self._awaited(row) >= generation
-        else:
-            committed = row is not None and not row.expired
-        if committed:
-            return None
-        report(table.REPLACED_ROLLED_BACK, call)
-        return Drop()
+        #: Of the row; set by each begin.
+        self._claim: Claim
 
     async def admitted(self, admission: Admission) -> Admission:
         """Claims the row for a call that may run; or returns its end, which the row has."""
         if admission is GRANTED:
-            return await self._claim()
+            return await self._begin()
         if isinstance(admission, Finished) and layout.is_poisoned(admission.record):
             return await self._reopen(admission)
         return admission
 
-    async def _claim(self) -> Admission:
+    async def _begin(self) -> Admission:
         call = self.call
+        self._claim = claim_of(call)
         assert call.execution is not None
         call.protected = True  # by the row, if there is no record
         call.execution._transaction = self.transaction  # noqa: SLF001 - the body reads its connection
         try:
-            row = await self.begin_at_row()
+            if self._in_batch:
+                row: Row | None = await await_effect(CLAIM, (call, self._claim))
+            else:
+                (row,) = await begin_at_rows(self.transaction, [(call, self._claim)])
+            row = row and row.with_outcome()
         except StoreUnavailableError as error:
             call.report(table.ROW_UNAVAILABLE, error=error)
             return await self._requeue(error)
         return GRANTED if row is None else await self._adopt(row)
-
-    async def begin_at_row(self) -> Row | None:
-        """Begins the transaction: None if the row is claimed, else the row with its outcome."""
-        return only(await begin_at_rows([self.call], self.transaction, [claim_of(self.call)]))
 
     async def _reopen(self, poisoned: Finished) -> Admission:
         """Deletes the record of a key whose executions have died, if one of them has committed.
@@ -142,27 +117,23 @@ class RowTransaction(Extension):
         """
         call = self.call
         try:
-            row = self._find()
+            row = at_row(partial(Transaction(self.database).find, claim_of(call)))
             # A task that has replaced itself has not ended with its row.
-            if row is None or row.expired or row.delegates:
+            if row is None or row.expired or (row.delegates and row.outbox is None):
                 return poisoned
             await call.runtime.execute(commands.forget(call.key, poisoned.record))
         except StoreUnavailableError as error:
-            return self._requeue_undetermined(error)
+            report(table.ROW_UNKNOWN, call, error=error)
+            decide(table.STORE_UNAVAILABLE, call)
+            return conflict.requeue(call, error)
         report(table.ROW_FOUND, call)
         return AGAIN
 
-    def _find(self) -> Row | None:
-        return at_row(partial(Transaction(self.database).find, claim_of(self.call)))
-
-    def _requeue_undetermined(self, error: StoreUnavailableError) -> Requeue:
-        report(table.ROW_UNKNOWN, self.call, error=error)
-        decide(table.STORE_UNAVAILABLE, self.call)
-        return conflict.requeue(self.call, error)
-
     def _continues(self, row: Row) -> bool:
         """Whether the call is a message of the task that has replaced itself, which goes on."""
-        return 0 < self._awaited(row) <= self.call.data.generation
+        if not row.delegates or row.task_id != self.call.task_id:
+            return False
+        return layout.read_awaited(row.body) <= self.call.data.generation
 
     def _has_failed(self, row: Row) -> bool:
         """Whether another task that has replaced itself has the row, and its replacement failed."""
@@ -171,40 +142,33 @@ class RowTransaction(Extension):
         record = row.record(self.call.key, self.call.codec.decode)
         return replacement.error_of(record, self.call.settings) is not None
 
-    def _awaited(self, row: Row) -> int:
-        """The generation that continues the task; 0 if that has not replaced itself."""
-        if not row.delegates or row.task_id != self.call.task_id:
-            return 0
-        return layout.read_awaited(row.body)
-
     async def settling(self, settlement: Settlement) -> Settlement | End:
         """Commits the outcome, or rolls back before the key is released."""
         call, transaction, error = self.call, self.transaction, settlement.error
         disposition = settlement.disposition
         if isinstance(disposition, Release):
-            transaction.rollback(discard=error is not None and is_asynchronous(error))
+            self._roll_back(error)
             if error is not None and not disposition.hold and self._should_retry(error):
                 return await self._retry(error)
             return settlement
         try:
-            row = None
+            row: Row | None = None
             if isinstance(disposition, Fail) and not transaction.committed:
                 # The effects; the row of the error is claimed anew.
-                transaction.rollback(discard=error is not None and is_asynchronous(error))
-                row = only(transaction.begin(transaction.claims))
+                self._roll_back(error)
+                (row,) = transaction.begin([self._claim])
             if row is None:
-                outcomes = {str(call.key): ended_of(settlement)}
-                row = await commit_with_outbox(call, transaction, outcomes)
+                row = await self._commit(settlement)
             if row is not None:
-                row = await publish_found(call, self.database, row)
+                row = await publish_found(call, self.database, row.with_outcome())
         except Exception as raised:
-            transaction.rollback()
+            self._roll_back()
             if isinstance(raised, StoreUnavailableError):
                 return await self._requeue(raised)
             if self._should_retry(raised):
                 return await self._retry(raised)
             failure = Failure(raised)
-            if isinstance(disposition, Complete):
+            if isinstance(disposition, Complete) and not self._in_batch:
                 return await self.settling(await flow.settlement_of(call, failure))
             return Settlement(Release(), failure)
         if row is not None:
@@ -212,9 +176,29 @@ class RowTransaction(Extension):
         settlement.committed = True
         return settlement
 
+    async def _commit(self, settlement: Settlement) -> Row | None:
+        """Commits the outcome; returns the row of another execution if that has committed one."""
+        call = self.call
+        if self._in_batch:
+            return await await_effect(COMMIT, (call, self._claim, settlement))  # type: ignore[no-any-return]
+        delegates = isinstance(settlement.disposition, Delegate)
+        replacements = host_of(call).replacements if delegates else ()
+        outcomes = {self._claim: ended_of(settlement)}
+        return await commit_with_outbox(call, self.transaction, outcomes, replacements)
+
     def ended(self) -> None:
         """Rolls back what is not committed."""
-        self.transaction.rollback(discard=True)
+        self._roll_back(discard=True)
+
+    def _roll_back(self, error: BaseException | None = None, *, discard: bool = False) -> None:
+        """Rolls back the transaction, unless it is that of a batch.
+
+        Args:
+            error: that of the body.
+        """
+        if not self._in_batch:
+            discard = discard or (error is not None and is_asynchronous(error))
+            self.transaction.rollback(discard=discard)
 
     def _should_retry(self, error: BaseException) -> bool:
         """Whether the call is requeued for this error of the database, instead of failing."""
@@ -233,10 +217,7 @@ class RowTransaction(Extension):
         return conflict.requeue(call, error, call.data.unanswered_ids)
 
     async def _release(self) -> None:
-        self.transaction.rollback()
-        await self._give_back()
-
-    async def _give_back(self) -> None:
+        self._roll_back()
         self.call.stop_renewal()
         try:
             await self.call.release()
@@ -280,52 +261,11 @@ class RowTransaction(Extension):
         )
 
 
-class SharedTransaction(RowTransaction):
-    """One of the calls whose rows are claimed and committed in the transaction of a batch.
-
-    Args:
-        transaction: begun and committed by the handlers of the batch; see :class:`Lockstep`.
-    """
-
-    def __init__(self, transaction: Transaction, call: ActiveCall) -> None:
-        super().__init__(call)
-        self.transaction = transaction
-
-    async def begin_at_row(self) -> Row | None:
-        """As for a single call. A row without an outcome is raised as an error."""
-        row: Row | None = await await_effect(CLAIM, self.call)
-        return row
-
-    async def settling(self, settlement: Settlement) -> Settlement | End:
-        """Commits the outcome with those of the batch."""
-        if isinstance(settlement.disposition, Release):
-            return settlement
-        try:
-            await await_effect(COMMIT, (self.call, settlement))
-        except Exception as error:
-            return Settlement(Release(), Failure(error))
-        settlement.committed = True
-        return settlement
-
-    def ended(self) -> None:
-        """Does nothing: the batch ends its transaction."""
-
-    async def _release(self) -> None:
-        await self._give_back()
-
-
-async def claim_together(
-    transaction: Transaction, calls: Sequence[ActiveCall]
-) -> list[Found | None]:
-    """Claims the rows of `calls`: None for each that is claimed, else its row or an error."""
-    return await begin_at_rows(calls, transaction, [claim_of(call) for call in calls])
-
-
 async def commit_together(
-    transaction: Transaction, settlements: Sequence[tuple[ActiveCall, Settlement]]
+    transaction: Transaction, settlements: Sequence[tuple[ActiveCall, Claim, Settlement]]
 ) -> list[None]:
     """Commits the outcomes. The first row has what the batch publishes on commit."""
-    outcomes = {str(call.key): ended_of(settlement) for call, settlement in settlements}
+    outcomes = {claim: ended_of(settlement) for _, claim, settlement in settlements}
     try:
         row = await commit_with_outbox(settlements[0][0], transaction, outcomes)
         if row is not None:

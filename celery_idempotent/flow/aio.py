@@ -246,9 +246,14 @@ class AsyncExecutor:
         self.store = store
         self.codec = codec.for_asyncio()
 
+    @property
+    def runtime(self) -> AsyncioRuntime:
+        """A new runtime."""
+        return AsyncioRuntime(self.store)
+
     def new_call(self, data: Call, host: Host, plan: Plan) -> ActiveCall:
-        """A call that has not begun."""
-        return ActiveCall(data, host, AsyncioRuntime(self.store), self.codec, plan)
+        """Returns a call that has not begun."""
+        return ActiveCall(data, host, self.runtime, self.codec, plan)
 
     async def enter(self, call: ActiveCall) -> End:
         """Runs `call` through the flow. If it is cancelled, the key is released."""

@@ -19,29 +19,31 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import refuse, report
+from celery_idempotent.extensions.outbox import begin_at_rows
 from celery_idempotent.extensions.steps import Steps
 from celery_idempotent.extensions.transaction import (
     CLAIM,
     COMMIT,
-    SharedTransaction,
-    claim_together,
+    RowTransaction,
     commit_together,
 )
 from celery_idempotent.flow.active_call import ActiveCall, Plan
+from celery_idempotent.flow.aio import AsyncExecutor
 from celery_idempotent.flow.call import Call
-from celery_idempotent.flow.end import Admission, Answer, End, Finished, Requeue
+from celery_idempotent.flow.end import Admission, Answer, End, Finished
 from celery_idempotent.flow.execution import BaseExecution
+from celery_idempotent.flow.executor import Executor
 from celery_idempotent.flow.extension import Extension
-from celery_idempotent.flow.lockstep import Handler, Lockstep, SteppedRuntime
-from celery_idempotent.flow.outcome import Failure, Outcome, Result
-from celery_idempotent.flow.thread import run_flow
-from celery_idempotent.functions.decision import Decision
-from celery_idempotent.functions.direct_call import DirectHost, drive_begin, drive_end
-from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.flow.lockstep import Handler, SteppedRuntime
+from celery_idempotent.flow.outcome import Failure, Result
+from celery_idempotent.functions.bodies import Bodies
+from celery_idempotent.functions.decision import Decision, NotCompletedError
+from celery_idempotent.functions.direct_call import DirectHost, outcome_of
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.transaction import Transaction
+from celery_idempotent.store.run_sync import run_sync
 
 
 class Entry:
@@ -73,7 +75,10 @@ class Entry:
         elif isinstance(end, Answer) and end.replayed and not end.refused:
             self.decision, self.record = Decision.REPLAY, end.record
         else:
-            self.refuse(_error_in(end))
+            try:
+                outcome_of(call, end).get()
+            except Exception as error:
+                self.refuse(error)
 
     @property
     def replay(self) -> Any:
@@ -96,35 +101,25 @@ class Entry:
         return 0 if self.execution is None else self.execution.attempt
 
 
-def _not_stored(call: ActiveCall, end: End | BaseException) -> IdempotencyError | None:
-    """Returns the reason why the record of a completed key lacks its value, if it does."""
+def _not_stored(
+    call: ActiveCall, end: End | BaseException, *, committed: bool
+) -> IdempotencyError | None:
+    """Returns the reason why the value of a completed key is not stored, if it is not.
+
+    Args:
+        committed: whether the database has the outcome, whatever the record is.
+    """
     if not call.protected:
         return None
-    if isinstance(end, Answer) and isinstance(end.outcome, Result):
-        if end.is_own or call.unsaved is not None:
-            return call.unsaved or call.not_stored()
-    elif not isinstance(error := _error_in(end), LeaseLostError) and isinstance(
-        error, IdempotencyError
-    ):
-        return error
-    return LeaseLostError(f"{call.key}: another execution has taken over")
-
-
-def _error_in(end: End | BaseException) -> Exception:
-    if isinstance(end, Answer):
-        assert isinstance(end.outcome, Failure)
-        end = end.outcome.error
-    elif not isinstance(end, BaseException):
-        assert isinstance(end, Requeue)
-        end = end.reason
-    if not isinstance(end, Exception):
-        raise end
-    return end
-
-
-def _released() -> IdempotencyError:
-    """Returns the error that ends a pending key; the block's error is no outcome of one key."""
-    return IdempotencyError("the batch released the key without completing it")
+    lost = LeaseLostError(f"{call.key}: another execution has taken over")
+    try:
+        outcome_of(call, end).get()
+    except IdempotencyError as error:
+        return lost if isinstance(error, LeaseLostError) else error
+    except Exception:
+        return lost  # the execution that has taken over raised it
+    assert isinstance(end, Answer)
+    return call.unsaved or (call.not_stored() if end.is_own or committed else lost)
 
 
 class LeaveRecord(Extension):
@@ -142,29 +137,27 @@ class LeaveRecord(Extension):
         return Answer(Result(None), record, replayed=True)
 
 
-class BaseBatch(Sequence[Entry]):
+class BaseBatch(Bodies, Sequence[Entry]):
     """The entries, in the order of the keys. Renews the leases of pending keys."""
 
     def __init__(
         self,
-        runtime: Any,
-        codec: PayloadCodec,
+        executor: Executor | AsyncExecutor,
         keys: Sequence[Hashable],
         calls: Sequence[Call | IdempotencyError],
         app: Celery | None = None,
         database: Database | None = None,
     ) -> None:
-        self._runtime = runtime
         self._entries = [Entry(key) for key in keys]
         self._pending: dict[Hashable, ActiveCall] = {}
         self._transaction = transaction = None if database is None else Transaction(database)
         handlers: dict[str, Handler] = {}
         plan = Plan(Steps, (LeaveRecord,))
         if transaction is not None:
-            handlers[CLAIM] = partial(claim_together, transaction)
+            handlers[CLAIM] = partial(begin_at_rows, transaction)
             handlers[COMMIT] = partial(commit_together, transaction)
-            plan = Plan(Steps, (partial(SharedTransaction, transaction), LeaveRecord))
-        self._flows = Lockstep(runtime, handlers)
+            plan = Plan(Steps, (partial(RowTransaction, batch=transaction), LeaveRecord))
+        super().__init__(executor, handlers)
         #: The first entry of each usable key.
         self._calls: dict[ActiveCall, Entry] = {}
         firsts: dict[str, ActiveCall] = {}
@@ -183,8 +176,9 @@ class BaseBatch(Sequence[Entry]):
             elif (first := firsts.get(call.key.digest)) is None:
                 # A batch does not wait for a key that is held.
                 data = call._replace(wait_timeout=0.0)
-                stepped = SteppedRuntime(runtime, together=True)
-                active = ActiveCall(data, DirectHost(data, app=app), stepped, codec, plan)
+                stepped = SteppedRuntime(self._runtime, together=True)
+                host = DirectHost(data, app=app)
+                active = ActiveCall(data, host, stepped, executor.codec, plan)
                 firsts[call.key.digest], self._calls[active] = active, entry
             elif first.key.fingerprint != call.key.fingerprint:
                 entry.refuse(
@@ -212,8 +206,8 @@ class BaseBatch(Sequence[Entry]):
             assert call.execution is not None
             call.execution.check()
 
-    def _set_decisions(self) -> None:
-        """Sets the decisions of all entries once they have begun."""
+    def _begun(self) -> None:
+        """Sets the decisions of all entries."""
         flows = self._flows
         if CLAIM in flows.errors:
             raise flows.errors[CLAIM]
@@ -225,6 +219,10 @@ class BaseBatch(Sequence[Entry]):
             if entry.decision is Decision.RUN:
                 self._pending[entry.key] = call
 
+    def _begin_failed(self, error: BaseException) -> None:
+        if self._transaction is not None:
+            self._transaction.rollback(discard=not isinstance(error, Exception))
+
     def _take(self, keys: Iterable[Hashable]) -> dict[Hashable, ActiveCall]:
         """Removes the calls of `keys` from the pending ones and returns them."""
         keys = dict.fromkeys(keys)
@@ -235,7 +233,11 @@ class BaseBatch(Sequence[Entry]):
             )
         return {key: self._pending.pop(key) for key in keys}
 
-    def _completions(self, values: Mapping[Hashable, Any] | None) -> dict[ActiveCall, Outcome]:
+    async def _begin_all(self) -> None:
+        """Begins the keys; called once, by the engine."""
+        await self._begin([*self._calls], NotCompletedError("the batch could not begin"))
+
+    async def _complete_many(self, values: Mapping[Hashable, Any] | None) -> dict[Hashable, Any]:
         if values is None:
             values = dict.fromkeys(self._pending)
         if self._transaction is not None and (rest := self._pending.keys() - values.keys()):
@@ -243,40 +245,29 @@ class BaseBatch(Sequence[Entry]):
                 f"complete_many commits the transaction of the batch, and {len(rest)} of its keys "
                 "are pending; complete them with the others, or release them first"
             )
-        return {call: Result(values[key]) for key, call in self._take(values).items()}
-
-    def _errors(self, completed: Iterable[ActiveCall]) -> dict[Hashable, Any]:
+        completed = self._take(values)
+        await self._complete({call: Result(values[key]) for key, call in completed.items()})
         if COMMIT in self._flows.errors:
             raise self._flows.errors[COMMIT]
         errors = {}
-        for call in completed:
+        for call in completed.values():
             entry = self._calls[call]
-            entry.error = _not_stored(call, self._flows.ends[call])
+            committed = self._transaction is not None
+            entry.error = _not_stored(call, self._flows.ends[call], committed=committed)
             if entry.error is not None:
                 errors[entry.key] = entry.error
         return errors
 
-    def _releases(self, keys: Iterable[Hashable] | None) -> dict[ActiveCall, Outcome]:
+    async def _release_many(self, keys: Iterable[Hashable] | None = None) -> None:
         released = self._take(self.pending if keys is None else keys)
         if self._transaction is not None and not self._pending:
             self._transaction.rollback()
-        return dict.fromkeys(released.values(), Failure(_released()))
+        reason = NotCompletedError("the batch released the key without completing it")
+        await self._complete(dict.fromkeys(released.values(), Failure(reason)))
 
 
 class Batch(BaseBatch):
     """A batch for blocking code. As a context manager, it releases pending keys on exit."""
-
-    def _begun(self) -> Batch:
-        """Begins the batch and returns it."""
-        try:
-            run_flow(partial(self._flows.begin, [*self._calls]))
-            self._set_decisions()
-        except BaseException as error:
-            if self._transaction is not None:
-                self._transaction.rollback(discard=not isinstance(error, Exception))
-            run_flow(partial(self._flows.end_all, _released()))
-            raise
-        return self
 
     @property
     def connection(self) -> Any:
@@ -303,13 +294,11 @@ class Batch(BaseBatch):
             unavailable until the lease expired, ResultNotStoredError if the value cannot be
             serialized or is too large (the key has completed without it).
         """
-        completions = self._completions(values)
-        run_flow(partial(self._flows.end, completions))
-        return self._errors(completions)
+        return run_sync(self._complete_many(values))
 
     def release_many(self, keys: Iterable[Hashable] | None = None) -> None:
         """Releases these keys, by default all pending ones; the next caller may run them."""
-        run_flow(partial(self._flows.end, self._releases(keys)))
+        run_sync(self._release_many(keys))
 
     def __enter__(self) -> Batch:
         return self
@@ -321,27 +310,19 @@ class Batch(BaseBatch):
 class AsyncBatch(BaseBatch):
     """A batch for coroutines. As a context manager, it releases pending keys on exit."""
 
-    async def _begun(self) -> AsyncBatch:
-        """Begins the batch and returns it."""
-        calls = [*self._calls]
-        await drive_begin(self._runtime, self._flows, calls, self._set_decisions, _released())
-        return self
-
     async def complete_many(
         self, values: Mapping[Hashable, Any] | None = None
     ) -> dict[Hashable, Any]:
         """As :meth:`Batch.complete_many`."""
-        completions = self._completions(values)
-        await self._runtime.drive(self._flows.end(completions))
-        return self._errors(completions)
+        return await self._complete_many(values)
 
     async def release_many(self, keys: Iterable[Hashable] | None = None) -> None:
         """As :meth:`Batch.release_many`."""
-        await self._runtime.drive(self._flows.end(self._releases(keys)))
+        await self._release_many(keys)
 
     async def __aenter__(self) -> AsyncBatch:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._pending.clear()
-        await drive_end(self._runtime, self._flows, error, _released())
+        await self._end(error, NotCompletedError("the batch has ended"))

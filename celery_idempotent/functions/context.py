@@ -3,52 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, TypeVar, overload
 
 from celery_idempotent.errors import ConflictError, IdempotencyError, SettingsError
 from celery_idempotent.extensions.plan import plan_for
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.aio import AsyncioRuntime
+from celery_idempotent.flow.aio import AsyncExecutor
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.end import Answer
 from celery_idempotent.flow.execution import AsyncExecution, BaseExecution, Execution
-from celery_idempotent.flow.lockstep import Lockstep, SteppedRuntime
+from celery_idempotent.flow.executor import Executor
+from celery_idempotent.flow.lockstep import SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
-from celery_idempotent.flow.thread import run_flow
+from celery_idempotent.functions.bodies import Bodies
 from celery_idempotent.functions.decision import Decision, NotCompletedError
 from celery_idempotent.functions.direct_call import (
     DirectHost,
     Engine,
     current_execution,
     direct_call,
-    drive_begin,
-    drive_end,
     outcome_of,
 )
 from celery_idempotent.key.key import Key
-from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.settings import Settings
+from celery_idempotent.store.run_sync import run_sync
 
 T = TypeVar("T")
 
 
-class BaseContextExecution:
+class BaseContextExecution(Bodies):
     """The execution of a block: its decision and, under RUN, its token and steps."""
 
-    def __init__(self, data: Call, host: DirectHost, runtime: Any, codec: PayloadCodec) -> None:
-        stepped = SteppedRuntime(runtime, together=False)
+    def __init__(self, data: Call, host: DirectHost, executor: Executor | AsyncExecutor) -> None:
+        super().__init__(executor)
+        stepped = SteppedRuntime(self._runtime, together=False)
         #: ``name:digest``, as in the record.
         self.key = str(data.key)
         self.decision = Decision.CONFLICT
         #: Under CONFLICT, names the execution that holds the key.
         self.conflict: ConflictError | None = None
-        self._call = ActiveCall(data, host, stepped, codec, plan_for(data.settings))
-        self._runtime = runtime
-        self._flows = Lockstep(runtime)
+        self._call = ActiveCall(data, host, stepped, executor.codec, plan_for(data.settings))
         self._execution: BaseExecution | None = None
         self._outcome: Outcome | None = None
-        self._outer_execution: BaseExecution | None = None
+        self._outer_execution = current_execution.get()
 
     @property
     def replay(self) -> Any:
@@ -96,8 +93,8 @@ class BaseContextExecution:
             raise IdempotencyError(f"{self.key} is not to be run: the decision is {self.decision}")
         return self._execution
 
-    def _enter_block(self) -> None:
-        """Sets the decision after the begin, and makes the execution the current one."""
+    def _begun(self) -> None:
+        """Sets the decision, and makes the execution the current one."""
         if self._flows.at_body:
             self.decision, self._execution = Decision.RUN, self._call.execution
         else:
@@ -110,22 +107,20 @@ class BaseContextExecution:
                 if not isinstance(outcome.error, ConflictError):
                     raise outcome.error
                 self.conflict = outcome.error
-        self._outer_execution = current_execution.get()
         current_execution.set(self._execution)
 
-    def _leave_block(self) -> None:
-        current_execution.set(self._outer_execution)
-
-    def _completion(self, value: Any) -> dict[ActiveCall, Outcome]:
+    async def _complete_key(self, value: Any) -> Any:
+        """Returns or raises the outcome of the key."""
         _ = self._running  # raises unless the block is to run
         if self._outcome is not None:
             raise IdempotencyError(f"{self.key} is already completed; complete it only once")
-        return {self._call: Result(value)}
-
-    def _completed(self) -> Any:
-        """Returns or raises the outcome of the key."""
+        await self._complete({self._call: Result(value)})
         self._outcome = outcome_of(self._call, self._flows.ends[self._call])
         return self._outcome.get()
+
+    async def _exit(self, error: BaseException | None) -> None:
+        current_execution.set(self._outer_execution)
+        await self._end(error, error or NotCompletedError(self.key))
 
 
 class ContextExecution(BaseContextExecution):
@@ -142,8 +137,7 @@ class ContextExecution(BaseContextExecution):
             LeaseLostError: if another execution has taken over and is running.
             IdempotencyError: if the block is not to run, or has already completed.
         """
-        run_flow(partial(self._flows.end, self._completion(value)))
-        return self._completed()
+        return run_sync(self._complete_key(value))
 
     def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """As :meth:`Execution.step`."""
@@ -153,18 +147,14 @@ class ContextExecution(BaseContextExecution):
 
     def __enter__(self) -> ContextExecution:
         try:
-            run_flow(partial(self._flows.begin, [self._call]))
-            self._enter_block()
+            run_sync(self._begin([self._call]))
             return self
-        except BaseException as error:
-            if current_execution.get() is self._execution:
-                self._leave_block()
-            run_flow(partial(self._flows.end_all, error))
+        except BaseException as error:  # a signal handler can raise after the begin, too
+            run_sync(self._exit(error))
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._leave_block()
-        run_flow(partial(self._flows.end_all, error or NotCompletedError(self.key)))
+        run_sync(self._exit(error))
 
 
 class AsyncContextExecution(BaseContextExecution):
@@ -172,8 +162,7 @@ class AsyncContextExecution(BaseContextExecution):
 
     async def complete(self, value: Any = None) -> Any:
         """As :meth:`ContextExecution.complete`."""
-        await self._runtime.drive(self._flows.end(self._completion(value)))
-        return self._completed()
+        return await self._complete_key(value)
 
     @overload
     async def step(
@@ -190,13 +179,11 @@ class AsyncContextExecution(BaseContextExecution):
         return await execution.step(name, func, *args, **kwargs)
 
     async def __aenter__(self) -> AsyncContextExecution:
-        await drive_begin(self._runtime, self._flows, [self._call], self._enter_block)
+        await self._begin([self._call])
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._leave_block()
-        reason = error or NotCompletedError(self.key)
-        await drive_end(self._runtime, self._flows, error, reason)
+        await self._exit(error)
 
 
 class ExecutionContext:
@@ -212,8 +199,7 @@ class ExecutionContext:
         self._execution: Any = None
 
     def __enter__(self) -> ContextExecution:
-        executor = self._engine.executor
-        self._execution = ContextExecution(self._data, self._host, executor.runtime, executor.codec)
+        self._execution = ContextExecution(self._data, self._host, self._engine.executor)
         return self._execution.__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *error: object) -> None:
@@ -225,9 +211,7 @@ class ExecutionContext:
                 f"{self._engine.name}: idempotency_transaction needs `with`, not `async with`, "
                 "since its connection blocks"
             )
-        executor = self._engine.async_executor
-        runtime = AsyncioRuntime(executor.store)
-        self._execution = AsyncContextExecution(self._data, self._host, runtime, executor.codec)
+        self._execution = AsyncContextExecution(self._data, self._host, self._engine.async_executor)
         return await self._execution.__aenter__()  # type: ignore[no-any-return]
 
     async def __aexit__(self, *error: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -15,12 +14,11 @@ from celery_idempotent.errors import IdempotencyError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
+from celery_idempotent.flow.aio import AsyncExecutor
 from celery_idempotent.flow.call import Call, Complete, Disposition, Fail, Release
 from celery_idempotent.flow.end import Answer, End, Requeue
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.executor import Executor
-from celery_idempotent.flow.lockstep import Lockstep
 from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.functions.decision import NotCompletedError
 from celery_idempotent.key.key import Key, default_root
@@ -101,46 +99,6 @@ def outcome_of(call: ActiveCall, end: End | BaseException) -> Outcome:
     return Failure(end.reason)
 
 
-async def drive_begin(
-    runtime: AsyncioRuntime,
-    flows: Lockstep,
-    calls: Sequence[ActiveCall],
-    begun: Callable[[], None],
-    reason: BaseException | None = None,
-) -> None:
-    """Runs `calls` up to their bodies; on failure or cancellation, ends those that have begun.
-
-    Args:
-        begun: called when all have reached their bodies or ended.
-        reason: as for :func:`drive_end`; by default the raised error.
-    """
-    try:
-        await runtime.drive(flows.begin(calls))
-        begun()
-    except BaseException as error:
-        await drive_end(runtime, flows, error, reason or error)
-        raise
-
-
-async def drive_end(
-    runtime: AsyncioRuntime, flows: Lockstep, error: BaseException | None, reason: BaseException
-) -> None:
-    """Ends the flows whose bodies have not completed.
-
-    Args:
-        error: the error that the caller's code raised, if any.
-        reason: the error that their bodies end with.
-    """
-    if isinstance(error, GeneratorExit):
-        flows.close()  # nothing can be awaited: the event loop is closed
-        return
-    end = flows.end_all(reason)
-    if isinstance(error, CancelledError):
-        await runtime.abandon(end)
-    else:
-        await runtime.drive(end)
-
-
 class DirectHost:
     """Runs the body of a direct call.
 
@@ -151,7 +109,8 @@ class DirectHost:
     """
 
     returns_restored = True
-    required_generation = 0
+    #: Only a task can replace itself.
+    replacements = ()
 
     def __init__(
         self,

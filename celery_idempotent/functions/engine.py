@@ -17,7 +17,7 @@ from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.events.report import About, refuse
-from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
+from celery_idempotent.flow.aio import AsyncExecutor
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.execution import BaseExecution, unprotected
 from celery_idempotent.flow.executor import Executor
@@ -191,9 +191,9 @@ class Idempotency:
             TransactionError: if ``transaction`` is set and the caller has an open transaction.
         """
         calls = self._calls(keys, fingerprints)
-        runtime, codec = self.executor.runtime, self.executor.codec
-        batch = Batch(runtime, codec, keys, calls, self.app, self.settings.transaction)
-        return batch._begun()  # noqa: SLF001
+        batch = Batch(self.executor, keys, calls, self.app, self.settings.transaction)
+        run_sync(batch._begin_all())  # noqa: SLF001
+        return batch
 
     async def abegin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
@@ -205,9 +205,9 @@ class Idempotency:
                 "abegin_many, since its connection blocks"
             )
         calls = self._calls(keys, fingerprints)
-        executor = self.async_executor
-        batch = AsyncBatch(AsyncioRuntime(executor.store), executor.codec, keys, calls)
-        return await batch._begun()  # noqa: SLF001
+        batch = AsyncBatch(self.async_executor, keys, calls)
+        await batch._begin_all()  # noqa: SLF001
+        return batch
 
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None

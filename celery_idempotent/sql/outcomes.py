@@ -235,6 +235,16 @@ class Row(NamedTuple):
         """The rest of its retention in milliseconds, at least 1."""
         return max(1, self.expires_at - self.now)
 
+    def with_outcome(self) -> Row:
+        """Returns this row.
+
+        Raises:
+            TransactionError: if it was committed without an outcome.
+        """
+        if self.state == CLAIMED:
+            raise committed_without_outcome()
+        return self
+
     def record(self, key: Key, decode: Callable[[Record], Any]) -> Record:
         """Returns the record that Redis would have for `key`."""
         encoding, _, traceparent = self.format.partition(" ")

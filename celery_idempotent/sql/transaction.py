@@ -29,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 CLOSED, OPEN, COMMITTING, COMMITTED = "closed", "open", "committing", "committed"
 
-#: A previously committed row, or the error for one without an outcome.
-Found = Row | TransactionError
-
 
 class Transaction:
     """Claims the row of each key to run, and commits the rows together with the effects.
@@ -48,8 +45,6 @@ class Transaction:
         self._may_replace = may_replace
         self._session = database.engine.session()
         self._statements = database.statements
-        #: The claims of the last `begin`.
-        self.claims: Sequence[Claim] = ()
         self._claimed: Sequence[Claim] = ()
         #: The messages to commit with the outcome.
         self.outbox: bytes | None = None
@@ -74,19 +69,19 @@ class Transaction:
         """The functions that the body registered for the commit."""
         return self._session.on_commit if self.phase is OPEN else []
 
-    def begin(self, claims: Sequence[Claim]) -> list[Found | None]:
+    def begin(self, claims: Sequence[Claim]) -> list[Row | None]:
         """Begins the transaction and claims the rows, waiting for transactions that hold them.
 
         Returns:
-            For each claim, None if its row is claimed, else what was committed before. That may be
-            a replaceable row whose messages are still unpublished. The transaction is open if a row
-            is claimed.
+            For each claim, None if its row is claimed, else the row that was committed before. That
+            may be a replaceable row whose messages are still unpublished, or one without an
+            outcome. The transaction is open if a row is claimed.
 
         Raises:
             StoreUnavailableError: if the database is unavailable or has no table.
             TransactionError: if called inside a transaction of the caller.
         """
-        self.claims, self.outbox = claims, None
+        self.outbox = None
         found = self._claim(claims)
         self.phase = OPEN if len(found) < len(claims) else CLOSED
         self._claimed = [claim for claim in claims if claim.id not in found]
@@ -103,9 +98,10 @@ class Transaction:
         """
         found = self._claim([claim], resolving=True)
         self._session.rollback()
-        return only([found.get(claim.id)])
+        row = found.get(claim.id)
+        return row and row.with_outcome()
 
-    def _claim(self, claims: Sequence[Claim], *, resolving: bool = False) -> dict[str, Found]:
+    def _claim(self, claims: Sequence[Claim], *, resolving: bool = False) -> dict[str, Row]:
         """As `_claim_rows`, repeated after deadlocks and lost connections."""
         # In a fixed order, so that two batches never wait for each other.
         values = [claim.values for claim in claims]
@@ -126,11 +122,9 @@ class Transaction:
             time.sleep(random.uniform(0.5, 1.0) * min(MIN_PAUSE * 2**attempt, MAX_PAUSE))
         raise AssertionError  # the last attempt returns or raises
 
-    def _claim_rows(
-        self, pending: Sequence[dict[str, Any]], *, resolving: bool
-    ) -> dict[str, Found]:
+    def _claim_rows(self, pending: Sequence[dict[str, Any]], *, resolving: bool) -> dict[str, Row]:
         """Claims the rows; returns those committed before, by row id."""
-        found: dict[str, Found] = {}
+        found: dict[str, Row] = {}
         replaced: dict[str, str] = {}
         for _ in range(MAX_RACES + len(pending)):
             if not pending or self._claim_all(pending, replaced, resolving=resolving):
@@ -138,9 +132,8 @@ class Transaction:
             self._session.rollback()
             replaced = {}
             for row in self._find_all(pending):
-                if row.state == CLAIMED:
-                    found[row.id] = committed_without_outcome()
-                elif resolving or row.outbox is not None or not self._replaces(row):
+                stays = resolving or row.state == CLAIMED or row.outbox is not None
+                if stays or not self._replaces(row):
                     found[row.id] = row
                 else:
                     replaced[row.id] = row.owner
@@ -174,17 +167,14 @@ class Transaction:
     def _replaces(self, row: Row) -> bool:
         return row.expired or self._may_replace(row)
 
-    def commit(self, outcomes: Mapping[str, Ended]) -> Row | None:
-        """Writes the outcomes, deletes the claimed rows of all other keys, and commits.
+    def commit(self, outcomes: Mapping[Claim, Ended]) -> Row | None:
+        """Writes the outcomes, deletes the claimed rows that have none, and commits.
 
         Outboxes replace the `on_commit` functions.
 
         If the reply to the commit is lost, a row is claimed again. That waits for the lost
         transaction to end, and shows whether it was committed. A repeated call, after a signal
         handler raised in the first, does the same.
-
-        Args:
-            outcomes: by key.
 
         Returns:
             None if the outcomes are committed, else the row of another execution.
@@ -199,7 +189,7 @@ class Transaction:
         error: BaseException | None = None
         if self.phase is not COMMITTING:
             for claim in self._claimed:
-                self._finish(claim, outcomes.get(str(claim.key)))
+                self._finish(claim, outcomes.get(claim))
             self._session.drop_on_commit()
             self.phase = COMMITTING
             try:
@@ -210,7 +200,7 @@ class Transaction:
                 self.phase = COMMITTED
                 return None
         # The rows are committed together, so any one is enough.
-        return self._resolve(next(c for c in self._claimed if str(c.key) in outcomes), error)
+        return self._resolve(next(iter(outcomes)), error)
 
     def _finish(self, claim: Claim, ended: Ended | None) -> None:
         values: dict[str, Any] = {"id": claim.id, "owner": claim.owner}
@@ -255,15 +245,3 @@ class Transaction:
         session, interrupted = self._session, discard or self.phase is COMMITTING
         self.phase = CLOSED
         (session.discard if interrupted else session.rollback)()
-
-
-def only(found: Sequence[Found | None]) -> Row | None:
-    """Returns the row that :meth:`Transaction.begin` found for its only claim.
-
-    Raises:
-        TransactionError: if the row has no outcome.
-    """
-    (row,) = found
-    if isinstance(row, TransactionError):
-        raise row
-    return row

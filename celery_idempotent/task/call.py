@@ -95,6 +95,10 @@ class TaskCall:
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: another task has its id and its continuation.
         self.replaced: Delegate | None = None
+        #: Publish what it has replaced itself by, once its transaction is committed.
+        self.replacements: list[Callable[[], Any]] = []
+        #: Why that can never be published.
+        self._refusal: Exception | None = None
         self.ending: BaseException | None = None
         self.execution: Execution | None = None
         self.began_at = monotonic()
@@ -136,11 +140,6 @@ class TaskCall:
     def in_flow(self) -> TaskCall:
         """This call."""
         return self
-
-    @property
-    def required_generation(self) -> int:
-        """What the row has to await before this message may run; 0 if it needs no row."""
-        return canvas.required_generation(self.active.key, self._request, self.data.task_id)
 
     def execute(self) -> Any:
         """Takes the message through the flow; returns or raises its outcome."""
@@ -226,10 +225,8 @@ class TaskCall:
     def replacement(self, sig: Signature) -> Delegate:
         """Prepares `sig` to replace the task, and returns what follows from that for the key."""
         in_shadow, request = self._configuration.in_shadow, self._request
-        generation, mark = (self.data.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS, ""
-        if self.data.settings.transaction is not None and not in_shadow:
-            mark = canvas.commit_mark(generation, self.data.settings.result_ttl)
-        canvas.mark_replaced(sig, self.active.key, self.data.root, request, mark)
+        generation = (self.data.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS
+        canvas.mark_replaced(sig, self.active.key, self.data.root, request)
         if not in_shadow and not request.is_eager:
             # An earlier end of this task id would be taken for that of the task that replaces this
             # one, and free the key.
@@ -243,6 +240,14 @@ class TaskCall:
             generation,
             last is None or not canvas.ignores_result(last) or self._completes_key(last),
         )
+
+    def publish_with_commit(self, replacement: Signature) -> bool:
+        """Leaves `replacement` to the commit of the body's transaction, if it has one."""
+        transactional = self.data.settings.transaction is not None
+        if not transactional or self._request.is_eager or self._configuration.in_shadow:
+            return False
+        self.replacements.append(replacement.delay)
+        return True
 
     def _completes_key(self, sig: Signature) -> bool:
         """Returns whether `sig`, which replaces the task, will complete its key."""
@@ -302,7 +307,9 @@ class TaskCall:
 
     def publish_messages(self, messages: Any) -> None:
         """Publishes what :meth:`store_messages` returned."""
-        outbox.publish(str(self.active.key), self.sender.app, self.data.task_id, messages)
+        error = outbox.publish(str(self.active.key), self.sender.app, self.data.task_id, messages)
+        if self.replaced is not None:
+            self._refusal = error
 
     def is_stale(self, reservation: Reservation) -> bool:
         """Returns whether the result backend has the message of the reservation as ended."""
@@ -322,7 +329,7 @@ class TaskCall:
                     canvas.drop_continuation(self._request)
                 replayed = end.replayed and self._write_replayed(end)
                 self.result_written = end.result_written or replayed
-            return end.outcome.get()
+            return (Failure(self._refusal) if self._refusal else end.outcome).get()
         # In place of Celery's line, which would not show how this delivery ends.
         self._request.idempotency_end_logged = True
         if isinstance(end, Requeue):

@@ -15,7 +15,6 @@ message of the canvas, because the key of a call may depend on results that it d
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,8 +29,7 @@ from celery_idempotent.flow.continuation import Continuation, pending
 from celery_idempotent.key.key import ROOT_BYTES, Key, default_root
 from celery_idempotent.task import message_headers
 
-#: For each replaced key, by its name: ``fingerprint:root.id`` of the task that had it. If that task
-#: has a transaction: ``fingerprint:root:awaited:until.id``, see `commit_mark`.
+#: For each replaced key, by its name: ``fingerprint:root.id`` of the task that had it.
 REPLACED_HEADER = "idempotency_replaced"
 #: More than the retries of any message.
 GENERATIONS = 10**9
@@ -119,37 +117,15 @@ def ignores_result(sig: Signature) -> bool:
     return bool(ignores)
 
 
-def commit_mark(awaited: int, result_ttl: float) -> str:
-    """Returns what says that a message continues a task whose transaction was not committed yet.
-
-    Args:
-        awaited: the generation that the row of the key awaits once it is committed.
-        result_ttl: seconds for which the row is kept. Nothing is concluded from its absence after
-            half of them, since clocks differ.
-    """
-    return f":{awaited}:{int(time.time() + result_ttl / 2)}"
-
-
-def required_generation(key: Key, request: Context, task_id: str) -> int:
-    """Returns what the row of `key` has to await; 0 if the message of `request` needs no row."""
-    replaced = _read_replaced(key, request)
-    if replaced is None or replaced.successor_id != task_id or time.time() > replaced.until:
-        return 0
-    return replaced.awaited
-
-
-def mark_replaced(
-    canvas: Signature, key: Key, root: bytes, request: Context, mark: str = ""
-) -> None:
+def mark_replaced(canvas: Signature, key: Key, root: bytes, request: Context) -> None:
     """Writes into every message of `canvas` that it replaces the task of `request` under `key`.
 
     Args:
         root: of the replaced message.
-        mark: of `commit_mark`.
     """
     # An eager task runs until the canvas has ended, so all calls in it are parts.
     successor_id = "" if request.is_eager else request.id
-    value = f"{key.fingerprint.hex()}:{root.hex()}{mark}.{successor_id}"
+    value = f"{key.fingerprint.hex()}:{root.hex()}.{successor_id}"
     replaced = {**_replaced_keys(request), str(key): value}
     nesting = (request.replaced_task_nesting or 0) + 1
     for sig in signatures(canvas):
@@ -195,22 +171,20 @@ def signatures(sig: Signature) -> Iterator[Signature]:
 
 
 class _Replaced(NamedTuple):
-    """What a message has for a key whose task it replaces; without a mark, it needs no row."""
+    """What a message has for a key whose task it replaces."""
 
     fingerprint: bytes
     root: bytes
     successor_id: str
-    awaited: int = 0
-    until: int = 0
 
 
 def _read_replaced(key: Key, request: Context) -> _Replaced | None:
     value = _replaced_keys(request).get(str(key))
     if not isinstance(value, str):
         return None
-    marked, _, successor_id = value.partition(".")
-    fingerprint, root, *mark = marked.split(":")
-    return _Replaced(bytes.fromhex(fingerprint), bytes.fromhex(root), successor_id, *map(int, mark))
+    message, _, successor_id = value.partition(".")
+    fingerprint, _, root = message.partition(":")
+    return _Replaced(bytes.fromhex(fingerprint), bytes.fromhex(root), successor_id)
 
 
 def _replaced_keys(request: Context) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from kombu.exceptions import OperationalError
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, report
-from celery_idempotent.task.canvas import signatures
+from celery_idempotent.task.canvas import last_signature, signatures
 
 #: The arguments of `Task.apply_async` by position.
 _APPLY_ASYNC = ("args", "kwargs", "task_id", "producer", "link", "link_error", "shadow")
@@ -71,16 +71,22 @@ def _stored(key: str, app: Celery | None, function: Callable[[], Any]) -> list[s
 
 
 def _refused(key: str, name: str, reason: str) -> TransactionError:
-    return TransactionError(f"{key}: the message of on_commit({name}) cannot be stored: {reason}")
+    return TransactionError(f"{key}: the message of {name} cannot be stored: {reason}")
 
 
-def publish(key: str, app: Celery, task_id: str, messages: Sequence[Sequence[str]]) -> None:
+def publish(
+    key: str, app: Celery, task_id: str, messages: Sequence[Sequence[str]]
+) -> Exception | None:
     """Publishes what :func:`store` returned.
 
-    A message that no repetition could publish, such as one with wrong arguments, is logged.
+    A message that no repetition could publish, such as one with wrong arguments, is logged, and its
+    error becomes its result.
 
     Args:
         key: of the call whose body has published them, and its `task_id`.
+
+    Returns:
+        The error of the last message, if no repetition could publish that.
 
     Raises:
         CorruptRecordError: if they cannot be read.
@@ -93,13 +99,15 @@ def publish(key: str, app: Celery, task_id: str, messages: Sequence[Sequence[str
         *connection.recoverable_channel_errors,
     )
     try:
-        signatures = [load(app, message) for message in messages]
+        stored = [load(app, message) for message in messages]
     except Exception as error:
         reason = type(error).__name__
         raise CorruptRecordError(
             f"{key}: the messages that it publishes on commit cannot be read: {reason}"
         ) from error
-    for signature in signatures:
+    refusal = None
+    for signature in stored:
+        refusal = None
         try:
             signature.apply_async()
         except unavailable:
@@ -107,6 +115,10 @@ def publish(key: str, app: Celery, task_id: str, messages: Sequence[Sequence[str
         except Exception as error:
             about = About(None, "", task_id, key)
             report(table.MESSAGE_DROPPED, about, message=signature.task, error=error)
+            refusal = error
+            if (last := last_signature(signature)) is not None:
+                app.backend.mark_as_failure(last.id, error)
+    return refusal
 
 
 def _signature(function: Any) -> Signature | None:

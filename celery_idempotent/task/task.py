@@ -442,6 +442,13 @@ class IdempotentTask(Task):
                 call.ending = ignore
             raise
 
+    def on_replace(self, sig: Signature) -> Any:
+        """Publishes `sig`, as Celery does; with a transaction, once that is committed."""
+        call = _call_of(self.request)
+        if call is not None and call.publish_with_commit(sig):
+            raise Ignore("Replaced by new task")
+        return super().on_replace(sig)
+
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
         """Returns the record of a call with these arguments, or None.
 

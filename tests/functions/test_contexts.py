@@ -93,7 +93,7 @@ def test_the_first_block_runs_and_the_second_replays(
     run(use_context())
 
 
-@pytest.mark.parametrize("line", range(1, 4))
+@pytest.mark.parametrize("line", [1, 2])
 def test_a_signal_before_the_block_releases_the_key(idem: Idempotency, key: str, line: int) -> None:
     code = ContextExecution.__enter__.__code__
     lines = 0

@@ -323,6 +323,24 @@ class TestFailures:
         assert shop.charge(keys, "second") == ["first"] * 5
         assert counted(database, keys) == [1] * 5
 
+    def test_redis_is_unavailable_after_the_commit(
+        self,
+        shop: Shop,
+        database: TestDatabase,
+        keys: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        async def refuse(_: Any) -> None:
+            raise StoreUnavailableError("away")
+
+        with shop.idem.begin_many(keys) as batch, monkeypatch.context() as patch:
+            shop.write(batch)
+            patch.setattr(shop.idem.executor.runtime, "execute_all", refuse)
+            assert batch.complete_many(dict.fromkeys(keys, "first")) == {}
+        forget_records(shop.idem)
+        assert shop.charge(keys, "second") == ["first"] * 5
+        assert counted(database, keys) == [1] * 5
+
     def test_an_unavailable_database_frees_the_keys(
         self, server: RedisServer, shop: Shop, database: TestDatabase, keys: list[str]
     ) -> None:

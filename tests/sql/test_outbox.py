@@ -103,8 +103,8 @@ class TestCalls:
         reasons = (
             "refused.<locals>.<lambda>) would be lost if the process died",
             "on_commit(partial(builtins.list.append)) would be lost",
-            "in_pickle.delay)) cannot be stored: ContentDisallowed",
-            "notify.delay)) cannot be stored: EncodeError",
+            "in_pickle.delay) cannot be stored: ContentDisallowed",
+            "notify.delay) cannot be stored: EncodeError",
             "did you mean 'idempotency_key'?",
             "belongs to another Celery app",
             "pass the Celery app to Idempotency()",

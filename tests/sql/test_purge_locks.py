@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from celery_idempotent.contrib.sqlalchemy import outcomes
 from celery_idempotent.key.key import Key
 from celery_idempotent.sql.database import Database
-from celery_idempotent.sql.outcomes import Claim
-from celery_idempotent.sql.transaction import Found, Transaction
+from celery_idempotent.sql.outcomes import Claim, Row
+from celery_idempotent.sql.transaction import Transaction
 from tests.sql.conftest import each_server_kind
 from tests.sql.databases import TestDatabase, new_engine
 from tests.sql.test_purge import insert_rows
@@ -21,7 +21,7 @@ def test_passes_by_rows_that_are_taken_over_and_blocks_no_claim(
     insert_rows(database, 5, expires_at=1000)
     engine = new_engine(database.url, isolation_level="SERIALIZABLE")
     claim = Claim(Key("task", order), "", "task", "worker", 1, 1)
-    during: list[Found | None] = []
+    during: list[Row | None] = []
 
     @sa.event.listens_for(engine, "commit")
     def claim_another(_: sa.Connection) -> None:

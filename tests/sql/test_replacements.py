@@ -12,13 +12,15 @@ from celery import Celery
 from celery.worker.request import Request
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
 from celery_idempotent.store import commands
-from celery_idempotent.task import canvas
+from celery_idempotent.task import outbox
 from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import Deliveries, End
 from tests.sql.conftest import kinds
 from tests.sql.databases import TestDatabase, effects
+from tests.sql.test_poisoned import poison
 
 pytestmark = pytest.mark.parametrize("database", kinds("sqlite", "postgresql"), indirect=True)
 
@@ -104,38 +106,94 @@ def test_each_part_runs_once(shop: Shop, database: TestDatabase) -> None:
 
 
 @pytest.mark.parametrize("committed", [0, 1])
-def test_a_part_does_not_run_if_the_one_before_it_was_rolled_back(
-    shop: Shop, database: TestDatabase, committed: int, caplog: pytest.LogCaptureFixture
+def test_a_part_is_not_published_if_the_one_before_it_was_rolled_back(
+    shop: Shop, database: TestDatabase, committed: int
 ) -> None:
     first = message = shop.publish()
     for _ in range(committed):
         shop.deliver(message)
         message = shop.deliveries.next()  # type: ignore[assignment]
     shop.deliver_and_roll_back(message)
-    part = shop.deliveries.next()
+    again = shop.deliveries.next()
 
-    assert shop.deliver(part).state == "ignored"
-    assert "the transaction of the task that it replaces was rolled back" in caplog.text
+    assert again is not None
+    assert again.args == message.args
+    assert shop.deliveries.next() is None
     assert len(shop.effects(database)) == committed
 
+    shop.deliver(again)
     shop.deliver_all()
     assert shop.result(first) == "charged"
     assert shop.effects(database) == [2, 1, 0]
 
 
-def test_a_part_that_is_late_runs_without_the_row(
-    shop: Shop, database: TestDatabase, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_the_process_dies_after_the_commit(
+    shop: Shop, database: TestDatabase, poisoned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row may have been purged."""
-    monkeypatch.setattr(canvas, "commit_mark", lambda awaited, ttl: f":{awaited}:1")
+    """The next delivery publishes the part that the row has."""
     message = shop.publish()
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox, "publish", die)
+        with pytest.raises(SystemExit):
+            shop.deliver(message)
+    assert shop.deliveries.next() is None
+    if poisoned:
+        key = shop.charge.idempotency_key_of(shop.order, 2)
+        poison(shop.charge.idempotency_configuration.executor, key)
     shop.deliver(message)
-    with database.engine.begin() as connection:
-        connection.execute(sa.text("DELETE FROM celery_idempotency_outcomes"))
     shop.deliver_all()
 
     assert shop.result(message) == "charged"
     assert shop.effects(database) == [2, 1, 0]
+
+
+def test_a_part_is_the_only_one_although_it_was_published_twice(
+    shop: Shop, database: TestDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies after it has published the part, and before it has noted that."""
+    message = shop.publish()
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "clear_outbox", die)
+        with pytest.raises(SystemExit):
+            shop.deliver(message)
+    part = shop.deliveries.next()
+    shop.deliver(message)
+    shop.deliver(part)
+    shop.deliver_all()
+
+    assert shop.result(message) == "charged"
+    assert shop.effects(database) == [2, 1, 0]
+
+
+def die(*_: Any) -> None:
+    raise SystemExit
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_part_that_can_never_be_published_fails_the_task(
+    shop: Shop, database: TestDatabase, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error ends the task as that of a part does: the next call runs."""
+    surplus = shop.app.signature("charge_in_parts", (shop.order, 1, "surplus"))
+    message = shop.publish()
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.charge, "s", lambda *_: surplus)
+        if dies:
+            with monkeypatch.context() as died:
+                died.setattr(outbox, "publish", die)
+                with pytest.raises(SystemExit):
+                    shop.deliver(message)
+        end = shop.deliver(message)
+
+    assert end.state == "failure"
+    assert isinstance(end.error, TypeError)
+    assert isinstance(shop.result(message), TypeError)
+    following = shop.publish()
+    shop.deliver(following)
+    shop.deliver_all()
+    assert shop.result(following) == "charged"
+    assert shop.effects(database) == [2, 2, 1, 0]
 
 
 @pytest.mark.parametrize("order_of_delivery", ["duplicate first", "part first"])

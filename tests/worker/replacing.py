@@ -107,6 +107,14 @@ woven = shared_task(
 woven_by_id = shared_task(
     weave, bind=True, base=IdempotentTask, name="shop.woven_by_id", idempotency_key=TASK_ID
 )
+woven_in_sql = shared_task(
+    weave,
+    bind=True,
+    base=IdempotentTask,
+    name="shop.woven_in_sql",
+    idempotency_key="{order}",
+    idempotency_transaction="tests.worker.sqlite_engine:engine",
+)
 
 
 def spread(self: Any, item: str, order: str, shape: str = "") -> str:

@@ -32,15 +32,17 @@ from tests.worker.replacing import (
     spread_out,
     woven,
     woven_by_id,
+    woven_in_sql,
 )
 
 pytestmark = pytest.mark.worker
 
 
 @pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def shared_shop(open_shop: Callable[..., Shop], tmp_path_factory: Any) -> Iterator[Shop]:
+    database = tmp_path_factory.mktemp("database") / "shop.db"
     with open_shop(imports=["tests.worker.replacing"]) as shop:
-        shop.start_worker(concurrency=4)
+        shop.start_worker(concurrency=4, SHOP_DATABASE=str(database))
         yield shop
 
 
@@ -53,7 +55,9 @@ def in_plain_celery(ledger: Ledger, order: str, shape: str) -> tuple[Any, list[s
 
 @pytest.mark.core
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("task", [woven, woven_by_id], ids=["its key", "TASK_ID"])
+@pytest.mark.parametrize(
+    "task", [woven, woven_by_id, woven_in_sql], ids=["its key", "TASK_ID", "in a transaction"]
+)
 class TestEveryShape:
     def test_result_and_executions_are_those_of_plain_celery(
         self, shop: Shop, ledger: Ledger, order: str, shape: str, task: Any

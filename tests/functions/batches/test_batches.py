@@ -267,7 +267,7 @@ def test_the_error_of_the_block_is_no_outcome_of_its_keys(
     server: RedisServer, run: Run, key: str, kind: str
 ) -> None:
     """The block is not the body of one key, so that `replay_errors` does not apply."""
-    idem = Idempotency(server.url, key_prefix=key, replay_errors=(LookupError,))
+    idem = Idempotency(server.url, key_prefix=key, replay_errors=(Exception,))
 
     async def raise_in_async_batch() -> None:
         async with await idem.abegin_many([key]):

@@ -37,5 +37,5 @@ def write(url: str, pipe: Connection) -> None:
         assert transaction.begin([claim]) == [None]
         claims.append((time.perf_counter() - started) * 1000)
         ended = Ended(State.COMPLETED, "json", b"1", 86_400_000)
-        transaction.commit({str(claim.key): ended})
+        transaction.commit({claim: ended})
         time.sleep(max(0.0, 1 / _CLAIMS_PER_SECOND - (time.perf_counter() - started)))

@@ -12,12 +12,7 @@ from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.key import Key, default_root
 from celery_idempotent.task import message_headers
-from celery_idempotent.task.canvas import (
-    REPLACED_HEADER,
-    commit_mark,
-    identity_of,
-    required_generation,
-)
+from celery_idempotent.task.canvas import REPLACED_HEADER, identity_of
 from celery_idempotent.task.key_resolution import resolve_key
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
@@ -99,25 +94,19 @@ def test_with_the_rule_task_id_each_item_of_a_map_has_a_key() -> None:
     assert len(keys) == 3
 
 
-@pytest.mark.parametrize("result_ttl", [None, 600, -600])
 @pytest.mark.parametrize(("successor_id", "is_part"), [(ID, False), ("another.id", True)])
 def test_in_a_replacement_only_the_successor_continues_under_the_key(
-    successor_id: str, is_part: bool, result_ttl: int | None
+    successor_id: str, is_part: bool
 ) -> None:
-    mark = "" if result_ttl is None else commit_mark(10**9, result_ttl)
     task = task_with(idempotency_key="order:{order}")
     key = task.idempotency_key_of(1)
-    headers = {
-        REPLACED_HEADER: {str(key): f"{key.fingerprint.hex()}:726f6f74{mark}.{successor_id}"}
-    }
+    headers = {REPLACED_HEADER: {str(key): f"{key.fingerprint.hex()}:726f6f74.{successor_id}"}}
     request = Context(id=ID, headers=headers, replaced_task_nesting=1)
 
     resolved = key_of(task, 1, headers=headers, request=request)
 
     assert resolved is not None
     assert resolved == (key.part(ID) if is_part else key)
-    expected = 10**9 if result_ttl == 600 and not is_part else 0
-    assert required_generation(key, request, ID) == expected
     root = default_root(ID) if is_part else b"root"
     assert identity_of(key, request, ID) == (root, 10**9)
 
