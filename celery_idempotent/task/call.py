@@ -12,7 +12,7 @@ has one `SoftLimit` from the start of its task to the end.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -33,11 +33,14 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.extensions import shadow
 from celery_idempotent.flow import soft_limit
+from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
 from celery_idempotent.flow.end import Answer, Drop, End, Requeue
 from celery_idempotent.flow.execution import Execution
+from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.flow.soft_limit import SoftLimit
+from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.result_codec import is_storable
 from celery_idempotent.record.record import Record, State
@@ -134,7 +137,8 @@ class TaskCall:
         if self._forgets:
             plan = ended_message.plan_of_rerun(configuration, task.app, self._forgets)
         #: In the flow.
-        self.active = configuration.executor.new_call(self.data, self, plan)
+        executor = configuration.executor
+        self.active = ActiveCall(self.data, self, executor.runtime, executor.codec, plan)
 
     @property
     def in_flow(self) -> TaskCall:
@@ -143,17 +147,18 @@ class TaskCall:
 
     def execute(self) -> Any:
         """Takes the message through the flow; returns or raises its outcome."""
-        request, enter = self._request, self._configuration.executor.enter
+        request = self._request
+        flow: Callable[[], Coroutine[Any, Any, End]] = partial(execute, self.active)
         if self._configuration.in_shadow:
             request.idempotency_without_body = False
             finding = message_headers.finding_of(request.id, request.headers)
-            enter = partial(shadow.enter, deduplicated=finding == DEDUPLICATED)
+            flow = partial(shadow.execute, self.active, deduplicated=finding == DEDUPLICATED)
         outer_call = call_of_context.get()
         try:
             call_of_context.set(self)
             if not request.is_eager:
                 running.add(self)
-            end = enter(self.active)
+            end = run_flow(flow, self.data.soft_limit)
         finally:
             running.discard(self)
             call_of_context.set(outer_call)
@@ -173,7 +178,6 @@ class TaskCall:
             request.is_eager
             or request.ignore_result
             or self.data.continues
-            or canvas.has_continuation(request)
             or not self.is_whole_message
             or self._configuration.fusion_obstacle
         ):
@@ -204,9 +208,9 @@ class TaskCall:
                 return outcome, self.rescheduled
             if self.ending is None:
                 request = self._request
-                continues = bool(request.callbacks or request.chain or request.chord)
-                continues = continues or not self.data.continues
-                return outcome, Complete(continues, self._backend_result(outcome.value))
+                follows = bool(request.callbacks or request.chain or request.chord)
+                result = None if follows else self._backend_result(outcome.value)
+                return outcome, Complete(follows or not self.data.continues, result)
             outcome = Failure(self.ending)
         error = outcome.error
         if ended := self.replaced or self.rescheduled:

@@ -35,12 +35,11 @@ from celery_idempotent.flow.soft_limit import BODY, FLOW, SoftLimit
 from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.key.key import FINGERPRINT_BYTES, ROOT_BYTES, Key, default_root
 from celery_idempotent.lease.clock import monotonic
-from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.record import layout, traceparent
 from celery_idempotent.record.payload import Payload
-from celery_idempotent.record.record import State
-from celery_idempotent.store import commands
+from celery_idempotent.record.record import Record, State
+from celery_idempotent.store import commands, reference
 from celery_idempotent.store.commands import BackendResult, Extension
 from celery_idempotent.task import call_options, message_headers
 from celery_idempotent.task.call import (
@@ -91,7 +90,7 @@ class Line:
         ):
             raise ValueError("an option of the task needs the flow")
         self.store, self.backend = configuration.executor.store, task.backend
-        self.renewer = heartbeat.renewer(self.store)
+        self.runtime = configuration.executor.runtime
         self.writes_result = not configuration.fusion_obstacle
 
         key = Key.of(task.name, os.urandom(8), os.urandom(FINGERPRINT_BYTES))
@@ -125,6 +124,10 @@ class Line:
         complete, write_result = commands.complete(*about, result), commands.write_result
         self.complete = self.store.template(complete, digest, name, b"%d" % token, body, meta)
         self.write_result = self.store.template(write_result(key, result), digest, name, meta)
+        record = Record(State.COMPLETED, str(key), task.name, uuid(), "", token, 1, at_ms=10**12)
+        refer = reference.command(self.store.config.prefix, task_id, record, True, 0)
+        _, name, body, _, expires_at = refer
+        self.refer = self.store.template(refer, name.encode(), body, b"%d" % expires_at)
 
     def result_of(self, request: Context, text: str) -> tuple[bytes, bytes]:
         """Returns the name and the bytes of the result in the result backend.
@@ -238,8 +241,8 @@ class StraightCall:
             running.discard(self)
             call_of_context.set(outer_call)
         if has_ended:
-            assert self.outcome is not None
-            return self.outcome.get()
+            assert isinstance(self.outcome, Result)
+            return self.outcome.value
         return self._go_on()
 
     def _begin(self) -> bool:
@@ -268,7 +271,7 @@ class StraightCall:
         if begun.attempt > 1 or begun.body or not lease.trusted:
             return False
         self.token, self.lease = begun.token, lease
-        line.renewer.start_renewal(lease)
+        line.runtime.start_renewal(lease)
         report(table.BEGUN, self, self)
         decide(table.RUN, self)
         return True
@@ -317,7 +320,7 @@ class StraightCall:
         if case not in (b"ok", b"written"):
             return False
         assert self.lease is not None
-        line.renewer.stop_renewal(self.lease)
+        line.runtime.stop_renewal(self.lease)
         self.settled = True
         report(table.COMPLETED, self, self, end="its result is stored")
         self.result_written = case == b"written"
@@ -337,10 +340,13 @@ class StraightCall:
         name, meta = line.result_of(self._request, text)
         if record.task_id == self.task_id or len(meta) > settings.max_result_size:
             return False
-        slots = self.key.digest.encode(), len(name), name, len(meta), meta
+        slots: Any = self.key.digest.encode(), len(name), name, len(meta), meta
         packed = line.write_result.render(slots)
-        reference = line.store.packed_reference(self.task_id, record, keep_ms=settings.result_ms)
-        replies = line.store.send_packed(packed + reference, 2)
+        name = reference.name(line.store.config.prefix, self.task_id).encode()
+        body = reference.write(record, replayed=True)
+        expires_at = b"%d" % (record.at_ms + settings.result_ms)
+        slots = len(name), name, len(body), body, len(expires_at), expires_at
+        replies = line.store.send_packed(packed + line.refer.render(slots), 2)
         if not replies:
             return False
         self.outcome, self.settled = Result(value), True
