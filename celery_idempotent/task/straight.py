@@ -1,10 +1,10 @@
-"""The straight line: the most common messages of a task, in few calls from begin to end.
+"""The straight line: takes the most common messages of a task from begin to end in few calls.
 
-It does what the flow (:mod:`celery_idempotent.flow.flow`) does, for a message without a
+It does the same as the flow (:mod:`celery_idempotent.flow.flow`), for a message without a
 continuation that runs at its first attempt and returns a value, or that gets such a value as a
-duplicate. Its commands are templates, cut from those of the flow. It knows no policy. Everything
-else goes on in the flow: a message that is not so simple, before anything is sent; a begin with any
-other reply; and an execution whose body has raised, or has used ``self.idempotency``.
+duplicate. Its commands are templates, cut from those of the flow. It knows no policy. Every other
+call goes on in the flow: with any other message, before anything is sent; after any other reply to
+the begin; and after a body that has raised an error or used ``self.idempotency``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def line_of(task: Task, configuration: TaskConfiguration, request: Context) -> L
 
 
 class Line:
-    """What the messages of one task have in common in this process: the templates of commands.
+    """The templates of commands that the messages of one task share in this process.
 
     Raises:
         ValueError: if the task's options, its store or its result backend need the flow.
@@ -118,7 +118,7 @@ class Line:
             complete = commands.complete(*about)
             self.complete = self.store.template(complete, digest, b"%d" % token, body)
             return
-        self._now = _checked_clock(self.backend)
+        self._now = self._checked_clock()
         name, meta = self.backend.get_key_for_task(task_id), b"the stored result"
         result = BackendResult(name, meta, self.backend.expires or 0)
         complete, write_result = commands.complete(*about, result), commands.write_result
@@ -130,18 +130,42 @@ class Line:
         self.refer = self.store.template(refer, name.encode(), body, b"%d" % expires_at)
 
     def result_of(self, request: Context, text: str) -> tuple[bytes, bytes]:
-        """Returns the name and the bytes of the result in the result backend.
+        """Returns the name and the bytes of a result, as Celery's Redis backend stores it.
 
         Args:
             text: the value as JSON.
         """
-        meta = _meta(request, text, self._now().isoformat())
+        group = f', "group_id": {dumps(request.group)}' if request.group else ""
+        parent = f', "parent_id": {dumps(request.parent_id)}' if request.parent_id else ""
+        meta = (
+            f'{{"status": "SUCCESS", "result": {text}, "traceback": null, "children": [], '
+            f'"date_done": "{self._now().isoformat()}"{group}{parent}, '
+            f'"task_id": {dumps(request.id)}}}'
+        )
         return self.backend.get_key_for_task(request.id), meta.encode()
+
+    def _checked_clock(self) -> Callable[[], datetime]:
+        """Checks that :meth:`result_of` writes as the result backend does; returns its clock.
+
+        Raises:
+            ValueError: if its version, its serializer or its options have another form.
+        """
+        request = Context(id=uuid(), group=uuid(), parent_id=uuid(), children=[])
+        meta = self.backend._get_result_meta("a", SUCCESS, None, request)  # noqa: SLF001
+        meta["task_id"] = request.id
+        date_done = datetime.fromisoformat(meta["date_done"])
+        self._now = lambda: date_done
+        _, written = self.result_of(request, '"a"')
+        clock: Callable[[], datetime] = self.backend.app.now if date_done.tzinfo else _naive_now
+        is_now = abs(clock() - date_done) < timedelta(seconds=10)
+        if not is_now or self.backend.encode(meta).encode() != written:
+            raise ValueError("the result backend stores results in another form")
+        return clock
 
     def call_of(
         self, task: Task, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> StraightCall | None:
-        """Returns the call of a message; None if that needs the flow, or is to be refused."""
+        """Returns the call of a message; None if the message needs the flow or is refused."""
         headers = request.headers
         if (
             request.is_eager
@@ -169,13 +193,13 @@ class Line:
 
 
 class StraightCall:
-    """One message. Its `TaskCall` is made when anything needs it."""
+    """One message; makes its `TaskCall` when that is needed."""
 
     #: As `ActiveCall` has them, for reports.
     label = decision = ""
     token, attempt = 0, 1
     lease: Lease[Any] | None = None
-    #: How the body has ended; or the outcome that is replayed.
+    #: Of the body, or of the record in a replay.
     outcome: Outcome | None = None
     #: Nothing is left to do in Redis.
     settled = False
@@ -196,10 +220,10 @@ class StraightCall:
 
     @property
     def in_flow(self) -> TaskCall:
-        """The call in the flow, at the point that this one has reached."""
+        """The call in the flow, at the point which this one has reached."""
         made: TaskCall | None = vars(self).get("_in_flow")
         if made is None:
-            # Atomic, since threads of the body may ask for it at the same time.
+            # Atomic, since threads of the body may need it at the same time.
             made = vars(self).setdefault("_in_flow", self._make())
         return made
 
@@ -246,7 +270,7 @@ class StraightCall:
         return self._go_on()
 
     def _begin(self) -> bool:
-        """Sends the begin; returns whether the message may run, or has ended."""
+        """Sends the begin; returns whether the message may run or has ended."""
         line, root, fingerprint = self._line, self._root, self.key.fingerprint
         digest = self.key.digest.encode()
         slots: list[Any] = [digest, digest, root.hex().encode()]
@@ -277,7 +301,7 @@ class StraightCall:
         return True
 
     def _run(self, limit: SoftLimit) -> bool:
-        """Runs the body and stores its value; False if the flow has to go on."""
+        """Runs the body and stores its value; returns False if the flow has to go on."""
         args, kwargs = self._arguments
         try:
             limit.phase = BODY
@@ -303,7 +327,7 @@ class StraightCall:
         ):
             return False
         try:
-            # As kombu writes it, unless the value has a type that only kombu knows.
+            # As kombu encodes it, except for types that only kombu knows.
             text = dumps(outcome.value)
         except Exception:
             return False
@@ -327,7 +351,7 @@ class StraightCall:
         return True
 
     def _replay(self, raw: bytes) -> bool:
-        """Answers with the outcome of another message; False if the flow has to."""
+        """Answers with the outcome of another message; returns False if the flow has to."""
         line, settings = self._line, self._line.configuration.settings
         try:
             record = line.store.record(self.key, raw)
@@ -336,7 +360,7 @@ class StraightCall:
             text = record.body.decode()
             value = loads(text)
         except Exception:
-            return False  # the flow says what is wrong with it
+            return False  # the flow reports the error
         name, meta = line.result_of(self._request, text)
         if record.task_id == self.task_id or len(meta) > settings.max_result_size:
             return False
@@ -361,12 +385,12 @@ class StraightCall:
         return call.execute()
 
     def _end_interrupted(self, error: BaseException) -> Any:
-        """Ends the message as the flow does when a signal handler has raised `error` in it."""
+        """Ends the message as the flow does after a signal handler has raised `error`."""
         if self.settled:
             raise error
         active = self.in_flow.active
         if self.outcome is None:
-            # Redis recognises the begin by its id, if there was one.
+            # If a begin was sent, Redis recognises its execution id.
             active.early_reply, active.unanswered = None, self.lease is None
             run_flow(partial(give_back, active, error), soft_limit_of(self._request))
             raise error
@@ -381,34 +405,6 @@ class StraightCall:
         self.in_flow.active.report_lease_lost(raw)
 
 
-def _meta(request: Context, text: str, date_done: str) -> str:
-    """Returns what Celery's Redis backend stores for the value that is `text` in JSON."""
-    group = f', "group_id": {dumps(request.group)}' if request.group else ""
-    parent = f', "parent_id": {dumps(request.parent_id)}' if request.parent_id else ""
-    return (
-        f'{{"status": "SUCCESS", "result": {text}, "traceback": null, "children": [], '
-        f'"date_done": "{date_done}"{group}{parent}, "task_id": {dumps(request.id)}}}'
-    )
-
-
-def _checked_clock(backend: Any) -> Callable[[], datetime]:
-    """Returns the clock by which `backend` dates results, which have the form of :func:`_meta`.
-
-    Raises:
-        ValueError: if its version, its serializer or its options have another form.
-    """
-    request = Context(id=uuid(), group=uuid(), parent_id=uuid(), children=[])
-    meta = backend._get_result_meta("a", SUCCESS, None, request)  # noqa: SLF001 - no public one
-    date_done, meta["task_id"] = meta["date_done"], request.id
-    clock: Callable[[], datetime] = backend.app.now
-    if datetime.fromisoformat(date_done).tzinfo is None:
-        clock = _naive_now
-    is_now = abs(clock() - datetime.fromisoformat(date_done)) < timedelta(seconds=10)
-    if not is_now or backend.encode(meta) != _meta(request, '"a"', date_done):
-        raise ValueError("the result backend stores results in another form")
-    return clock
-
-
 def _naive_now() -> datetime:
-    """Returns the time in UTC, without an offset, as Celery wrote it up to 5.3."""
+    """Returns the time in UTC without an offset, the form of Celery up to 5.3."""
     return datetime.now(timezone.utc).replace(tzinfo=None)
