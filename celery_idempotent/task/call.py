@@ -108,7 +108,6 @@ class TaskCall:
         wait_ms = 0 if request.is_eager else settings.wait_ms  # an eager call is not requeued
         if wait_ms and request.expires is not None:
             wait_ms = max(1, min(wait_ms, round(seconds_until(request.expires) * 1000)))
-        #: For the flow.
         self.data = Call(
             sender=task,
             key=configuration.record_key(key, task_id),
@@ -135,8 +134,8 @@ class TaskCall:
         self._forgets, plan = headers.forgets, configuration.plan
         if self._forgets:
             plan = ended_message.plan_of_rerun(configuration, task.app, self._forgets)
-        #: In the flow.
         executor = configuration.executor
+        #: In the flow.
         self.active = ActiveCall(self.data, self, executor.runtime, executor.codec, plan)
 
     @property
