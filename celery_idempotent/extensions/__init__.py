@@ -1,1 +1,1 @@
-"""What options add to the flow of a call. The flow itself names none of them."""
+"""Options that extend the flow of a call. The flow itself names none of them."""

@@ -1,8 +1,9 @@
-"""A message that a person has run again: its key's outcome is forgotten before it begins.
+"""Rerun messages: the worker forgets the key's outcome before the message begins.
 
-The worker forgets, not the person's process. The record stays as it is until the message arrives,
-so a message that is lost on its way can be run again, and a process that dies in between leaves
-nothing half done. The token compares and sets: of several messages for one outcome, one forgets it.
+The process that publishes the message forgets nothing. The record stays as it is until the message
+arrives, so a message that is lost on its way can be published again, and a process that dies in
+between leaves nothing half done. The message names the token of the outcome: of several messages
+for one outcome, only the first forgets it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from celery_idempotent.store.run_sync import run_sync
 
 
 class ForgetFirst(Extension):
-    """Forgets the outcome with `token` before the first begin; for code that blocks.
+    """Forgets the outcome with `token` before the first begin; for blocking code.
 
     Args:
-        executor: of the task.
+        executor: the task's executor.
         step_rows_in: returns the databases that may have rows of steps.
     """
 
@@ -44,7 +45,7 @@ class ForgetFirst(Extension):
         self._token, self._executor, self._step_rows_in = token, executor, step_rows_in
 
     async def before_begin(self) -> End | None:
-        """Forgets it; any other outcome stays, and the begin answers with that."""
+        """Forgets the outcome; any other outcome stays, and the begin replays it."""
         try:
             forgotten = at_row(self._forget)
         except StoreUnavailableError as error:

@@ -1,9 +1,9 @@
 """The outbox: messages that a body publishes on commit, stored in the row of its outcome.
 
-A process that dies between the COMMIT and the functions of Django's ``on_commit`` would lose them:
-the next execution finds the row, and does not run the body. Therefore the messages are committed
-in the row, published, and then removed from it. An execution that finds a row with messages
-publishes them again, under the same task ids.
+A process that dies between the COMMIT and the functions of Django's ``on_commit`` would lose them,
+because the next execution finds the row and does not run the body. Therefore the messages are
+committed in the row, then published, then removed from it. An execution that finds a row with
+messages publishes them again, under the same task ids.
 """
 
 from __future__ import annotations
@@ -24,51 +24,59 @@ from celery_idempotent.sql.transaction import Transaction
 
 
 class OutboxHost(Protocol):
-    """What the host of a call with a transaction does."""
+    """The additional interface of the host of a call with a transaction."""
 
     @property
     def replacements(self) -> Sequence[Callable[[], Any]]:
-        """Functions that publish what the call's task has replaced itself by."""
+        """Functions that publish the canvas that replaces the call's task."""
 
     def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
-        """The messages that `functions`, which the body has registered, publish: as JSON.
+        """Returns the messages that `functions`, which the body has registered, publish, as JSON.
 
         Raises:
-            TransactionError: if one of them does something else, or cannot be stored.
+            TransactionError: if a function does something else, or its message cannot be stored.
         """
 
     def publish_messages(self, messages: Any) -> None:
-        """Publishes what `store_messages` returned, decoded.
+        """Publishes the messages that `store_messages` returned, decoded.
 
         Raises:
-            Exception: of the broker.
+            Exception: the broker's error.
         """
 
 
 def host_of(call: ActiveCall) -> OutboxHost:
-    """The host of a call with a transaction."""
+    """Returns the host of a call with a transaction."""
     return cast("OutboxHost", call.host)
 
 
 def claim_of(call: ActiveCall, step: str | None = None) -> Claim:
-    """Claims the row of the key, or of a step, for the execution of `call`."""
+    """Returns the claim of the row of the key, or of a step, for the execution of `call`."""
     prefix = call.runtime.store.config.prefix
     attempt = call.execution.attempt if call.execution is not None else 0
-    return Claim(call.key, prefix, call.task_id, call.data.worker, call.token, attempt, step)
+    return Claim.of(
+        call.key,
+        prefix,
+        step,
+        task_id=call.task_id,
+        worker=call.data.worker,
+        token=call.token,
+        attempt=attempt,
+    )
 
 
 async def begin_at_rows(
     transaction: Transaction, calls: Sequence[tuple[ActiveCall, Claim]]
 ) -> list[Row | None]:
-    """Begins `transaction`, after publishing what earlier ones have left in the rows.
+    """Begins `transaction`, after publishing the messages that earlier ones left in the rows.
 
     Returns:
         As :meth:`Transaction.begin`.
 
     Raises:
-        Interrupted: if a soft time limit was reached while another transaction had a row.
+        Interrupted: if a soft time limit was reached while waiting for another transaction.
         StoreUnavailableError: if the broker or the database is unavailable.
-        TransactionError: inside a transaction of the caller.
+        TransactionError: if called inside a transaction of the caller.
     """
     while True:
         found = at_row(partial(transaction.begin, [claim for _, claim in calls]))
@@ -93,11 +101,11 @@ async def commit_with_outbox(
     """As :meth:`Transaction.commit`; the first row, that of `call`, gets the messages of the body.
 
     Args:
-        replacements: publish what the task of `call` has replaced itself by.
+        replacements: functions that publish the canvas that replaces the task of `call`.
 
     Raises:
-        TransactionError: also if what the body has registered for the commit is refused.
-        StoreUnavailableError: also if the messages are committed, and not published.
+        TransactionError: also if a function that the body registered for the commit is refused.
+        StoreUnavailableError: also if the messages are committed but not published.
     """
     if transaction.outbox is None:
         transaction.outbox = await outbox_of(call, [*transaction.on_commit, *replacements])
@@ -109,7 +117,7 @@ async def commit_with_outbox(
 
 
 async def publish_found(call: ActiveCall, database: Database, row: Row) -> Row:
-    """Publishes what another execution has committed and may not have published; returns the row.
+    """Publishes the messages that another execution left in `row`; returns the row without them.
 
     Raises:
         As :func:`publish_outbox`.
@@ -122,10 +130,10 @@ async def publish_found(call: ActiveCall, database: Database, row: Row) -> Row:
 
 
 async def outbox_of(call: ActiveCall, functions: Sequence[Callable[[], Any]]) -> bytes | None:
-    """The outbox of the messages that `functions` publish; None if there are none.
+    """Returns the outbox of the messages that `functions` publish; None if there are none.
 
     Raises:
-        TransactionError: if one of them does something else, or its message cannot be stored.
+        TransactionError: if a function does something else, or its message cannot be stored.
     """
     if not functions:
         return None
@@ -160,8 +168,8 @@ async def publish_outbox(
         raise
     except Exception as error:
         raise StoreUnavailableError(
-            f"{key} is committed, and the broker does not take the messages that it publishes on "
-            f"commit: {type(error).__name__}"
+            f"{key} is committed, but the broker does not accept the messages that it publishes "
+            f"on commit: {type(error).__name__}"
         ) from error
     database.clear_outbox(row)
     await call.codec.delete_object(payload, key, OUTBOX)

@@ -1,4 +1,4 @@
-"""The extensions of a call, by its options."""
+"""Chooses the extensions of a call by its options."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from celery_idempotent.settings import Settings
 
 
 def plan_for(settings: Settings) -> Plan:
-    """Returns what the options of a call add to its flow."""
+    """Returns the extensions that the options of a call add to its flow."""
     return Plan(Steps, () if settings.transaction is None else (RowTransaction,))

@@ -1,8 +1,8 @@
-"""Shadow mode: every call runs, and what its record would have made of it is counted.
+"""Shadow mode: every call runs, and the decision that its record would have made is counted.
 
-The same scripts decide under the same keys, behind a prefix of their own. The call that begins
-first holds the lease and completes the record; the others run without one. Nothing that goes wrong
-here reaches the call: if Redis does not reply in time, the call runs and is not counted.
+The same scripts decide, under the same keys with another prefix. The call that begins first holds
+the lease and completes the record; the others run without a lease. Errors of shadow mode never
+reach the call: if Redis does not reply in time, the call runs and is not counted.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.scripts import Reply
 
-#: In the place of a result or an error.
+#: Stored in place of a result or an error.
 _FACT = Payload("", NOT_STORED)
 
 
 async def execute(call: ActiveCall, *, deduplicated: bool = False) -> Answer:
-    """Runs the body of `call`, whatever its record is, and returns how it ends.
+    """Runs the body of `call`, regardless of its record, and returns its outcome.
 
     Args:
-        deduplicated: the call would not have been published.
+        deduplicated: whether ``idempotency_dedupe_publish`` would not have published the call.
     """
     runtime = call.runtime
     held: Lease[Any] | Command | None = None
@@ -55,7 +55,7 @@ async def execute(call: ActiveCall, *, deduplicated: bool = False) -> Answer:
         body = partial(call.host.run, execution)
         outcome = await runtime.run(partial(run_plain, call.settings, execution, body))
     except Interrupted as interrupted:
-        # A soft time limit that was reached before the body: as if at its first line.
+        # A soft time limit was reached before the body; it ends the call as in its first line.
         await _end(call, held, Failure(interrupted.error))
         raise
     finally:
@@ -66,9 +66,9 @@ async def execute(call: ActiveCall, *, deduplicated: bool = False) -> Answer:
 
 
 async def _begin(call: ActiveCall) -> Lease[Any] | Command | None:
-    """Counts what would have become of the call. Returns what has to end with it.
+    """Counts the decision about the call. Returns what must be given back when it ends.
 
-    That is the lease if it holds the key, or a command if the next turn is reserved for it.
+    That is the lease if the call holds the key, or a command if the next turn is reserved for it.
     """
     store = call.runtime.store
     try:
@@ -100,23 +100,23 @@ async def _begin(call: ActiveCall) -> Lease[Any] | Command | None:
 
 
 async def _decide(call: ActiveCall) -> Reply:
-    """The reply to the begin of `call`."""
+    """Returns the reply to the begin of `call`."""
     reply = await call.runtime.execute(begin_command(call))
     if reply.case == "reused" and call.data.generation:
         record = call.runtime.store.record(call.key, reply.raw)
         if record.task_id == call.task_id:
-            # A task that has replaced itself has other arguments under the same key.
+            # A task that replaced itself has other arguments under the same key.
             call.key, call.label = call.key.with_fingerprint(b""), ""
             return await _decide(call)
     return reply
 
 
 def _ignore_loss(raw: bytes) -> None:
-    """Another execution has taken over, as it would have: it completes the record."""
+    """Does nothing: the execution that has taken over completes the record."""
 
 
 def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
-    """Counts a call that runs, and would not have run."""
+    """Counts a call that would not have run."""
     if case == "reused":
         refuse(call, conflict.reused(record, call.host.difference), table.WOULD_REFUSE)
     elif case not in ("finished", "sent"):
@@ -133,7 +133,7 @@ def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
 
 
 async def _end(call: ActiveCall, held: Lease[Any] | Command | None, outcome: Outcome) -> None:
-    """Writes the fact that the execution has ended, if it holds the key; tries once."""
+    """Records that the execution has ended, if it holds the key. Does not retry."""
     if held is None:
         return
     try:
@@ -147,7 +147,7 @@ async def _end(call: ActiveCall, held: Lease[Any] | Command | None, outcome: Out
 
 
 def _end_command(call: ActiveCall, token: int, outcome: Outcome) -> Command:
-    """The command that ends the execution as the flow would have."""
+    """Returns the command that ends the execution as the flow would."""
     settings = call.settings
     outcome, disposition = call.host.meaning(outcome)
     if isinstance(disposition, Complete):

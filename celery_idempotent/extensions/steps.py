@@ -33,11 +33,11 @@ from celery_idempotent.store.scripts import Reply
 
 
 class Steps(Extension):
-    """The finished steps of a call, and of its executions before this one."""
+    """The finished steps of a call, including those of its earlier executions."""
 
     def __init__(self, call: ActiveCall) -> None:
         super().__init__(call)
-        #: Those that have the rows of steps.
+        #: The databases that have rows of steps.
         self._databases: set[Database] = set()
         #: The values of the steps that this execution has run.
         self._payloads: dict[str, Payload] = {}
@@ -45,9 +45,9 @@ class Steps(Extension):
         self._settling_since = 0.0
 
     async def run(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Outcome:
-        """The outcome of the step: the value of `func` as the serializer restores it, or its error.
+        """Returns the outcome of the step: the value as the serializer restores it, or the error.
 
-        Each call restores the value anew: the caller may have changed the one that it got.
+        Each call restores the value again, because the caller may have changed the earlier one.
 
         Args:
             transaction: as for :meth:`Execution.step`.
@@ -77,7 +77,7 @@ class Steps(Extension):
     async def _run_in_transaction(
         self, name: str, func: Callable[[], Any], database: Database
     ) -> Outcome:
-        """As `run`; the effects of `func` and its value are one transaction of `database`."""
+        """As `run`, with the effects of `func` and its value in one transaction of `database`."""
         call = self.call
         transaction = Transaction(database)
         assert call.execution is not None
@@ -122,31 +122,26 @@ class Steps(Extension):
 
     def _restored(self, name: str, value: Any) -> tuple[Payload, Outcome]:
         call = self.call
-        return restored(
-            value,
-            call.settings,
-            call.codec.values,
-            key=str(call.key),
-            field=step_field(name),
-        )
+        key, field = str(call.key), step_field(name)
+        return restored(value, call.settings, call.codec.values, key=key, field=field)
 
     async def settling(self, settlement: Settlement) -> Settlement:
-        """Notes when the outcome is stored."""
+        """Remembers when the outcome is stored."""
         self._settling_since = monotonic()
         return settlement
 
     async def settled(self, settlement: Settlement, reply: Reply) -> None:
-        """Drops what the outcome has replaced."""
+        """Drops the values and rows of steps, which the outcome replaces."""
         call = self.call
         if isinstance(settlement.disposition, Fail):
-            # Not after the record: the next execution would find them.
+            # If the rows outlived the record, the next execution would find them.
             elapsed_ms = round((monotonic() - self._settling_since) * 1000)
             self._limit_rows(max(0, call.settings.error_ms - elapsed_ms))
         if isinstance(settlement.disposition, (Complete, Fail)):
             await call.codec.delete_step_objects(call.steps_body, str(call.key))
 
     def _limit_rows(self, retention_ms: int) -> None:
-        """Lets the rows of all steps expire with the key."""
+        """Makes the rows of all steps expire with the key."""
         call = self.call
         prefix = call.runtime.store.config.prefix
         for database in self._databases:
@@ -157,13 +152,8 @@ class Steps(Extension):
 
     async def _protected(self, name: str, payload: Payload) -> Payload:
         call = self.call
-        return await call.codec.protect(
-            payload,
-            call.settings,
-            key=str(call.key),
-            token=call.token,
-            field=step_field(name),
-        )
+        about: Any = {"key": str(call.key), "token": call.token, "field": step_field(name)}
+        return await call.codec.protect(payload, call.settings, **about)
 
     async def _save(self, name: str, payload: Payload) -> None:
         call = self.call

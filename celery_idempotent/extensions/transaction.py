@@ -1,7 +1,8 @@
 """Executions in a database transaction: ``idempotency_transaction``.
 
 The row of the key is claimed before the body runs; its outcome is committed with the effects, then
-stored in Redis. From the commit on, the row decides: whatever Redis holds, every caller gets it.
+stored in Redis. From the commit on, the row decides: every caller gets its outcome, whatever Redis
+holds.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
 
-#: What calls of a batch await, see `SharedTransaction`.
+#: The effects that the calls of a batch await, see `RowTransaction`.
 CLAIM, COMMIT = "claim", "commit"
 
-#: A message that was requeued so often for such errors of the database ends with the next one.
+#: A message that was requeued this often for transient database errors ends with the next error.
 MAX_ROLLBACKS = 20
 
 
 def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], Any]) -> Any:
-    """Runs `work` without protection, in a transaction without an outcome if there is to be one."""
+    """Runs `work` without protection; with ``idempotency_transaction``, in a plain transaction."""
     if settings.transaction is None:
         return work()
     with settings.transaction.plain_transaction() as session:
@@ -86,7 +87,7 @@ class RowTransaction(Extension):
         self._claim: Claim
 
     async def admitted(self, admission: Admission) -> Admission:
-        """Claims the row for a call that may run; or returns its end, which the row has."""
+        """Claims the row for a call that may run, or answers with the row's outcome."""
         if admission is GRANTED:
             return await self._begin()
         if isinstance(admission, Finished) and layout.is_poisoned(admission.record):
@@ -97,7 +98,7 @@ class RowTransaction(Extension):
         call = self.call
         self._claim = claim_of(call)
         assert call.execution is not None
-        call.protected = True  # by the row, if there is no record
+        call.protected = True  # by the row if there is no record
         call.execution._transaction = self.transaction  # noqa: SLF001 - the body reads its connection
         try:
             if self._in_batch:
@@ -111,14 +112,14 @@ class RowTransaction(Extension):
         return GRANTED if row is None else await self._adopt(row)
 
     async def _reopen(self, poisoned: Finished) -> Admission:
-        """Deletes the record of a key whose executions have died, if one of them has committed.
+        """Deletes the record of a poisoned key if one of its executions has committed.
 
-        The next begin is granted then, and returns the outcome of the row.
+        The next begin is then granted, and returns the outcome of the row.
         """
         call = self.call
         try:
             row = at_row(partial(Transaction(self.database).find, claim_of(call)))
-            # A task that has replaced itself has not ended with its row.
+            # The row of a task that replaced itself is not its outcome.
             if row is None or row.expired or (row.delegates and row.outbox is None):
                 return poisoned
             await call.runtime.execute(commands.forget(call.key, poisoned.record))
@@ -130,13 +131,13 @@ class RowTransaction(Extension):
         return AGAIN
 
     def _continues(self, row: Row) -> bool:
-        """Whether the call is a message of the task that has replaced itself, which goes on."""
+        """Returns whether the call continues the task that replaced itself in this row."""
         if not row.delegates or row.task_id != self.call.task_id:
             return False
         return layout.read_awaited(row.body) <= self.call.data.generation
 
     def _has_failed(self, row: Row) -> bool:
-        """Whether another task that has replaced itself has the row, and its replacement failed."""
+        """Returns whether the row is that of another task, whose replacement has failed."""
         if row.task_id == self.call.task_id:
             return False
         record = row.record(self.call.key, self.call.codec.decode)
@@ -154,7 +155,7 @@ class RowTransaction(Extension):
         try:
             row: Row | None = None
             if isinstance(disposition, Fail) and not transaction.committed:
-                # The effects; the row of the error is claimed anew.
+                # Rolls back the effects; the row is claimed again for the error.
                 self._roll_back(error)
                 (row,) = transaction.begin([self._claim])
             if row is None:
@@ -201,7 +202,7 @@ class RowTransaction(Extension):
             self.transaction.rollback(discard=discard)
 
     def _should_retry(self, error: BaseException) -> bool:
-        """Whether the call is requeued for this error of the database, instead of failing."""
+        """Returns whether this database error requeues the call instead of failing it."""
         return self.call.data.rollback_count < MAX_ROLLBACKS and is_transient(error)
 
     async def _retry(self, error: BaseException) -> Requeue:
@@ -225,7 +226,7 @@ class RowTransaction(Extension):
             self.call.report(table.NOT_RELEASED, error=error)
 
     async def _adopt(self, row: Row) -> End:
-        """Answers with the row that another execution has committed; stores it in Redis, too."""
+        """Answers with the row that another execution committed, and copies it to Redis."""
         call = self.call
         record = row.record(call.key, call.codec.decode)
         fingerprint = call.key.fingerprint
@@ -237,7 +238,7 @@ class RowTransaction(Extension):
                 refused=True,
             )
         if row.delegates and row.task_id != call.task_id:
-            # In a record of this task, the one that has replaced the other would not continue.
+            # With a record of this task, the replacement of the other one could not continue.
             await self._release()
             return await replay_or_requeue(call, record)
         try:
@@ -251,9 +252,9 @@ class RowTransaction(Extension):
         return await replay_or_requeue(call, record)
 
     async def _repeat(self, row: Row, record: Record) -> Reply:
-        """Stores the outcome of `row` in Redis."""
+        """Copies the outcome of `row` to Redis."""
         store = commands.fail if record.state is State.FAILED else commands.complete
-        # The message that continues one which has replaced itself sends what follows.
+        # If the task replaced itself, the message that continues it sends the continuation.
         sending_ms = 0 if row.delegates else self.call.sending_ms
         payload = Payload(record.format, record.body)
         return await self.call.write(
@@ -264,7 +265,7 @@ class RowTransaction(Extension):
 async def commit_together(
     transaction: Transaction, settlements: Sequence[tuple[ActiveCall, Claim, Settlement]]
 ) -> list[None]:
-    """Commits the outcomes. The first row has what the batch publishes on commit."""
+    """Commits the outcomes of a batch. The first row gets the messages that it publishes."""
     outcomes = {claim: ended_of(settlement) for _, claim, settlement in settlements}
     try:
         row = await commit_with_outbox(settlements[0][0], transaction, outcomes)
@@ -277,7 +278,7 @@ async def commit_together(
 
 
 def ended_of(settlement: Settlement) -> Ended:
-    """The outcome for the row."""
+    """Returns the outcome for the row."""
     payload = settlement.payload
     assert payload is not None
     state = State.FAILED if isinstance(settlement.disposition, Fail) else State.COMPLETED

@@ -29,17 +29,17 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds that a cancelled caller waits for its key to be given back, or its outcome to be stored.
+#: Seconds that a cancelled caller waits for its key to be released, or its outcome to be stored.
 CANCEL_TIMEOUT = 1.0
 
 
 class AsyncioRuntime:
-    """Everything is awaited; one instance for each call, context or batch.
+    """Awaits everything; one instance for each call, block or batch.
 
-    A flow runs in a task of its own, which is never cancelled: a command that is interrupted may or
-    may not have been executed. The task that calls it, the caller, runs the body and waits for the
-    end of the flow. If the caller is cancelled, the flow ends as soon as it can: a key that was
-    granted is released, an outcome that is being stored is stored. The caller waits for that up to
+    A flow runs in its own asyncio task, which is never cancelled, because a command that is
+    interrupted may or may not have been executed. The task of the caller runs the body and waits
+    for the flow to end. If the caller is cancelled, the flow ends as soon as it can: it releases a
+    key that was granted, and finishes storing an outcome. The caller waits for that up to
     CANCEL_TIMEOUT, unless it is cancelled again.
     """
 
@@ -52,16 +52,16 @@ class AsyncioRuntime:
         self._abandoned: set[_Flow] = set()
 
     async def drive(self, flow: Coroutine[Any, Any, T]) -> T:
-        """The value of `flow`, which begins when all abandoned flows have ended."""
-        value: T = await self._driven(_Flow(flow, frozenset(self._abandoned)))
+        """Returns the value of `flow`, which begins when all abandoned flows have ended."""
+        value: T = await self._drive(_Flow(flow, frozenset(self._abandoned)))
         return value
 
     async def drive_step(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The value of the flow that `start` creates, a step; it waits for no other flow."""
-        value: T = await self._driven(_Flow(start(), is_step=True))
+        """Returns the value of the flow of a step, which waits for no other flow."""
+        value: T = await self._drive(_Flow(start(), is_step=True))
         return value
 
-    async def _driven(self, flow: _Flow) -> Any:
+    async def _drive(self, flow: _Flow) -> Any:
         try:
             await _first_of(flow, flow.work)
             if flow.work.done():
@@ -80,7 +80,7 @@ class AsyncioRuntime:
         return flow.result().get()
 
     async def abandon(self, flow: Coroutine[Any, Any, Any]) -> None:
-        """Runs `flow` for a caller that was cancelled."""
+        """Runs `flow`, whose caller was cancelled."""
         await self._abandon(_Flow(flow, frozenset(self._abandoned)))
 
     async def _abandon(self, flow: _Flow) -> None:
@@ -90,24 +90,24 @@ class AsyncioRuntime:
         await asyncio.wait({flow}, timeout=CANCEL_TIMEOUT)
 
     def start_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Extends `lease` from now on."""
+        """Renews `lease` from now on."""
         self._heartbeat = asyncio_heartbeat()
         self._heartbeat.start_renewal(lease)
 
     def stop_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Stops extending it."""
+        """Stops renewing `lease`."""
         if self._heartbeat is not None:
             self._heartbeat.stop_renewal(lease)
 
     async def execute(self, command: Command) -> Reply:
-        """The reply of the store."""
+        """Returns the reply of the store."""
         return await _until_replied(lambda: self.store.execute(command))
 
     #: Soft time limits do not apply on an event loop.
     execute_interruptible = execute
 
     async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
-        """The replies of the store."""
+        """Returns the replies of the store."""
         return await _until_replied(lambda: self.store.execute_all(commands))
 
     async def sleep(self, seconds: float) -> None:
@@ -128,7 +128,7 @@ class AsyncioRuntime:
         cancelled.result().get()
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
-        """How `func` ends, which the caller runs; an awaitable that it returns is awaited."""
+        """Returns how `func` ends. The caller runs it, and awaits an awaitable that it returns."""
         flow = _this_flow()
         if not flow.outcome.done():
             flow.work.set_result(func)
@@ -140,12 +140,12 @@ class AsyncioRuntime:
 
 
 class _Flow(asyncio.Task[Outcome]):
-    """A task that runs a flow.
+    """An asyncio task that runs a flow.
 
     Args:
         flow: the coroutine.
         before: flows that must end first.
-        is_step: whether it is a part of another flow's body.
+        is_step: whether the flow is a step of another flow's body.
     """
 
     def __init__(
@@ -157,32 +157,32 @@ class _Flow(asyncio.Task[Outcome]):
         loop = asyncio.get_running_loop()
         super().__init__(_ending(flow, before), loop=loop)
         self.is_step = is_step
-        #: What the caller runs.
+        #: The function that the caller runs.
         self.work: asyncio.Future[Callable[[], Any]] = loop.create_future()
-        #: How that ended, or that the caller was cancelled.
+        #: How it ended, or the cancellation of the caller.
         self.outcome: asyncio.Future[Outcome] = loop.create_future()
         flows = _flows.get()
         flows.add(self)
         self.add_done_callback(flows.discard)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Does nothing: a loop that ends cancels all its tasks, and then waits for them."""
+        """Does nothing: an event loop that ends cancels all tasks, and then waits for them."""
         return False
 
     def end_soon(self, error: BaseException) -> None:
-        """Runs no body and stops waiting: the caller was cancelled with `error`."""
+        """Lets the flow run no body and stop waiting, as its caller was cancelled with `error`."""
         if not self.outcome.done():
             self.outcome.set_result(Failure(error))
 
     def close(self) -> None:
-        """Ends the flow of a caller that was closed, most likely with its loop."""
+        """Ends the flow of a caller whose coroutine was closed, most likely with its loop."""
         if self.get_loop().is_closed():
             self.get_coro().close()
         else:
             self.end_soon(CancelledError())
 
 
-#: Strong references: an event loop has only weak ones to its tasks.
+#: Strong references, because an event loop has only weak ones to its tasks.
 _flows: PerLoop[set[_Flow]] = PerLoop(set)
 
 
@@ -212,18 +212,14 @@ def _log_failure(flow: _Flow) -> None:
 
 
 async def _until_replied(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    # A loop that ends cancels the task of a command once. Only the reply shows whether the command
-    # was executed, and a script replies to a resend as it did the first time.
-    try:
-        return await _in_own_task(send())
-    except CancelledError:
-        return await _in_own_task(send())
-
-
-async def _in_own_task(command: Coroutine[Any, Any, T]) -> T:
-    """Awaits `command` in a task that can be cancelled, which is how its timeouts end it."""
-    task = asyncio.ensure_future(command)
+    """Awaits a command in its own task, because its timeouts cancel the task that awaits it."""
+    task = asyncio.ensure_future(send())
     await _first_of(task)
+    if task.cancelled():
+        # An event loop that ends cancels each task once. Only a reply shows whether the command was
+        # executed, and a script gives a resend the same reply.
+        task = asyncio.ensure_future(send())
+        await _first_of(task)
     return task.result()
 
 
@@ -240,7 +236,7 @@ async def _run(func: Callable[[], Any]) -> Outcome:
 
 
 class AsyncExecutor:
-    """As `Executor`, awaited; for any number of event loops."""
+    """The `Executor` of coroutines; serves any number of event loops."""
 
     def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
         self.store = store
@@ -256,6 +252,6 @@ class AsyncExecutor:
         return ActiveCall(data, host, self.runtime, self.codec, plan)
 
     async def enter(self, call: ActiveCall) -> End:
-        """Runs `call` through the flow. If it is cancelled, the key is released."""
+        """Runs `call` through the flow. A cancellation releases the key."""
         assert isinstance(call.runtime, AsyncioRuntime)
         return await call.runtime.drive(execute(call))

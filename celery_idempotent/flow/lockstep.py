@@ -1,8 +1,8 @@
-"""Runs the flows of many calls in step, and hands their bodies to the caller.
+"""Runs the flows of many calls in step, and leaves their bodies to the caller.
 
-Each flow runs until it awaits something; what they await of one kind is then sent together: one
-round trip begins all keys of a batch, and one completes them. A flow that has come to its body
-rests there until the caller has run that.
+Each flow runs until it awaits an effect. Effects of one kind are then served together: one round
+trip begins all keys of a batch, and another completes them. A flow that has reached its body stays
+there until the caller has run the body.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from celery_idempotent.store.scripts import Reply
 
 BODY, STORE, SLEEP = "body", "store", "sleep"
 
-#: Serves what flows await of one kind: returns a reply, or an error, for each.
+#: Serves the effects of one kind: returns a reply or an error for each.
 Handler = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
 
 
 class Effect(NamedTuple):
-    """Something that a flow awaits."""
+    """An effect that a flow awaits."""
 
     kind: str
     value: Any
@@ -36,27 +36,27 @@ class Effect(NamedTuple):
 
 @coroutine
 def await_effect(kind: str, value: Any) -> Generator[Effect, Any, Any]:
-    """Suspends the flow until the reply comes."""
+    """Suspends the flow until the effect is served; returns the reply."""
     return (yield Effect(kind, value))
 
 
 @coroutine
 def _await_in_loop(future: Any) -> Generator[Any, Any, Any]:
-    """Suspends all flows while one of them waits for an event loop."""
+    """Suspends all flows while one of them waits for the event loop."""
     return (yield future)
 
 
 class SteppedRuntime:
-    """The runtime of one flow in step with others. Its body, and steps in it, use the real one.
+    """The runtime of one flow in step with others. Its body and steps use the real runtime.
 
     Args:
-        together: what the flow sends waits for what the others send.
+        together: whether the commands of the flow are sent together with those of other flows.
     """
 
     def __init__(self, runtime: Runtime, *, together: bool) -> None:
         self._runtime = runtime
         self._together = together
-        #: The caller runs the body.
+        #: Whether the caller is running the body.
         self._at_body = False
         self.store = runtime.store
         self.execution: Callable[..., BaseExecution] = runtime.execution
@@ -65,13 +65,13 @@ class SteppedRuntime:
         self.stop_renewal = runtime.stop_renewal
 
     async def execute(self, command: Command) -> Reply:
-        """The reply of the store."""
+        """Returns the reply of the store."""
         if self._together and not self._at_body:
             return await await_effect(STORE, command)  # type: ignore[no-any-return]
         return await self._runtime.execute(command)
 
     async def execute_interruptible(self, command: Command) -> Reply:
-        """As `execute`; a soft time limit ends the wait for a begin that is sent alone."""
+        """As `execute`; a soft time limit interrupts a begin that is sent alone."""
         if self._together:
             return await self.execute(command)
         return await self._runtime.execute_interruptible(command)
@@ -88,7 +88,7 @@ class SteppedRuntime:
         await self._runtime.wait_for_change(key, seen, seconds)
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
-        """Returns how the body ends, which the caller runs; or how `func` ends, a step of it."""
+        """Returns how the body ends, which the caller runs; within it, how the step `func` ends."""
         if self._at_body:
             return await self._runtime.run(func)
         self._at_body = True
@@ -102,8 +102,8 @@ class Lockstep:
     """The flows of some calls.
 
     Args:
-        handlers: of further kinds of effects; they are served last, when no flow has anything else
-            to send.
+        handlers: handlers of additional effects, by kind. These effects are served last, when no
+            flow has a command to send.
     """
 
     def __init__(
@@ -113,30 +113,30 @@ class Lockstep:
         self._handlers: dict[str, Handler] = {STORE: self._send, SLEEP: self._sleep}
         self._handlers |= handlers or {}
         self._flows: dict[ActiveCall, Coroutine[Any, Any, End]] = {}
-        #: What the flows await.
+        #: The effects that the flows await.
         self._waiting: dict[ActiveCall, Effect] = {}
-        #: The calls whose flows rest at their bodies.
+        #: The calls whose flows have reached their bodies.
         self.at_body: set[ActiveCall] = set()
-        #: How the others have ended, or what they have raised.
+        #: The end of each other flow, or the error that it raised.
         self.ends: dict[ActiveCall, End | BaseException] = {}
-        #: The last error of each handler, since the last `begin` or `end`.
+        #: The last error of each handler since the last `begin` or `end`.
         self.errors: dict[str, Exception] = {}
 
     async def begin(self, calls: Sequence[ActiveCall]) -> None:
-        """Runs the flows of `calls` until each has ended, or is at its body.
+        """Runs the flows of `calls` until each has ended or reached its body.
 
-        The runtime of each call is a `SteppedRuntime`.
+        The runtime of each call must be a `SteppedRuntime`.
         """
         self._flows = {call: execute(call) for call in calls}
         await self._run(dict.fromkeys(calls))
 
     async def end(self, outcomes: Mapping[ActiveCall, Outcome]) -> None:
-        """Runs the flows of these calls to their ends; their bodies have ended with `outcomes`."""
+        """Runs the flows of these calls, whose bodies ended with `outcomes`, to their ends."""
         self.at_body -= outcomes.keys()
         await self._run(outcomes)
 
     async def end_all(self, error: BaseException) -> None:
-        """Runs all flows that are at their bodies to their ends, as if these had raised `error`."""
+        """Runs all flows that are at their bodies to their ends, as if these raised `error`."""
         await self.end(dict.fromkeys(tuple(self.at_body), Failure(error)))
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Lockstep:
         except GeneratorExit:
             raise
         except BaseException as error:
-            # Raised by a signal handler: each flow gives back what it has.
+            # A signal handler raised it: each flow gives its key back.
             for call in values.keys() - self.ends.keys() - self.at_body:
                 self._waiting.pop(call, None)
                 await self._step(call, self._flows[call].throw, error)
@@ -182,7 +182,7 @@ class Lockstep:
                 await self._step(call, resume, reply)
 
     async def _step(self, call: ActiveCall, resume: Callable[[Any], Any], value: Any) -> None:
-        """Runs a flow until it awaits something of the others, or ends."""
+        """Runs a flow until it awaits an effect or ends."""
         flow = self._flows[call]
         try:
             effect = resume(value)

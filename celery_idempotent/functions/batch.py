@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -46,20 +47,20 @@ from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store.run_sync import run_sync
 
 
+@dataclass(eq=False)
 class Entry:
     """One key of a batch."""
 
-    def __init__(self, key: Hashable) -> None:
-        #: The key, as passed by the caller.
-        self.key = key
-        self.decision = Decision.DUPLICATE
-        #: The reason for REJECTED, the ConflictError under CONFLICT, or the reason why a completed
-        #: key's value was not stored.
-        self.error: IdempotencyError | None = None
-        #: The finished record under REPLAY.
-        self.record: Record | None = None
-        #: The execution under RUN.
-        self.execution: BaseExecution | None = None
+    #: The key, as passed by the caller.
+    key: Hashable
+    decision: Decision = Decision.DUPLICATE
+    #: The reason for REJECTED, the ConflictError under CONFLICT, or the reason why a completed
+    #: key's value was not stored.
+    error: IdempotencyError | None = None
+    #: The finished record under REPLAY.
+    record: Record | None = None
+    #: The execution under RUN.
+    execution: BaseExecution | None = None
 
     def refuse(self, error: Exception) -> None:
         """Sets the decision of a key that `error` refuses."""

@@ -12,12 +12,13 @@ from celery_idempotent.events.report import About, refuse
 from celery_idempotent.extensions.plan import plan_for
 from celery_idempotent.extensions.transaction import run_plain
 from celery_idempotent.flow import round_trip
-from celery_idempotent.flow.call import Call
+from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.execution import unprotected
 from celery_idempotent.functions.direct_call import (
     AsyncDirectHost,
     DirectHost,
     Engine,
+    await_as_current,
     direct_call,
     outcome_of,
     run_as_current,
@@ -66,35 +67,34 @@ def idempotent_function(
         _, outcome = round_trip.restored(value, settings, values, key=name)
         return outcome.get()
 
-    def new_call(args: Any, kwargs: Any) -> Call:
+    def new_call(executor: Any, host: type[DirectHost], args: Any, kwargs: Any) -> ActiveCall:
         label = labels.of(args, kwargs) if labels else ""
         try:
             key = rule.derive(args, kwargs)
         except KeyRuleError as error:
             refuse(About(func, name, ""), error)
             raise
-        return direct_call(func, key, settings, label)
+        data = direct_call(func, key, settings, label)
+        work = functools.partial(func, *args, **kwargs)
+        difference = functools.partial(rule.difference, args, kwargs, key)
+        call: ActiveCall = executor.new_call(data, host(data, work, engine.app, difference), plan)
+        return call
 
     async def call_async(*args: Any, **kwargs: Any) -> Any:
-        work = functools.partial(func, *args, **kwargs)
         if not settings.enabled:
-            return restored(await work())
-        data, executor = new_call(args, kwargs), engine.async_executor
-        difference = functools.partial(rule.difference, args, kwargs, data.key)
-        host = AsyncDirectHost(data, work, difference=difference)
-        call = executor.new_call(data, host, plan)
+            work = functools.partial(func, *args, **kwargs)
+            return restored(await await_as_current(unprotected(), work))
+        executor = engine.async_executor
+        call = new_call(executor, AsyncDirectHost, args, kwargs)
         return outcome_of(call, await executor.enter(call)).get()
 
     def call_blocking(*args: Any, **kwargs: Any) -> Any:
-        work = functools.partial(func, *args, **kwargs)
         if not settings.enabled:
-            execution = unprotected()
+            execution, work = unprotected(), functools.partial(func, *args, **kwargs)
             work = functools.partial(run_as_current, execution, work)
             return restored(run_plain(settings, execution, work))
-        data, executor = new_call(args, kwargs), engine.executor
-        difference = functools.partial(rule.difference, args, kwargs, data.key)
-        host = DirectHost(data, work, engine.app, difference)
-        call = executor.new_call(data, host, plan)
+        executor = engine.executor
+        call = new_call(executor, DirectHost, args, kwargs)
         return outcome_of(call, executor.enter(call)).get()
 
     wrapper: Any = call_async if inspect.iscoroutinefunction(func) else call_blocking

@@ -61,6 +61,15 @@ def run_as_current(execution: BaseExecution, work: Callable[[], Any]) -> Any:
         current_execution.reset(previous)
 
 
+async def await_as_current(execution: BaseExecution, work: Callable[[], Any]) -> Any:
+    """Awaits `work` with `execution` as the current one."""
+    previous = current_execution.set(execution)
+    try:
+        return await work()
+    finally:
+        current_execution.reset(previous)
+
+
 def direct_call(
     sender: Any, key: Key, settings: Settings, label: str = "", task_id: str = ""
 ) -> Call:
@@ -164,8 +173,4 @@ class AsyncDirectHost(DirectHost):
 
     async def run(self, execution: BaseExecution) -> Any:
         """Awaits the work with `execution` as the current one."""
-        previous = current_execution.set(execution)
-        try:
-            return await self._work()
-        finally:
-            current_execution.reset(previous)
+        return await await_as_current(execution, self._work)

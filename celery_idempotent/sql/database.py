@@ -195,14 +195,13 @@ class Database:
             StoreUnavailableError: if the database is unavailable.
         """
         engine, session = self.engine, self.engine.session()
-        claim = Claim(Key("check", os.urandom(16).hex()), "", "", "", 0, 0)
-        rows = rows_of(claim.prefix, claim.key)
+        key = Key("check", os.urandom(16).hex())
         try:
             session.begin()
-            session.execute(self.statements.claim, claim.values)
+            session.execute(self.statements.claim, Claim.of(key, "")._asdict())
             session.rollback()
             with self.plain_transaction(durable=True) as session:
-                kept = session.execute(self.statements.forget, rows).changed
+                kept = session.execute(self.statements.forget, rows_of("", key)).changed
         except engine.error as error:
             session.rollback()
             if is_transient(error):

@@ -16,10 +16,9 @@ from celery_idempotent.sql.session import Answer
 
 
 @lru_cache
-def _positional(statement: str) -> tuple[str, tuple[str, ...]]:
-    """Returns `statement` with positional parameters, and their names in order."""
-    names = tuple(re.findall(r":([a-z_0-9]+)", statement))
-    return re.sub(r":[a-z_0-9]+", "%s", statement), names
+def _translated(statement: str) -> str:
+    """Returns `statement` with parameters as Django writes them."""
+    return re.sub(r":([a-z_0-9]+)", r"%(\1)s", statement)
 
 
 class DjangoEngine:
@@ -114,9 +113,8 @@ class DjangoSession:
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
         """Executes a statement."""
-        sql, names = _positional(statement)
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, [values[name] for name in names])
+            cursor.execute(_translated(statement), dict(values))
             return Answer(cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
     @property

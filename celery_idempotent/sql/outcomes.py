@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -27,12 +26,6 @@ _NOW = {
 
 #: The state of a row whose transaction is open. No one reads it unless it was committed by mistake.
 CLAIMED = "CLAIMED"
-
-#: The columns of a claim, besides its id.
-_CLAIMED = (
-    *("turn", "record_key", "owner", "state", "task_id", "worker", "token", "attempt"),
-    *("fingerprint", "body"),
-)
 
 
 class Statements:
@@ -56,12 +49,12 @@ class Statements:
         by_id = f"{TABLE} FROM {TABLE} FORCE INDEX (PRIMARY)"
         purged = by_id if dialect == "mysql" else f"FROM {TABLE}"
         self.claim = (
-            f"INSERT INTO {TABLE} (id, {', '.join(_CLAIMED)}, format)"
-            f" VALUES (:id, {', '.join(f':{name}' for name in _CLAIMED)}, '')"
+            f"INSERT INTO {TABLE} ({', '.join(Claim._fields)})"
+            f" VALUES ({', '.join(f':{name}' for name in Claim._fields)})"
         )
         self.take_over = (
-            f"UPDATE {TABLE} SET {', '.join(f'{name} = :{name}' for name in _CLAIMED)},"
-            " format = '', outbox = NULL, finished_at = NULL, expires_at = NULL"
+            f"UPDATE {TABLE} SET {', '.join(f'{name} = :{name}' for name in Claim._fields[1:])},"
+            " outbox = NULL, finished_at = NULL, expires_at = NULL"
             " WHERE id = :id AND owner = :seen"
         )
         self.finish = (
@@ -130,48 +123,38 @@ def committed_without_outcome() -> TransactionError:
     )
 
 
-@dataclass(frozen=True)
-class Claim:
-    """The execution that claims a row."""
+class Claim(NamedTuple):
+    """The execution that claims a row: the columns that it sets."""
 
-    key: Key
-    #: ``idempotency_key_prefix``.
-    prefix: str
-    task_id: str
-    worker: str
-    token: int
-    attempt: int
-    #: The step that the row is for; None for the key's row.
-    step: str | None = None
+    #: The primary key. A step's begins with its key's.
+    id: str
+    #: Shared by the rows of all messages of a key until they finish. The column is unique, so
+    #: messages of a key that may run again run one after the other.
+    turn: str | None
+    record_key: str
     #: Random id that distinguishes the claimed row from another execution's.
-    owner: str = field(default_factory=lambda: os.urandom(16).hex())
+    owner: str
+    fingerprint: str
+    task_id: str = ""
+    worker: str = ""
+    token: int = 0
+    attempt: int = 0
+    state: str = CLAIMED
+    format: str = ""
+    body: bytes = b""
 
-    @property
-    def id(self) -> str:
-        """The primary key of the row. A step's begins with its key's."""
-        row = row_id(self.prefix, self.key)
-        return row if self.step is None else row + _digest(self.step)
+    @classmethod
+    def of(cls, key: Key, prefix: str, step: str | None = None, **execution: Any) -> Claim:
+        """Returns the claim of the row of `key`, or of one of its steps.
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """The values of the statement `claim`."""
-        key = self.key
-        # Shared by the rows of all messages of `key` until they finish. The column is unique, so
-        # messages of a key that may run again run one after the other.
-        turn = row_id(self.prefix, key.turn) if key.message and self.step is None else None
-        return {
-            "id": self.id,
-            "turn": turn,
-            "record_key": str(key),
-            "owner": self.owner,
-            "state": CLAIMED,
-            "task_id": self.task_id,
-            "worker": self.worker,
-            "token": self.token,
-            "attempt": self.attempt,
-            "fingerprint": key.fingerprint.hex(),
-            "body": b"",
-        }
+        Args:
+            prefix: ``idempotency_key_prefix``.
+            execution: the columns that describe the execution.
+        """
+        row, owner = row_id(prefix, key), os.urandom(16).hex()
+        turn = row_id(prefix, key.turn) if key.message and step is None else None
+        row = row if step is None else row + _digest(step)
+        return cls(row, turn, str(key), owner, key.fingerprint.hex(), **execution)
 
 
 class Ended(NamedTuple):

@@ -104,7 +104,7 @@ class Transaction:
     def _claim(self, claims: Sequence[Claim], *, resolving: bool = False) -> dict[str, Row]:
         """As `_claim_rows`, repeated after deadlocks and lost connections."""
         # In a fixed order, so that two batches never wait for each other.
-        values = [claim.values for claim in claims]
+        values = [claim._asdict() for claim in claims]
         values.sort(key=lambda each: str(each["turn"] or each["id"]))
         for attempt in range(CLAIM_ATTEMPTS):
             try:
@@ -214,9 +214,9 @@ class Transaction:
             or self._session.execute(statement, values).changed != 1
         ):
             raise TransactionError(
-                f"{claim.key}: the body has ended its transaction, so that its outcome cannot be "
-                "committed with it; use savepoints (begin_nested(), or a nested atomic()) for "
-                "parts that may be rolled back"
+                f"{claim.record_key}: the body has ended its transaction, so that its outcome "
+                "cannot be committed with it; use savepoints (begin_nested(), or a nested "
+                "atomic()) for parts that may be rolled back"
             )
 
     def _resolve(self, claim: Claim, error: BaseException | None) -> Row | None:
@@ -226,12 +226,12 @@ class Transaction:
         if row is not None and row.owner == claim.owner:
             self.phase = COMMITTED
             if error is not None:
-                logger.warning("%s is committed, but: %r", claim.key, error)
+                logger.warning("%s is committed, but: %r", claim.record_key, error)
             return None
         self.phase = CLOSED
         if row is not None and not self._replaces(row):
             return row
-        raise error or StoreUnavailableError(f"{claim.key}: the commit was interrupted")
+        raise error or StoreUnavailableError(f"{claim.record_key}: the commit was interrupted")
 
     def rollback(self, *, discard: bool = False) -> None:
         """Rolls back what is not committed. Never raises.

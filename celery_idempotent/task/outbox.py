@@ -1,8 +1,8 @@
-"""Messages that a body publishes on commit, as they are stored with its outcome.
+"""Stores the messages that a body publishes on commit, and publishes them.
 
 ``delay_on_commit`` and ``apply_async_on_commit`` of Celery register a ``functools.partial`` of the
-task's method with Django's ``on_commit``. From it the message is known before the commit. What
-other functions do is not, and a process that dies would lose it: they are refused.
+task's method with Django's ``on_commit``, from which the message is known before the commit. Other
+functions are refused: a process that dies after the commit would lose what they do.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _APPLY_ASYNC = ("args", "kwargs", "task_id", "producer", "link", "link_error", "
 
 
 def store(key: str, app: Celery | None, functions: Sequence[Callable[[], Any]]) -> bytes:
-    """Returns the messages that `functions` publish, each with the task ids that it gets.
+    """Returns the messages that `functions` publish, with their task ids.
 
     Args:
-        key: of the call whose body has registered the functions.
-        app: reads the messages.
+        key: the key of the call whose body registered the functions.
+        app: the app that publishes the messages.
 
     Raises:
-        TransactionError: if one of them does something else, or cannot be stored.
+        TransactionError: if a function does something else, or its message cannot be stored.
     """
     return json.dumps([_stored(key, app, function) for function in functions]).encode()
 
@@ -61,7 +61,7 @@ def _stored(key: str, app: Celery | None, function: Callable[[], Any]) -> list[s
         app.tasks.get(signature.task), "serializer", app.conf.task_serializer
     )
     try:
-        # As it will be read: one signature that occurs twice in a canvas gets two ids.
+        # Copied as it will be read, so that a signature that occurs twice in a canvas gets two ids.
         signature = load(app, dump(signature, serializer))
         for single in signatures(signature):
             single.options.setdefault("task_id", uuid())
@@ -77,20 +77,21 @@ def _refused(key: str, name: str, reason: str) -> TransactionError:
 def publish(
     key: str, app: Celery, task_id: str, messages: Sequence[Sequence[str]]
 ) -> Exception | None:
-    """Publishes what :func:`store` returned.
+    """Publishes the messages that :func:`store` returned.
 
     A message that no repetition could publish, such as one with wrong arguments, is logged, and its
     error becomes its result.
 
     Args:
-        key: of the call whose body has published them, and its `task_id`.
+        key: the key of the call whose body published them.
+        task_id: the task id of that call.
 
     Returns:
         The error of the last message, if no repetition could publish that.
 
     Raises:
         CorruptRecordError: if they cannot be read.
-        Exception: of the broker.
+        Exception: the broker's error.
     """
     connection = app.connection_for_write()
     unavailable = (
@@ -122,7 +123,7 @@ def publish(
 
 
 def _signature(function: Any) -> Signature | None:
-    """Returns what `function` publishes; None if it does anything else."""
+    """Returns the signature that `function` publishes; None if it does something else."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if isinstance(function, functools.partial):
@@ -153,7 +154,7 @@ def dump(signature: Signature, serializer: str) -> list[str]:
 
 
 def load(app: Celery, message: Sequence[str]) -> Signature:
-    """Returns the signature that :func:`dump` was given; raises errors of any kind."""
+    """Returns the signature that :func:`dump` stored; raises errors of any kind."""
     content_type, encoding, data = message
     accept = serialization.prepare_accept_content(app.conf.accept_content)
     value = serialization.loads(b64decode(data), content_type, encoding, accept=accept)

@@ -90,6 +90,12 @@ class TestOutcomes:
 
         assert len(shop.runs) == 2
 
+    def test_a_disabled_function_is_no_part_of_its_caller(self, shop: Shop, key: str) -> None:
+        """Its steps would be taken for those of the caller."""
+        with shop.idem.execution(key):
+            charge = shop.idempotent(lambda order: shop.idem.current.protected, enabled=False)
+            assert charge(key) is False
+
     def test_system_exit_releases_the_key(self, shop: Shop, key: str) -> None:
         def exit_process(order: str) -> None:
             raise SystemExit(3)

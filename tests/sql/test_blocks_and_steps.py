@@ -104,7 +104,7 @@ class TestSteps:
             idem.current.step("book", runs.append, order, transaction=database.engine)
 
         key = ship.idempotency_key_of(order)
-        claim = Claim(key, idem.settings.key_prefix, "another", "elsewhere", 1, 1, "book")
+        claim = Claim.of(key, idem.settings.key_prefix, "book", task_id="another")
         other = Transaction(db(database))
         if database.kind != "sqlite":
             contextvars.Context().run(other.begin, [claim])

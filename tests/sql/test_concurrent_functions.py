@@ -80,7 +80,7 @@ def hold_row(connection: sa.Connection, prefix: str, key: Any) -> None:
     """Claims the row of `key`, as an execution does."""
     from celery_idempotent.sql.outcomes import Claim, Statements
 
-    values = Claim(key, prefix, "a task", "a worker", 1, 1).values
+    values = Claim.of(key, prefix)._asdict()
     connection.execute(sa.text(Statements(connection.dialect.name).claim), values)
 
 

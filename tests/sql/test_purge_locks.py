@@ -20,7 +20,7 @@ def test_passes_by_rows_that_are_taken_over_and_blocks_no_claim(
 ) -> None:
     insert_rows(database, 5, expires_at=1000)
     engine = new_engine(database.url, isolation_level="SERIALIZABLE")
-    claim = Claim(Key("task", order), "", "task", "worker", 1, 1)
+    claim = Claim.of(Key("task", order), "")
     during: list[Row | None] = []
 
     @sa.event.listens_for(engine, "commit")

@@ -19,7 +19,7 @@ _CLAIMS_PER_SECOND = 100
 
 def a_claim() -> Claim:
     """Returns the claim of a key of its own."""
-    return Claim(Key("shop.charge", uuid4().hex[:22]), "idem", "task", "worker", 1, 1)
+    return Claim.of(Key("shop.charge", uuid4().hex[:22]), "idem")
 
 
 def write(url: str, pipe: Connection) -> None:
