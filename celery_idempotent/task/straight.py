@@ -28,7 +28,7 @@ from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import decide, report
-from celery_idempotent.flow.active_call import EXECUTION_ID_BYTES
+from celery_idempotent.flow.active_call import EXECUTION_ID_BYTES, begin_command
 from celery_idempotent.flow.flow import give_back
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.flow.soft_limit import BODY, FLOW, SoftLimit
@@ -47,7 +47,6 @@ from celery_idempotent.task.call import (
     call_of_context,
     running,
     soft_limit_of,
-    worker_name,
 )
 
 logger = logging.getLogger(__name__)
@@ -95,24 +94,13 @@ class Line:
 
         key = Key.of(task.name, os.urandom(8), os.urandom(FINGERPRINT_BYTES))
         task_id, root, token = uuid(), os.urandom(ROOT_BYTES), 10**15
-        execution_id, body = os.urandom(EXECUTION_ID_BYTES), b"the value of the body"
-        digest, stored_id = key.digest.encode(), layout.write_task_id(task_id)
-        begin = commands.begin(
-            key,
-            execution_id=execution_id,
-            unanswered_ids=b"",
-            task_id=task_id,
-            root=root,
-            worker=worker_name(request.hostname, os.getpid()),
-            lease_ms=settings.lease_ms,
-            retention_ms=settings.result_ms,
-            max_attempts=settings.max_attempts,
-            error_ms=settings.error_ms,
-            keep_ms=settings.keep_ms,
-        )
+        digest, body = key.digest.encode(), b"the value of the body"
+        headers = message_headers.MessageHeaders(root=root)
+        message = Context(id=task_id, hostname=request.hostname)
+        sample = TaskCall(task, configuration, message, (), {}, key, headers).active
         names = digest, digest, root.hex().encode()
-        others = execution_id, stored_id, root, key.fingerprint
-        self.begin = self.store.template(begin, *names, *others)
+        others = sample.execution_id, layout.write_task_id(task_id), root, key.fingerprint
+        self.begin = self.store.template(begin_command(sample), *names, *others)
         about = key, token, Payload("json", body), settings.result_ms
         if not self.writes_result:
             complete = commands.complete(*about)
