@@ -24,7 +24,6 @@ from celery_idempotent.flow.call import Complete, Delegate, Fail
 from celery_idempotent.flow.end import Answer
 from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.flow.soft_limit import Interrupted
-from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import NOT_STORED, RESULT_IGNORED
@@ -39,16 +38,12 @@ from celery_idempotent.store.scripts import Reply
 _FACT = Payload("", NOT_STORED)
 
 
-def enter(call: ActiveCall, *, deduplicated: bool = False) -> Answer:
+async def execute(call: ActiveCall, *, deduplicated: bool = False) -> Answer:
     """Runs the body of `call`, regardless of its record, and returns its outcome.
 
     Args:
         deduplicated: whether ``idempotency_dedupe_publish`` would not have published the call.
     """
-    return Answer(run_flow(partial(_execute, call, deduplicated), call.data.soft_limit))
-
-
-async def _execute(call: ActiveCall, deduplicated: bool) -> Outcome:
     runtime = call.runtime
     held: Lease[Any] | Command | None = None
     if deduplicated:
@@ -67,7 +62,7 @@ async def _execute(call: ActiveCall, deduplicated: bool) -> Outcome:
         if isinstance(held, Lease):
             runtime.stop_renewal(held)
     await _end(call, held, outcome)
-    return outcome
+    return Answer(outcome)
 
 
 async def _begin(call: ActiveCall) -> Lease[Any] | Command | None:

@@ -41,9 +41,9 @@ FREE = Release()
 
 
 class Plan(NamedTuple):
-    """What the options of a call add to its flow: see :mod:`.extension`."""
+    """The additions of a call's options to its flow: see :mod:`.extension`."""
 
-    #: Makes the steps of an execution, when its body comes to the first one.
+    #: Makes the steps of an execution, when its body reaches the first one.
     steps: Callable[[ActiveCall], Any]
     extensions: tuple[Callable[[ActiveCall], Any], ...] = ()
 
@@ -52,9 +52,9 @@ class ActiveCall:
     """One pass of a call through the flow.
 
     Args:
-        data: the call, as its caller has handed it in.
-        codec: of the runtime.
-        plan: what the call's options add to the flow.
+        data: the call, as the caller has handed it in.
+        codec: for the runtime.
+        plan: the additions of the call's options.
     """
 
     def __init__(
@@ -72,49 +72,50 @@ class ActiveCall:
         self.sender = data.sender
         self.settings = data.settings
         self.task_id = data.task_id
-        #: Without a fingerprint, and `label` empty, for a task that has replaced itself.
+        #: Without a fingerprint, and with an empty `label`, for a task that has replaced itself.
         self.key = data.key
         self.label = data.label
-        #: What was decided about this pass; set when that is reported.
+        #: The decision about this pass; set when it is reported.
         self.decision = ""
         self.execution_id = os.urandom(EXECUTION_ID_BYTES)
-        #: A begin was sent, and its reply has not been processed.
+        #: A begin was sent, and its reply is not processed yet.
         self.unanswered = False
-        #: Of the last lease that had expired before its reply came.
+        #: The token of the last lease that had expired when its reply came.
         self.expired_token = 0
-        #: The last message whose reservation was ended.
+        #: The task id of the last message whose reservation was ended.
         self.stale_task_id = ""
-        #: How long sending what follows may take without a heartbeat; None if nothing does.
+        #: How long sending the continuation may take without a heartbeat; None if there is none.
         self.sending_ms = data.settings.lease_ms if data.continues else None
         #: The fencing token; 0 without a record.
         self.token = 0
         #: None if nothing was granted, or there is no record.
         self.lease: Lease[Any] | None = None
-        #: What the body sees, once the call may run.
+        #: Passed to the body; set once the call may run.
         self.execution: BaseExecution | None = None
-        #: There is an outcome to store; else the body runs without protection.
+        #: The outcome is to be stored; else the body runs without protection.
         self.protected = False
-        #: What is being stored as the outcome, and in which field of the record.
+        #: The payload of the outcome, and the field of the record that it is stored in.
         self.stored: tuple[Payload, str] | None = None
         #: Why the outcome is not stored.
         self.unsaved: StoreUnavailableError | None = None
-        #: The record has the outcome, or is not held any more, or cannot be written.
+        #: The record has the outcome, is no longer held, or cannot be written.
         self.settled = False
-        #: Write once, without waiting for Redis: the process is about to end, or a later call can
-        #: store the outcome.
+        #: A write is not repeated while Redis is unavailable: the process is about to end, or a
+        #: later call can store the outcome.
         self.writes_once = False
-        #: The finished steps, as the record has them.
+        #: The finished steps, as in the record.
         self.steps_body = b""
-        #: The right to send what follows the call, once there is an outcome: a `Continuation`.
+        #: The right to send the continuation, once there is an outcome: a `Continuation`.
         self.continuation: Any = None
-        #: Of a begin that was sent outside the flow: when, and the reply.
+        #: When a begin was sent outside the flow, and its reply.
         self.early_reply: tuple[float, bytes] | None = None
-        #: When the first begin was sent, if that was outside the flow; 0: not known.
+        #: When the first begin was sent, if that was outside the flow; else 0.
         self.first_sent_at = 0.0
         #: Of a body that has run outside the flow.
         self.outcome: Outcome | None = None
+        #: The lease is being renewed.
+        self.renewed = False
         self._begun: Begun | None = None
-        self._renewed = False
         self._loss_reported = False
         self._plan = plan
         self.extensions: list[Any] = []
@@ -123,7 +124,7 @@ class ActiveCall:
 
     @property
     def unanswered_ids(self) -> bytes:
-        """The ids by which the next delivery of the message recognises begins without a reply."""
+        """The ids that let the next delivery of the message recognise begins without a reply."""
         ids = self.data.unanswered_ids + self.execution_id
         return ids[-MAX_UNANSWERED_IDS * EXECUTION_ID_BYTES :]
 
@@ -142,7 +143,14 @@ class ActiveCall:
             self.unanswered = False
             raise
         if reply.case == "begun":
-            self._grant(layout.begun(reply.raw), sent_at)
+            self._begun = begun = layout.begun(reply.raw)
+            granted = LeaseExtension(
+                self.key, begun.token, self.settings.lease_ms, self.settings.result_ms
+            )
+            lease = Lease(self.runtime.store, granted, sent_at, self.report_lease_lost)
+            self.execution = self.runtime.execution(str(self.key), begun.token, begun.attempt, self)
+            self.token, self.steps_body = begun.token, begun.body
+            self.settled, self.protected, self.lease = False, True, lease
         self.unanswered = False
         outage = self.runtime.store.outage
         if outage.failed_calls:
@@ -152,21 +160,12 @@ class ActiveCall:
             report(table.BEGIN_REPLIED, self, case=reply.case, seconds=monotonic() - since)
         return reply
 
-    def _grant(self, begun: Begun, sent_at: float) -> None:
-        settings = self.settings
-        extension = LeaseExtension(self.key, begun.token, settings.lease_ms, settings.result_ms)
-        lease = Lease(self.runtime.store, extension, sent_at, self.report_lease_lost)
-        self.execution = self.runtime.execution(str(self.key), begun.token, begun.attempt, self)
-        self._begun = begun
-        self.token, self.steps_body = begun.token, begun.body
-        self.settled, self.protected, self.lease = False, True, lease
-
     def resume(self, lease: Lease[Any]) -> Any:
-        """Goes on with the first execution of the key, which has begun outside the flow."""
+        """Continues the first execution of the key, which has begun outside the flow."""
         self._begun = Begun(lease.token, 1, b"")
         self.execution = self.runtime.execution(str(self.key), lease.token, 1, self)
         self.token, self.lease = lease.token, lease
-        self.protected = self._renewed = True
+        self.protected = self.renewed = True
         return self.execution
 
     def run_unprotected(self, execution: BaseExecution) -> None:
@@ -175,10 +174,10 @@ class ActiveCall:
         self.protected = self.settled = False
 
     def start_renewal(self) -> None:
-        """Renews the lease from now on, and reports the begin, once."""
+        """Renews the lease from now on, and reports the begin once."""
         assert self._begun is not None
         assert self.lease is not None
-        self._renewed = True
+        self.renewed = True
         self.runtime.start_renewal(self.lease)
         if self.token != self.expired_token:
             report(table.BEGUN, self, self.execution)
@@ -186,10 +185,10 @@ class ActiveCall:
                 self.report(table.TAKEN_OVER, orphaned_seconds=self._begun.orphaned_seconds)
 
     def stop_renewal(self) -> None:
-        """Stops renewing. May be called again after a signal handler has raised in it."""
-        if self._renewed and self.lease is not None:
+        """Stops the renewal. May be called again after a signal handler has raised in it."""
+        if self.renewed and self.lease is not None:
             self.runtime.stop_renewal(self.lease)
-            self._renewed = False
+            self.renewed = False
 
     def end_extensions(self) -> None:
         """Ends the extensions. May be called again."""
@@ -197,9 +196,9 @@ class ActiveCall:
             extension.ended()
 
     async def give_back(self) -> None:
-        """Releases the key if it is still held, because a signal handler has raised.
+        """Releases the key if it is still held, after a signal handler has raised an error.
 
-        The handler can have interrupted any line of the flow, so `lease` may not be set yet.
+        The handler may have interrupted any line of the flow, so `lease` may not be set yet.
         """
         try:
             if self.unanswered:
@@ -214,7 +213,7 @@ class ActiveCall:
         """Gives the key back; `error` stays for copies of the message.
 
         Raises:
-            StoreUnavailableError: if Redis is unavailable. The lease expires then.
+            StoreUnavailableError: if Redis is unavailable. The lease will expire.
         """
         reply = Reply("ok", b"", 0)
         try:
@@ -230,8 +229,8 @@ class ActiveCall:
     async def write(self, command: Command) -> Reply:
         """Writes to the record, if there is one; repeats while Redis is unavailable.
 
-        For the length of a lease, even if this one has expired: while Redis is unavailable to all,
-        no other execution can begin. If one has begun, Redis refuses the write.
+        It repeats for the length of a lease, even if this one has expired: while Redis is
+        unavailable to all, no other execution can begin. If one has begun, Redis refuses the write.
 
         Raises:
             StoreUnavailableError: if Redis stays unavailable.
@@ -249,17 +248,17 @@ class ActiveCall:
                     raise
                 await self.runtime.sleep(WRITE_RETRY_INTERVAL)
             except CorruptRecordError:
-                # Another program has written to the key: the record does not exist any more.
+                # Another program has overwritten the record.
                 return Reply("lost", b"", 0)
 
     async def discard_stored(self) -> None:
-        """Deletes the offloaded value of an outcome that was refused."""
+        """Deletes the offloaded value of an outcome that Redis has refused."""
         if self.stored is not None:
             payload, field = self.stored
             await self.codec.delete_object(payload, str(self.key), field)
 
     def not_stored(self) -> ResultNotStoredError | None:
-        """The error of duplicates, if the record has completed without the value."""
+        """Returns the error for duplicates if the record was completed without the value."""
         if self.stored is None or not self.settings.store_result:
             return None
         payload, field = self.stored
@@ -270,7 +269,7 @@ class ActiveCall:
         """The steps of the execution."""
         steps = vars(self).get("_steps")
         if steps is None:
-            # Atomic, since threads of the body can run their first steps at the same time.
+            # Atomic, since threads of the body may reach their first steps at the same time.
             new = self._plan.steps(self)
             steps = vars(self).setdefault("_steps", new)
             if steps is new:
@@ -278,14 +277,14 @@ class ActiveCall:
         return steps
 
     def step(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Any:
-        """The outcome of a step; on an event loop an awaitable of it."""
+        """Returns the outcome of a step; on an event loop, an awaitable of it."""
         return self.runtime.drive_step(partial(self.steps.run, name, func, transaction))
 
     def report_lease_lost(self, raw: bytes) -> None:
-        """Reports it once; only logs if no other execution has begun.
+        """Reports the loss once; only logs it if no other execution has begun.
 
         Args:
-            raw: the record that Redis has replied with.
+            raw: the record in the reply of Redis.
         """
         assert self.lease is not None
         if layout.is_abandoned(raw, self.lease.token, self.data.worker):
@@ -305,7 +304,7 @@ class ActiveCall:
 
 
 def begin_command(call: ActiveCall) -> Command:
-    """The command that begins an execution of `call`."""
+    """Returns the command that begins an execution of `call`."""
     settings, data = call.settings, call.data
     return commands.begin(
         call.key,
@@ -329,7 +328,7 @@ def begin_command(call: ActiveCall) -> Command:
 def release_command(
     call: ActiveCall, token: int, disposition: Release = FREE, error: Payload | None = None
 ) -> Command:
-    """The command by which the execution of `call` under `token` gives its key back."""
+    """Returns the command that gives the key back, for the execution of `call` with `token`."""
     settings, data = call.settings, call.data
     return commands.release(
         call.key,

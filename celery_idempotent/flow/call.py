@@ -1,7 +1,7 @@
 """The interface between the flow and its callers: tasks, functions, consumers, batches.
 
-A caller hands in a `Call`, which is data, and a `Host`, which runs the body. It gets an end
-(:mod:`.end`), and does what that says after the flow.
+A caller hands in a `Call`, which is data, and a `Host`, which runs the body. The flow returns an
+end (:mod:`.end`), and the caller performs that.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from celery_idempotent.store.commands import BackendResult
 class Call(NamedTuple):
     """One call to execute at most once."""
 
-    #: Sender of the signals: the task or function.
+    #: The task or function, which sends the signals.
     sender: Any
     key: Key
     settings: Settings
     task_id: str
     #: ``nodename/pid`` of this process.
     worker: str
-    #: Names the publish: copies and retries of its message have the same one.
+    #: Identifies the publish: copies and retries of its message have the same root.
     root: bytes
-    #: Seconds to wait at most while another execution holds the key.
+    #: Maximum of seconds to wait while another execution holds the key.
     wait_timeout: float
-    #: Shown beside the key; empty without ``idempotency_label``.
+    #: Is shown beside the key; empty without ``idempotency_label``.
     label: str = ""
     #: Number of this message among those of its root; a retry has a higher one.
     generation: int = 0
@@ -41,13 +41,14 @@ class Call(NamedTuple):
     unanswered_ids: bytes = b""
     #: How often this message has been requeued.
     requeue_count: int = 0
-    #: How many of these requeues followed a rollback by the database.
+    #: How many of these requeues the database has caused by a rollback.
     rollback_count: int = 0
     #: Whether something follows the call: callbacks, the rest of a chain.
     continues: bool = False
-    #: Milliseconds to reserve the next turn for this message if it meets a run; 0: not.
+    #: Milliseconds to reserve the next turn for this message if another run is active; 0 disables
+    #: that.
     wait_ms: int = 0
-    #: Of the message; None if a soft time limit belongs to a call around this one.
+    #: Of the message; None if soft time limits apply to a call around this one.
     soft_limit: SoftLimit | None = None
 
 
@@ -55,9 +56,9 @@ class Call(NamedTuple):
 class Complete:
     """The value is the outcome of the key."""
 
-    #: False if the body has removed what was to follow a value.
+    #: False if the body has removed the continuation of the call.
     continues: bool = True
-    #: Is written together with the outcome, for the result backend.
+    #: To be written together with the outcome, for the result backend.
     backend_result: BackendResult | None = None
 
 
@@ -67,23 +68,23 @@ class Release:
 
     #: Seconds for which the key stays reserved; 0 frees it at once.
     hold: float = 0.0
-    #: Generation of the message that the key is reserved for. A lower one is a copy of an earlier
-    #: message.
+    #: Generation of the message that the key is reserved for. A message with a lower one is a copy
+    #: of an earlier message.
     awaited: int = 0
-    #: Whether the message has ended: copies of it get the error, and other calls may run.
+    #: Whether the message has ended: its copies get the error, and other calls may run.
     final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The error is the outcome of the key: every duplicate gets it."""
+    """The error is the outcome of the key; every duplicate gets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delegate:
-    """Another task has replaced this one under its id; its result is the outcome."""
+    """Another task has replaced this one under its id; the result of that is the outcome."""
 
-    #: Generation of the first message that continues under the key, if it has the task's id.
+    #: Generation of the first message that continues under the key with the task's id.
     awaited: int
     #: False if the other task ignores its result.
     stores_result: bool = True
@@ -94,30 +95,30 @@ Disposition = Complete | Release | Fail | Delegate
 
 
 class Host(Protocol):
-    """What the flow asks its caller."""
+    """The caller of the flow."""
 
     @property
     def returns_restored(self) -> bool:
-        """Whether the first caller gets its value as the serializer restores it."""
+        """Whether the first caller, too, gets the value that the serializer restores."""
 
     def run(self, execution: Any) -> Any:
-        """Runs the body and returns its value. Its errors are raised as they are.
+        """Runs the body and returns its value; raises the body's errors unchanged.
 
         Args:
             execution: an `Execution` or `AsyncExecution`, by the runtime.
         """
 
     def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
-        """Returns how the body has ended, and what that means for the key.
+        """Returns the outcome of the body, and the consequence for the key.
 
-        A body can have published a retry or a replacement, and have returned or raised afterwards.
+        A body may return or raise after it has published a retry or a replacement.
         """
 
     def difference(self, fingerprint: bytes) -> str:
-        """Returns how the arguments differ from those of `fingerprint`; empty if not known."""
+        """Describes how the arguments differ from those of `fingerprint`; empty if unknown."""
 
     def is_stale(self, reservation: Reservation) -> bool:
-        """Whether the message that has the reservation has ended."""
+        """Returns whether the message that has the reservation has ended."""
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns the value that `record` does not hold, from elsewhere; or raises `error`."""

@@ -1,4 +1,4 @@
-"""What a duplicate does while another call holds the key: ``idempotency_on_conflict``."""
+"""Conflicts: how a duplicate ends while another call holds the key."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def apply_policy(
     unanswered_ids: bytes | None = None,
     now_ms: int | None = None,
 ) -> End:
-    """How the duplicate `call` ends by its policy.
+    """Applies ``on_conflict`` to the duplicate `call`, and returns its end.
 
-    A copy of the message that runs is requeued under every policy. It has the same task id, so a
-    state of its own would overwrite the running one's, and a broker may take its acknowledgement
-    for both, which loses the task if the running one dies.
+    A copy of the running message is requeued under every policy. It has the same task id: a state
+    of its own would overwrite the state of the running one, and a broker may take its
+    acknowledgement for both, which loses the task if the running one dies.
 
     Args:
-        returns: requeue it under every policy. It has begun before, or waits for its turn, and
-            publishers rely on that.
+        returns: requeue the call under every policy: it has begun before, or waits for its turn,
+            and publishers rely on that.
         unanswered_ids: as for :func:`requeue`.
-        now_ms: the server's time. A copy then comes back when the lease expires, at the latest: its
-            worker may be dead.
+        now_ms: the server's time. It lets a copy return when the lease expires, at the latest,
+            since the worker of the execution may be dead.
     """
     policy = policy_for(call, record, returns=returns)
     report(table.CONFLICTED, call, record=record, policy=policy)
@@ -61,13 +61,13 @@ def apply_policy(
 
 
 def policy_for(call: ActiveCall, record: Record, *, returns: bool = False) -> str:
-    """What happens to `call` while `record` is held."""
+    """Returns the policy for `call` while `record` is held."""
     is_copy = record.task_id == call.task_id
     return "retry" if is_copy or returns else call.settings.on_conflict
 
 
 def reused(record: Record, difference: Callable[[bytes], str]) -> KeyReusedError:
-    """The error of a call whose key has a record of other arguments.
+    """Returns the error of a call whose key was used with other arguments.
 
     Args:
         difference: as :meth:`.call.Host.difference`.
@@ -78,13 +78,13 @@ def reused(record: Record, difference: Callable[[bytes], str]) -> KeyReusedError
 
 
 def held(call: ActiveCall, record: Record) -> ConflictError:
-    """The error of a call whose key another one holds."""
+    """Returns the error of a call whose key another one holds."""
     where = f" on {record.worker}" if record.worker else ", which has not begun yet"
     return error(f"{call.key} is held by task {record.task_id}{where}", record)
 
 
 def error(text: str, record: Record) -> ConflictError:
-    """The error of a call while `record` has its key."""
+    """Returns the error of a call while `record` has its key."""
     conflict = ConflictError(one_line(text))
     conflict.task_id = record.task_id
     return conflict
@@ -96,11 +96,11 @@ def requeue(
     unanswered_ids: bytes | None = None,
     longest: float | None = None,
 ) -> Requeue:
-    """Lets `call` come again, after a delay that grows each time.
+    """Requeues `call`, with a delay that grows each time.
 
     Args:
-        unanswered_ids: of begins that the next delivery is to recognise; by default all.
-        longest: seconds; by default the lease.
+        unanswered_ids: of begins that the next delivery has to recognise; by default all.
+        longest: the maximum of the delay in seconds; by default the lease.
     """
     data = call.data
     seconds = requeue_delay(data.requeue_count, longest or call.settings.lease)
@@ -109,9 +109,9 @@ def requeue(
 
 
 def requeue_delay(requeue_count: int, longest: float) -> float:
-    """Seconds until the message is delivered again: 1, doubled each time, up to `longest`.
+    """Returns the seconds until the next delivery: 1, doubled each time, up to `longest`.
 
-    Random jitter takes up to a quarter off, which spreads the duplicates of a burst.
+    Random jitter subtracts up to a quarter, which spreads the duplicates of a burst.
     """
     delay: float = min(
         FIRST_REQUEUE_DELAY * 2 ** min(requeue_count, 30), max(longest, FIRST_REQUEUE_DELAY)

@@ -1,9 +1,9 @@
 """The continuation of a call: callbacks, the rest of a chain, a chord's count or errbacks.
 
-Something else sends it, after the flow of the call has ended: Celery's tracer. Until that is
-marked, the heartbeat renews a lease in the record, or in the message's entry, so that no redelivery
-sends it at the same time. If the process dies, the lease expires, or its parent ends it, and the
-next delivery sends the continuation.
+Celery's tracer sends it, after the flow of the call has ended. Until that is marked, the heartbeat
+renews a lease in the record, or in the message's entry, so that no redelivery sends the
+continuation at the same time. If the process dies, the lease expires or the parent process ends it,
+and the next delivery sends the continuation.
 """
 
 from __future__ import annotations
@@ -23,12 +23,6 @@ from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.run_sync import run_sync
 
 
-def start(call: ActiveCall) -> None:
-    """Gives `call` the right to send what follows it, and renews the lease from now on."""
-    call.continuation = Continuation(call)
-    call.continuation.start()
-
-
 class Continuation:
     """The right of one delivery to send what follows its call; for code that blocks."""
 
@@ -43,19 +37,18 @@ class Continuation:
             call.key, 0, settings.lease_ms, settings.result_ms, root, execution_id
         )
         self._lease = Lease(call.runtime.store, extension, monotonic(), self._lost)
-        self._renewed = False
         #: Publishes so far, by task and task id.
         self._published: Counter[tuple[str, str]] = Counter()
 
     def start(self) -> None:
         """Renews the lease from now on."""
-        self._renewed = True
+        pending.add(self)
         self._runtime.start_renewal(self._lease)
 
     def draw_root(self, task: str, task_id: str) -> bytes:
         """Returns the root of the next message that it publishes under this task id.
 
-        It is the same when the continuation is sent again, so that the message is a copy then.
+        It is the same each time that the continuation is sent, so that the messages are copies.
         """
         self._published[task, task_id] += 1
         _, root, _ = self._delivery
@@ -63,7 +56,7 @@ class Continuation:
         return digest(b"continuation" + canonical(message), ROOT_BYTES)
 
     def sent(self) -> None:
-        """Notes in Redis that everything was sent."""
+        """Marks in Redis that everything was sent."""
         try:
             self._stop()
             run_sync(self._runtime.execute(commands.mark_continued(*self._delivery)))
@@ -71,8 +64,8 @@ class Continuation:
             report(table.MAY_CONTINUE_AGAIN, self._call, error=error)
 
     def end(self) -> None:
-        """Lets another delivery send it, if it was not sent."""
-        if not self._renewed:
+        """Lets another delivery send the continuation, unless it was sent."""
+        if self not in pending:
             return
         try:
             self._stop()
@@ -81,8 +74,18 @@ class Continuation:
             report(table.NOT_CONTINUED, self._call, error=error)
 
     def _stop(self) -> None:
-        self._renewed = False
+        pending.discard(self)
         self._runtime.stop_renewal(self._lease)
 
     def _lost(self, raw: bytes) -> None:
         report(table.CONTINUATION_LOST, self._call)
+
+
+#: Those of this process that have to be sent.
+pending: set[Continuation] = set()
+
+
+def start(call: ActiveCall) -> None:
+    """Gives `call` the right to send what follows it, and renews the lease from now on."""
+    call.continuation = Continuation(call)
+    call.continuation.start()

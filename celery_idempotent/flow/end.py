@@ -10,6 +10,7 @@ from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record
+from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.scripts import Reply
 
 
@@ -17,28 +18,28 @@ class Answer(NamedTuple):
     """The call has an outcome."""
 
     outcome: Outcome
-    #: That it was replayed from, or that has kept the call from running.
+    #: The source of a replay, or the record that has kept the call from running.
     record: Record | None = None
     replayed: bool = False
-    #: Whether the outcome is an error of the flow, in place of an execution's outcome.
+    #: Whether the outcome is an error of the flow instead of an execution's.
     refused: bool = False
     #: Whether the outcome is that of the call's own execution, and stored.
     is_own: bool = False
-    #: Whether what follows the call was sent before.
+    #: Whether the continuation was sent before.
     continuation_sent: bool = False
     #: Whether the result backend has the value.
     result_written: bool = False
 
 
 class Requeue(NamedTuple):
-    """The call has to come again."""
+    """The call has to be delivered again."""
 
     seconds: float
     reason: BaseException
-    #: As in `Call`, for its next delivery.
+    #: These two as in `Call`, for the next delivery.
     unanswered_ids: bytes
     rollback_count: int
-    #: That has kept the call from running.
+    #: The record that has kept the call from running.
     record: Record | None = None
 
 
@@ -49,13 +50,13 @@ class Drop(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """The message goes to the broker's dead letters."""
+    """The message goes to the broker's dead letter queue."""
 
     reason: str
     record: Record | None = None
 
 
-#: How a call ends. Its caller does what it says.
+#: How a call ends. Its caller performs that.
 End = Answer | Requeue | Drop | Reject
 
 
@@ -74,7 +75,7 @@ class Finished:
     """The key has an outcome."""
 
     record: Record
-    #: Whether what follows the call was sent before.
+    #: Whether the continuation was sent before.
     sent: bool
 
 
@@ -84,30 +85,31 @@ class Held:
 
     record: Record
     reply: Reply
-    #: Its record is the one that the reply has.
+    #: Of the record in the reply.
     key: Key
 
 
 GRANTED, AGAIN = Granted(), Again()
 
-#: What a begin has resulted in.
+#: The result of a begin.
 Admission = Granted | Again | Finished | Held | End
 
 
 @dataclass(slots=True)
 class Settlement:
-    """The end of an execution: the outcome to store, and the outcome that its caller gets."""
+    """The end of an execution: the payload to store, and the outcome for its caller."""
 
     disposition: Disposition
     outcome: Outcome
     payload: Payload | None = None
     retention_ms: int = 0
-    #: As for `commands.complete`.
+    #: These two as for `commands.complete`.
+    backend_result: BackendResult | None = None
     sending_ms: int | None = None
-    #: The outcome counts, whatever Redis replies, and a later call can store it.
+    #: The outcome counts, whatever Redis replies; a later call can store it.
     committed: bool = False
 
     @property
     def error(self) -> BaseException | None:
-        """What the body raised."""
+        """The error that the body raised."""
         return self.outcome.error if isinstance(self.outcome, Failure) else None

@@ -1,4 +1,4 @@
-"""An execution as its body sees it: ``self.idempotency`` in a bound task."""
+"""An execution, as its body sees it: ``self.idempotency`` in a bound task."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ T = TypeVar("T")
 
 
 class Protection(Protocol):
-    """What makes an execution the only one of its key."""
+    """What keeps other executions of the key out."""
 
     lease: Lease[Any] | None
 
     def step(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Any:
-        """The outcome of a step; on an event loop an awaitable of it."""
+        """Returns the outcome of a step; on an event loop, an awaitable of it."""
 
 
 @dataclass(slots=True, eq=False)
 class BaseExecution:
     """One execution of a key."""
 
-    #: The same for every duplicate (``task:digest``); fit as an idempotency key downstream.
+    #: The same for every duplicate (``task:digest``). You can pass it on as an idempotency key.
     key: str
-    #: Fencing token. Pass it to the system downstream, and have that refuse smaller ones.
+    #: Fencing token. Pass it to the system downstream, and let that refuse smaller ones.
     token: int = 0
-    #: 1 for the first execution, one more for each that died before this one.
+    #: 1 for the first execution, and one more for each that died before this one.
     attempt: int = 1
     #: None if the execution has no record.
     _protection: Protection | None = field(default=None, repr=False)
-    #: Makes of a step's name and value what an execution with a record returns.
+    #: Returns for a step's name and value what an execution with a record returns.
     _restore_step: Callable[[str, Any], Any] | None = field(default=None, repr=False)
     #: The database transaction of the body.
     _transaction: Transaction | Session | None = field(default=None, repr=False)
@@ -52,8 +52,8 @@ class BaseExecution:
     def protected(self) -> bool:
         """Whether duplicates are kept out.
 
-        False for a plain call, with ``idempotency_enabled=False``, and where the store was
-        unavailable under ``on_store_error="run"``.
+        False in a plain call, with ``idempotency_enabled=False``, and if the store was unavailable
+        under ``on_store_error="run"``.
         """
         return self._protection is not None
 
@@ -61,8 +61,8 @@ class BaseExecution:
     def connection(self) -> Any:
         """The connection of the body's transaction (``idempotency_transaction``).
 
-        A `sqlalchemy.Connection`, or Django's connection of the alias. What it executes is
-        committed together with the outcome.
+        A `sqlalchemy.Connection`, or Django's connection of the alias. Its statements are committed
+        together with the outcome.
 
         Raises:
             TransactionError: if there is no transaction, or it has ended.
@@ -72,7 +72,7 @@ class BaseExecution:
         return self._transaction.connection
 
     def check(self) -> None:
-        """Checks, without a round trip, that no other execution can have begun.
+        """Checks that no other execution can have begun; takes no round trip.
 
         Raises:
             LeaseLostError: if another execution has taken over, or may have.
@@ -114,22 +114,22 @@ class Execution(BaseExecution):
         """Runs ``func(*args, **kwargs)`` once for the key, and returns its value.
 
         The value is stored in one round trip, and returned as the serializer restores it: under
-        JSON a tuple becomes a list. An execution that takes over, or that follows an
-        error, gets it without a second run of `func`. If the worker dies between the end of `func`
-        and that round trip, the step runs again: use `key` or `token` to make it idempotent where
-        you can. `name` is unique within the task.
+        JSON, a tuple becomes a list. An execution that takes over, or that follows an error, gets
+        the value without a second run of `func`. If the worker dies between the end of `func` and
+        that round trip, the step runs again: use `key` or `token` to make it idempotent where you
+        can. `name` is unique within the task.
 
         Args:
             transaction: a database, as for ``idempotency_transaction``: the effects of `func` on
-                `connection` are committed once, together with its value. True: they belong to the
-                body's transaction, so `func` runs again if that is rolled back.
+                `connection` are committed once, together with its value. True: the effects belong
+                to the body's transaction, and `func` runs again if that is rolled back.
 
         Raises:
             TransactionError: if the body has a transaction in that database, or none at all.
-            LeaseLostError: before `func` runs if another execution may have begun, or afterwards
-                if one has taken over.
-            ResultNotStoredError: if the step has finished, in this execution or in an earlier
-                one, and its value cannot be serialized or was too large to be stored.
+            LeaseLostError: before `func` runs, if another execution may have begun; afterwards, if
+                one has taken over.
+            ResultNotStoredError: if the step has finished, in this execution or an earlier one, and
+                its value cannot be serialized or was too large to be stored.
         """
         if transaction is True and self._transaction is None:
             raise TransactionError(
@@ -173,5 +173,5 @@ class AsyncExecution(BaseExecution):
 
 
 def unprotected(key: str = "") -> Execution:
-    """The execution of a call that runs without a record."""
+    """Returns the execution of a call that runs without a record."""
     return Execution(key)

@@ -23,7 +23,7 @@ from celery_idempotent.store.run_sync import run_sync
 
 
 class Executor:
-    """Executes calls once for each key; for code that blocks."""
+    """Executes one call for each key; for code that blocks."""
 
     def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
         self.store = store
@@ -31,7 +31,7 @@ class Executor:
         self.runtime = BlockingRuntime(store)
 
     def new_call(self, data: Call, host: Host, plan: Plan) -> ActiveCall:
-        """A call that has not begun."""
+        """Returns a call that has not begun."""
         return ActiveCall(data, host, self.runtime, self.codec, plan)
 
     def enter(self, call: ActiveCall) -> End:
@@ -46,20 +46,21 @@ class Executor:
         owner: str = "",
         step_rows_in: Iterable[Database] = (),
     ) -> str:
-        """Deletes the record of `key`, its message and offloaded values, its row, its steps' rows.
+        """Deletes the record of `key`, its message, its offloaded values, and its rows.
 
-        The transaction that deletes the rows is committed when the record is deleted: if one of the
-        two is unavailable, nothing is forgotten. A process that dies in between leaves the row,
-        which duplicates get.
+        The transaction that deletes the rows is committed after the record is deleted: if Redis or
+        the database is unavailable, nothing is forgotten. A process that dies in between leaves the
+        row, whose outcome duplicates get.
 
         Args:
             shown: as for :func:`commands.forget`.
-            database: which has the row, if the task has a transaction.
+            database: the one with the row of the key, if the task has a transaction.
             owner: as for :meth:`Database.forget`.
-            step_rows_in: may have rows of steps, as may those that steps have used in this process.
+            step_rows_in: databases with rows of steps, besides those that steps have used in this
+                process.
 
         Returns:
-            ``ok``, ``absent`` or ``changed``: a reply of lua/forget.lua.
+            ``ok``, ``absent`` or ``changed``, the replies of lua/forget.lua.
 
         Raises:
             StoreUnavailableError: if Redis or the database is unavailable.
@@ -87,7 +88,7 @@ class Executor:
         return reply.case
 
     def delete_message(self, key: Key, task_id: str) -> None:
-        """Deletes the message that was kept of `task_id`, if there is one.
+        """Deletes the kept message of `task_id`, if there is one.
 
         Raises:
             StoreUnavailableError: if Redis is unavailable.

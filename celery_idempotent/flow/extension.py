@@ -1,4 +1,4 @@
-"""Extensions: an option plugs into the flow of a call at named points."""
+"""Extensions: options plug into the flow of a call at named points."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from celery_idempotent.store.scripts import Reply
 
 
 class Extension:
-    """One option, for one call. A subclass overrides the points that it needs."""
+    """The effect of one option on one call. A subclass overrides the points that it needs."""
 
     def __init__(self, call: ActiveCall) -> None:
         self.call = call
 
     async def before_begin(self) -> End | None:
-        """Called before the first begin; returns None, or how the call ends."""
+        """Called before the first begin; returns None, or an end of the call."""
         return None
 
     async def admitted(self, admission: Admission) -> Admission:
-        """Called after each begin; returns the admission, or another one in its place."""
+        """Called after each begin; returns the admission or replaces it."""
         return admission
 
     async def settling(self, settlement: Settlement) -> Settlement | End:
-        """Called before an outcome is stored or a key released; may replace the settlement."""
+        """Called before an outcome is stored or a key released; returns what counts instead."""
         return settlement
 
     async def settled(self, settlement: Settlement, reply: Reply) -> None:

@@ -45,7 +45,6 @@ from celery_idempotent.record import layout, reservation
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import breaker, commands
-from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
 #: Seconds after which ``on_conflict="wait"`` sends another begin without an invalidation: when the
@@ -70,9 +69,14 @@ async def execute(call: ActiveCall) -> End:
             return end
         assert call.execution is not None
         outcome = call.outcome or await call.runtime.run(partial(call.host.run, call.execution))
-        return await settle(call, outcome)
+        try:
+            return await settle(call, outcome)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            return await settle_again(call, outcome, error)
     except Interrupted as interrupted:
-        call.unanswered = False  # a begin that Redis has granted is recognised by its id
+        call.unanswered = False  # the next delivery recognises a granted begin by its id
         await give_back(call, interrupted)
         return conflict.requeue(call, interrupted.error)
     except GeneratorExit:
@@ -83,18 +87,19 @@ async def execute(call: ActiveCall) -> End:
     finally:
         if call.extensions:
             call.end_extensions()
-        call.stop_renewal()
+        if call.renewed:
+            call.stop_renewal()
 
 
 async def give_back(call: ActiveCall, error: BaseException) -> None:
-    """Gives back whatever `call` was granted, because of `error`."""
+    """Gives back whatever `call` was granted, after a signal handler has raised `error`."""
     call.end_extensions()
     decide_by(call, error)
     await call.give_back()
 
 
 async def begin(call: ActiveCall) -> End | None:
-    """Requests the key; returns None if the call may run, else how it ends."""
+    """Requests the key; returns None if the call may run, else the end of the call."""
     since = monotonic()
     while True:
         admission = await admit(call)
@@ -121,7 +126,7 @@ async def begin(call: ActiveCall) -> End | None:
 
 
 async def admit(call: ActiveCall) -> Admission:
-    """Sends one begin, and returns what the reply permits."""
+    """Sends one begin and returns what its reply permits."""
     try:
         reply = await call.send_begin()
     except StoreUnavailableError as error:
@@ -137,17 +142,18 @@ async def admit(call: ActiveCall) -> Admission:
         reserved = reservation.read(record, reply.raw)
     except CorruptRecordError as error:
         raise refuse(call, error) from None
+    replaced = record.format == DELEGATED and record.task_id != call.task_id
+    if replaced and await _release_replaced(call, record, reply.raw):
+        return AGAIN
+    if reply.case in ("finished", "sent"):
+        return Finished(record, sent=reply.case == "sent")
     if reserved and reserved.task_id != call.stale_task_id and call.host.is_stale(reserved):
         call.stale_task_id = reserved.task_id
         await _end_reservation(call, record, reserved.task_id)
         return AGAIN
-    if record.task_id != call.task_id and await _release_replaced(call, record, reply.raw):
-        return AGAIN
-    if reply.case in ("finished", "sent"):
-        return Finished(record, sent=reply.case == "sent")
     if reply.case == "reused":
         if call.data.generation and record.task_id == call.task_id:
-            # A task that has replaced itself has other arguments under the same key.
+            # The task has replaced itself with other arguments, under the same key.
             call.key, call.label = call.key.with_fingerprint(b""), ""
             return AGAIN
         return Answer(
@@ -160,12 +166,15 @@ async def admit(call: ActiveCall) -> Admission:
 
 
 async def _begin_again(call: ActiveCall, lease: Lease[Any]) -> Admission:
-    """Handles a lease that expired before its reply came: a suspended process, or a slow Redis."""
+    """Begins again after a lease that had expired when its reply came.
+
+    The process was suspended, or Redis is slow.
+    """
     if lease.token == call.expired_token:
         await call.give_back()
         late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
         return without_store(call, late)
-    # A begin with the same id returns the state of the key.
+    # A begin with the same id returns the current state of the key.
     call.report(table.BEGINS_AGAIN)
     call.stop_renewal()
     call.expired_token, call.lease = lease.token, None
@@ -173,7 +182,7 @@ async def _begin_again(call: ActiveCall, lease: Lease[Any]) -> Admission:
 
 
 async def _end_reservation(call: ActiveCall, record: Record, task_id: str) -> None:
-    """Ends the reservation of a message that has ended itself."""
+    """Ends the reservation of a message that has ended without giving it back."""
     key = call.key
     key = key.of_message(task_id) if key.message else key.with_fingerprint(record.fingerprint)
     with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
@@ -181,7 +190,7 @@ async def _end_reservation(call: ActiveCall, record: Record, task_id: str) -> No
 
 
 async def _release_replaced(call: ActiveCall, record: Record, raw: bytes) -> bool:
-    """Releases the key of another task whose replacement has failed; returns whether it has."""
+    """Releases the key of another task if its replacement has failed; returns whether it has."""
     error = replacement.error_of(record, call.settings)
     if error is None:
         return False
@@ -193,13 +202,13 @@ async def _release_replaced(call: ActiveCall, record: Record, raw: bytes) -> boo
 
 
 def _wait_interval(record: Record, now_ms: int) -> float:
-    """Seconds until the next begin: a lease that expires causes no invalidation."""
+    """Returns the seconds until the next begin: a lease that expires causes no invalidation."""
     left = (record.held_until_ms - now_ms) / 1000
     return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
 
 
 def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | Requeue:
-    """Applies ``on_store_error``: the call runs without protection, is requeued, or raises."""
+    """Applies ``on_store_error``: runs the call without protection, requeues it, or raises."""
     policy = call.settings.on_store_error
     outage = call.runtime.store.outage
     if (number := outage.another_call()) is not None:
@@ -219,38 +228,16 @@ def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | R
 
 
 async def settle(call: ActiveCall, outcome: Outcome) -> End:
-    """Stores `outcome`, or releases the key. Returns the end that counts."""
-    try:
-        return await _settle(call, outcome)
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        if call.settled or not call.protected:
-            raise
-        # Raised by a signal handler. The body has ended, so its outcome is still to be stored.
-        exiting = not isinstance(error, Exception)
-        call.writes_once |= exiting
-        try:
-            end = await _settle(call, outcome)
-        except Exception as second:
-            if isinstance(outcome, Result) and not call.settled:
-                call.report(table.OUTCOME_UNSAVED, error=second)
-            raise
-        if exiting:
-            raise
-        call.report(table.ENDED_LATE, error=error)
-        return end
-
-
-async def _settle(call: ActiveCall, outcome: Outcome) -> End:
+    """Stores `outcome` or releases the key, and returns the end that counts."""
+    lease = call.lease
     if not call.protected:
         if isinstance(outcome, Result) and call.host.returns_restored:
             _, outcome = restored(
                 outcome.value, call.settings, call.codec.values, key=str(call.key)
             )
         return Answer(outcome)
-    lease = call.lease
-    if lease is not None and not lease.trusted and _is_lease_lost(outcome):
+    stopped = isinstance(outcome, Failure) and isinstance(outcome.error, LeaseLostError)
+    if stopped and lease is not None and not lease.trusted:
         return await _abort(call, outcome)
     settlement = await settlement_of(call, outcome)
     extension: Extension
@@ -264,14 +251,32 @@ async def _settle(call: ActiveCall, outcome: Outcome) -> End:
     return await _store(call, settlement)
 
 
-def _is_lease_lost(outcome: Outcome) -> bool:
-    return isinstance(outcome, Failure) and isinstance(outcome.error, LeaseLostError)
+async def settle_again(call: ActiveCall, outcome: Outcome, error: BaseException) -> End:
+    """Settles after a signal handler has raised `error` in :func:`settle`.
+
+    The body has ended, so its outcome still has to be stored. An error that ends the process is
+    raised afterwards.
+    """
+    if call.settled or not call.protected:
+        raise error
+    exiting = not isinstance(error, Exception)
+    call.writes_once |= exiting
+    try:
+        end = await settle(call, outcome)
+    except Exception as second:
+        if isinstance(outcome, Result) and not call.settled:
+            call.report(table.OUTCOME_UNSAVED, error=second)
+        raise
+    if exiting:
+        raise error
+    call.report(table.ENDED_LATE, error=error)
+    return end
 
 
 async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
-    """Returns what is to be stored for `outcome`, encoded."""
+    """Encodes what has to be stored for `outcome`."""
     if call.steps_body:
-        _ = call.steps  # they take part in the end of the execution
+        _ = call.steps  # from now on they are an extension of the call
     outcome, disposition = call.host.meaning(outcome)
     settings, key = call.settings, str(call.key)
     protect: Any = {"key": key, "token": call.token}
@@ -285,12 +290,12 @@ async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
             payload = await call.codec.protect(payload, settings, **protect)
         else:
             payload = await call.codec.encode_result(outcome.value, settings, **protect)
-        settlement.payload = payload
+        settlement.payload, settlement.backend_result = payload, disposition.backend_result
         settlement.sending_ms = call.sending_ms if disposition.continues else 0
         call.stored = payload, RESULT
     elif isinstance(disposition, Delegate):
-        # That task has the continuation, so this one has none to send. A caller that waits for a
-        # result which never comes runs when the record expires.
+        # The other task has the continuation, so this one has none to send. If its result never
+        # comes, a caller that waits for it runs when the record expires.
         body = layout.write_replacement(disposition.awaited, call.task_id, call.steps_body)
         format_ = DELEGATED if disposition.stores_result else RESULT_IGNORED
         settlement.payload, settlement.sending_ms = Payload(format_, body), 0
@@ -303,23 +308,18 @@ async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
     return settlement
 
 
-def store_command(call: ActiveCall, settlement: Settlement) -> Command:
-    """Returns the command that stores an outcome."""
+async def _store(call: ActiveCall, settlement: Settlement) -> End:
+    """Stores the outcome of the key."""
+    call.writes_once |= settlement.committed
     payload, sending_ms = settlement.payload, settlement.sending_ms
     assert payload is not None
     about = call.key, call.token, payload, settlement.retention_ms
     if isinstance(settlement.disposition, Fail):
-        return commands.fail(*about, sending_ms=sending_ms)
-    complete = settlement.disposition
-    result = complete.backend_result if isinstance(complete, Complete) else None
-    return commands.complete(*about, result, sending_ms=sending_ms)
-
-
-async def _store(call: ActiveCall, settlement: Settlement) -> End:
-    """Stores the outcome of the key."""
-    call.writes_once |= settlement.committed
+        command = commands.fail(*about, sending_ms=sending_ms)
+    else:
+        command = commands.complete(*about, settlement.backend_result, sending_ms=sending_ms)
     try:
-        reply = await call.write(store_command(call, settlement))
+        reply = await call.write(command)
     except StoreUnavailableError as error:
         call.unsaved = None if settlement.committed else error
         event = table.COMMITTED_ONLY if settlement.committed else table.OUTCOME_UNSAVED
@@ -334,7 +334,7 @@ async def _store(call: ActiveCall, settlement: Settlement) -> End:
     if lost:
         await call.discard_stored()
         return await _resolve_lost_lease(call, reply, settlement.outcome)
-    # First, because a receiver of signals may take longer than the lease. 0: it is not sent.
+    # Before any report, since a receiver of signals may take longer than the lease.
     if settlement.sending_ms:
         continuation.start(call)
     _report_stored(call, settlement)
@@ -366,7 +366,7 @@ def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
 async def _release(call: ActiveCall, settlement: Settlement, disposition: Release) -> End:
     """Frees the key, or reserves it for a retry."""
     outcome, error = settlement.outcome, settlement.error
-    # First, so that the heartbeat does not take the released key for a lost lease.
+    # Before the release, which the heartbeat would take for a lost lease.
     call.stop_renewal()
     try:
         reply = await call.release(disposition, settlement.payload)
@@ -394,7 +394,7 @@ async def _release(call: ActiveCall, settlement: Settlement, disposition: Releas
 
 
 async def _abort(call: ActiveCall, outcome: Outcome) -> End:
-    """Ends a body that was stopped by a lost lease; returns the other execution's outcome."""
+    """Ends a call whose body a lost lease has stopped; returns the other execution's outcome."""
     call.end_extensions()
     try:
         reply = await call.release()
@@ -406,14 +406,14 @@ async def _abort(call: ActiveCall, outcome: Outcome) -> End:
 
 
 async def _resolve_lost_lease(call: ActiveCall, reply: Reply, outcome: Outcome) -> End:
-    """Returns the outcome of the execution that has taken over, or requeues until there is one."""
+    """Returns the outcome of the execution that has taken over, or requeues the call."""
     call.report_lease_lost(reply.raw)
     record = _winning_record(call, reply)
     if record is None:
         return Answer(outcome)
-    # Only begin can tell whether this call has to send what follows it.
+    # Only a begin can tell whether this call has to send what follows it.
     if record.state.finished and not call.data.continues:
-        # A task that has replaced the other one may still run; the offload storage may be down.
+        # The other task's replacement may still run; the offload storage may be unavailable.
         with contextlib.suppress(NotReadyError, StoreUnavailableError):
             return await replay(call, record)
     return _requeue_lost(call)

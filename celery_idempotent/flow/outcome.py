@@ -1,4 +1,4 @@
-"""How a body ended, as a value that the flow can pass on without raising it."""
+"""The outcome of a body, as a value: the flow passes errors on without raising them."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Failure(NamedTuple):
         try:
             raise self.error
         finally:
-            # The traceback of the error refers to this frame: a cycle without this.
+            # The error's traceback refers to this frame, which would refer to the error.
             del self
 
 
 Outcome = Result | Failure
 
-#: Raised between any two bytecodes, so that a driver may have sent a statement and not read the
+#: Raised between any two bytecodes: a database driver may have sent a statement and not read the
 #: reply.
 _ASYNCHRONOUS_ERRORS = (LeaseLostError, SoftTimeLimitExceeded)
 
 
 def is_asynchronous(error: BaseException) -> bool:
-    """Whether `error` may have been raised in the middle of a statement."""
+    """Returns whether `error` may have been raised in the middle of a statement."""
     return isinstance(error, _ASYNCHRONOUS_ERRORS) or not isinstance(error, Exception)

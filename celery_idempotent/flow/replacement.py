@@ -1,4 +1,4 @@
-"""The error of a task that has replaced another one: it frees the key, as that one's own would."""
+"""The error of a task that has replaced another one: it frees the key, as the other's would."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from celery_idempotent.store.commands import Command
 
 
 def error_of(record: Record, settings: Settings) -> Exception | None:
-    """Returns the error for which the key of a task that has replaced itself is free.
+    """Returns the error of a replacement that frees the key of `record`; reads the result backend.
 
-    None if the record is another outcome, if the replacement has not ended or has a result, or if
-    the error is one of ``replay_errors``. Reads the result backend.
+    None if no other task has replaced this one, if the replacement has not ended or has a result,
+    or if the error is one of ``replay_errors``.
     """
     if record.format != DELEGATED:
         return None
@@ -42,9 +42,9 @@ async def release(
     codec: PayloadCodec,
     error: Exception,
 ) -> Command:
-    """The command that releases `key` of a task whose replacement has failed with `error`.
+    """Returns the command that releases `key` of a task whose replacement has raised `error`.
 
-    Copies of that task get the error.
+    Copies of the task's message get the error.
 
     Args:
         raw: the bytes of `record`.

@@ -1,4 +1,4 @@
-"""Answering a call from the record of an earlier one."""
+"""Replays: answer a call with the outcome of an earlier one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> An
     """Answers `call` with the outcome that a finished `record` holds.
 
     Args:
-        sends: the call has the right to send what follows it.
+        sends: whether the call has the right to send its continuation.
 
     Raises:
         StoreUnavailableError: if the value is offloaded and its storage is unavailable.
-        NotReadyError: if another task gives the result and has not ended.
+        NotReadyError: if the outcome is the result of another task, which has not ended.
     """
     missing: IdempotencyError | None = None
     try:
@@ -37,7 +37,7 @@ async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> An
             missing = outcome
     except (ResultNotStoredError, CorruptRecordError) as error:
         missing = error
-    # First, because a receiver of signals may take longer than the lease.
+    # Before any report, since a receiver of signals may take longer than the lease.
     if sends:
         continuation.start(call)
     if missing is not None:
@@ -62,10 +62,10 @@ async def replay_or_requeue(call: ActiveCall, record: Record, *, sent: bool | No
     """As :func:`replay`; applies the policies if the outcome is not available yet.
 
     Args:
-        sent: whether what follows the call was sent; if not, this delivery has the right to. None:
-            not known.
+        sent: whether the continuation was sent; False gives this delivery the right to send it.
+            None: unknown.
     """
-    # If the outcome is not available yet, the next delivery goes on with this one's right.
+    # If the outcome is not available yet, the next delivery takes over the right of this one.
     sends = call.data.continues and sent is False
     unanswered_ids = call.unanswered_ids if sends else call.data.unanswered_ids
     try:
@@ -73,7 +73,7 @@ async def replay_or_requeue(call: ActiveCall, record: Record, *, sent: bool | No
     except NotReadyError:
         return conflict.apply_policy(call, record, unanswered_ids=unanswered_ids)
     except StoreUnavailableError as error:
-        # The outcome exists and cannot be fetched: requeue or fail, but never run.
+        # There is an outcome, which cannot be fetched: requeue or fail, but never run.
         report(table.OUTCOME_UNAVAILABLE, call, error=error)
         if call.settings.on_store_error == "raise":
             raise refuse(call, error) from None

@@ -1,4 +1,4 @@
-"""The value that the first caller gets: the one that every duplicate will get."""
+"""The first caller of a function gets the value that every duplicate will get."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from celery_idempotent.settings import Settings
 def restored(
     value: Any, settings: Settings, values: ValueCodec, *, key: str, field: str = RESULT
 ) -> tuple[Payload, Outcome]:
-    """The payload of `value`, and what the caller gets: the value that the payload restores.
+    """Returns the payload of `value`, and the outcome for the caller, which the payload restores.
 
-    With ``store_result=False`` a result is returned as it is. A value that cannot be serialized and
-    restored is a failure, which names the types and the serializer.
+    With ``store_result=False``, a result is returned as it is. A value that cannot be serialized
+    and restored is a failure that names the types and the serializer.
 
     Args:
         key: of the record, or the function's name; for the error.
-        field: of the record that is to hold the payload.
+        field: the field of the record for the payload.
     """
     if field == RESULT and not settings.store_result:
         return Payload("", NOT_STORED), Result(value)
@@ -38,6 +38,6 @@ def restored(
 
 
 def restore_step(settings: Settings, values: ValueCodec, key: str, name: str, value: Any) -> Any:
-    """The value of a step of an execution without a record: the same as with one."""
+    """Returns the value of a step in an execution without a record: the same as with one."""
     _, outcome = restored(value, settings, values, key=key, field=step_field(name))
     return outcome.get()

@@ -1,8 +1,8 @@
-"""The interface between the flow and what it runs on.
+"""The interface between the flow and the runtime that it uses.
 
-The flow is a coroutine. On an event loop it is awaited. In a thread every method of the runtime has
-finished when it returns, so that the flow runs from its first line to its last without being
-suspended: `run_flow` calls it like a function.
+The flow is a coroutine. On an event loop it is awaited. In a thread, every method of the runtime
+blocks until it has finished, so that the flow is never suspended: `run_flow` calls it like a
+function.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Runtime(Protocol):
-    """What the flow uses."""
+    """Runs what one flow awaits."""
 
     @property
     def store(self) -> RecordStore:
@@ -34,7 +34,7 @@ class Runtime(Protocol):
         """Creates the execution that the body sees."""
 
     async def execute(self, command: Command) -> Reply:
-        """The reply of the store.
+        """Executes `command` in the store and returns the reply.
 
         Raises:
             StoreUnavailableError: if Redis is unavailable.
@@ -42,7 +42,7 @@ class Runtime(Protocol):
         """
 
     async def execute_interruptible(self, command: Command) -> Reply:
-        """As `execute`, for a begin: a soft time limit ends the wait.
+        """Executes a begin: a soft time limit ends the wait for the reply.
 
         Raises:
             Interrupted: if the limit was reached.
@@ -59,16 +59,16 @@ class Runtime(Protocol):
         """
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
-        """How `func`, the user's code, ends.
+        """Runs `func`, the user's code, and returns its outcome.
 
         Raises:
             Interrupted: if a soft time limit was reached before it began.
         """
 
     def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Any:
-        """The outcome of the flow that `start` creates, a step of the current execution.
+        """Runs the flow that `start` creates, a step of the execution, and returns its outcome.
 
-        On an event loop an awaitable of it.
+        On an event loop, it returns an awaitable of the outcome.
         """
 
     def start_renewal(self, lease: Lease[Any]) -> None:
@@ -79,10 +79,10 @@ class Runtime(Protocol):
 
 
 class BatchRuntime(Runtime, Protocol):
-    """What many flows in step use."""
+    """Runs what many flows in step await."""
 
     async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
-        """The reply to each of `commands`, or its error, in one round trip.
+        """Executes `commands` in one round trip; returns the reply to each, or its error.
 
         Raises:
             StoreUnavailableError: if Redis is unavailable.

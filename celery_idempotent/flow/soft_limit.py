@@ -1,9 +1,9 @@
 """Confines soft time limits to the body of a task.
 
 Celery's prefork pool raises SoftTimeLimitExceeded in a handler of SIGUSR1: in the main thread,
-between any two bytecodes. It could interrupt a begin whose reply is then lost, or the storing of a
-result. The flow wraps the installed handler. The wrapper always calls it at once; an error that
-it raises outside the body is kept until the flow has a place for it.
+between any two bytecodes. It could interrupt a begin, whose reply would be lost, or the storing of
+a result. Therefore the flow wraps the installed handler. The wrapper always calls the handler at
+once. An error that the handler raises outside the body is kept until the flow can deal with it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from _thread import get_ident
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,8 +22,8 @@ _SIGNAL = getattr(signal, "SIGUSR1", None)
 # Without the conversion to an enum of signal.getsignal, which takes 2 µs for a function.
 _get_handler = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
-#: Phases of a call. In FLOW the error is kept; in WAIT it ends the wait for Redis, as Interrupted;
-#: in BODY it is raised as it is.
+#: Phases of a call. In FLOW, the error is kept; in WAIT, it ends the wait for Redis as Interrupted;
+#: in BODY, it is raised unchanged.
 FLOW, WAIT, BODY = "flow", "wait", "body"
 
 
@@ -38,18 +39,18 @@ class Interrupted(BaseException):
         self.error = error
 
 
+@dataclass(slots=True, eq=False)
 class SoftLimit:
-    """What a soft time limit does to one flow, or to one message from its start to its end."""
+    """The soft time limit of one flow, or of one message from its start to its end."""
 
-    def __init__(self) -> None:
-        self.phase = FLOW
-        #: What the handler has raised, if it is kept.
-        self.error: BaseException | None = None
-        self._thread = get_ident()
-        self._outer: SoftLimit | None = None
+    phase: str = FLOW
+    #: The error that the handler has raised, while it is kept.
+    error: BaseException | None = None
+    _thread: int = field(default_factory=get_ident, init=False)
+    _outer: SoftLimit | None = field(default=None, init=False)
 
     def enter(self) -> None:
-        """Makes this the current one of the thread, and wraps the installed handler."""
+        """Makes this the current limit of the thread, and wraps the installed handler."""
         self._outer = _current.get()
         _current.set(self)
         if _SIGNAL is None or get_ident() != threading.main_thread().ident:
@@ -59,7 +60,7 @@ class SoftLimit:
             signal.signal(_SIGNAL, _Handler(handler))
 
     def leave(self) -> None:
-        """Makes the outer one current again. A second call does nothing."""
+        """Makes the outer limit current again. A second call does nothing."""
         if _current.get() is self:
             _current.set(self._outer)
 
@@ -88,7 +89,7 @@ class SoftLimit:
 
 _current: ContextVar[SoftLimit | None] = ContextVar("idempotent_soft_limit", default=None)
 
-#: Returns the limit that was entered last. In a flow it is the flow's own.
+#: Returns the limit that was entered last: in a flow, the flow's own.
 innermost = _current.get
 
 
@@ -104,13 +105,13 @@ def at_row(work: Callable[[], T]) -> T:
         limit.phase = FLOW
 
 
-#: Returns the limit of the current message, for a task that is not in the flow. Set by the
-#: task's room.
+#: Returns the limit of the current message, for a task that is not in the flow; set by
+#: :mod:`celery_idempotent.task.call`.
 of_message: Callable[[], SoftLimit | None] | None = None
 
 
 def current() -> SoftLimit | None:
-    """The current limit of this thread; None if only the context was inherited."""
+    """Returns the current limit of this thread; None if only its context was inherited."""
     limit = _current.get()
     return limit if limit is not None and limit._thread == get_ident() else None  # noqa: SLF001
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class BlockingRuntime:
-    """Everything runs in the calling thread; one instance serves any number of flows."""
+    """Runs everything in the calling thread; one instance serves any number of flows."""
 
     execution = Execution
 
@@ -34,11 +34,11 @@ class BlockingRuntime:
         self.store = store
         self.execute = store.execute
         self.execute_all = store.execute_all
-        self.start_renewal = heartbeat.start_renewal
-        self.stop_renewal = heartbeat.stop_renewal
+        renewer = heartbeat.renewer(store)
+        self.start_renewal, self.stop_renewal = renewer.start_renewal, renewer.stop_renewal
 
     async def execute_interruptible(self, command: Command) -> Reply:
-        """The reply of the store, unless a soft time limit is reached first."""
+        """Returns the reply of the store, unless a soft time limit is reached first."""
         limit = innermost()
         try:
             if limit is not None:
@@ -64,7 +64,7 @@ class BlockingRuntime:
                 limit.phase = FLOW
 
     async def run(self, func: Callable[[], T]) -> Outcome:
-        """How `func` ends."""
+        """Returns the outcome of `func`."""
         limit = innermost()
         outcome: Outcome | None = None
         try:
@@ -88,18 +88,18 @@ class BlockingRuntime:
         return outcome
 
     def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
-        """The outcome of the flow that `start` creates, a step of the current execution."""
+        """Runs the flow that `start` creates, a step of the execution; returns its outcome."""
         return run_flow(start)
 
 
 def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | None = None) -> T:
-    """Runs a flow, which must not be suspended, and returns its value.
+    """Runs a flow, which must never be suspended, and returns its value.
 
     Args:
-        start: creates the flow. No signal handler can raise between that and its first line.
-        limit: of the message that the flow belongs to. If it is still pending at the end it is
-            dropped, since the message has ended. Without one, a soft time limit belongs to a call
-            around this one, and is raised at the end.
+        start: creates the flow. No signal handler can raise between that and the flow's first line.
+        limit: of the message that the flow belongs to. An error that it still keeps at the end is
+            dropped, since the message has ended. Without a limit, a soft time limit applies to a
+            call around this one, and its error is raised at the end.
     """
     own = SoftLimit() if limit is None else limit
     try:

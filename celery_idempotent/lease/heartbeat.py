@@ -46,6 +46,10 @@ class Renewer:
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Drops all leases, in a forked child."""
         self.held: set[Lease[RecordStore]] = set()
         #: Failed requests since the last reply.
         self._repeats = Repeats()
@@ -127,10 +131,6 @@ class Renewers(Generic[RenewerT]):
 
     def __init__(self, make: Callable[[], RenewerT]) -> None:
         self._make = make
-        self.reset()
-
-    def reset(self) -> None:
-        """Drops all leases, in a forked child."""
         self._renewers: WeakKeyDictionary[RecordStore, RenewerT] = WeakKeyDictionary()
 
     def renewer(self, store: RecordStore) -> RenewerT:
@@ -169,6 +169,10 @@ class ThreadRenewer(Renewer):
     def __init__(self, heartbeat: Heartbeat) -> None:
         super().__init__()
         self._heartbeat = heartbeat
+
+    def reset(self) -> None:
+        """See `Renewer`."""
+        super().reset()
         self.thread: threading.Thread | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.wakes_at = FOREVER
@@ -254,7 +258,8 @@ class ThreadRenewer(Renewer):
 class Heartbeat(Renewers[ThreadRenewer]):
     """Extends the leases of this process.
 
-    A forked child has none of its parent's threads, and starts without leases.
+    A forked child has none of its parent's threads, and starts without leases. The renewers stay,
+    because every runtime keeps the one of its store.
     """
 
     def __init__(self) -> None:
@@ -264,7 +269,11 @@ class Heartbeat(Renewers[ThreadRenewer]):
         #: thread goes on; infinite without leases.
         self.on_expected: Callable[[float], object] = lambda _: None
         super().__init__(lambda: ThreadRenewer(self))
-        os.register_at_fork(after_in_child=self.reset)
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        for renewer in self.renewers():
+            renewer.reset()
 
 
 #: The heartbeat of this process.

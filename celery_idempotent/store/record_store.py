@@ -145,10 +145,11 @@ class RecordStore:
             )
         return reply
 
-    def template(self, command: Command, *samples: bytes) -> Template:
+    def template(self, command: Command | tuple[Any, ...], *samples: bytes) -> Template:
         """Returns a template of `command`, for :meth:`send_packed`.
 
         Args:
+            command: of this package, or one of Redis with its arguments.
             samples: as for :class:`Template`.
 
         Raises:
@@ -156,8 +157,10 @@ class RecordStore:
         """
         if self.config.wait_replicas or not isinstance(self._transport, ServerTransport):
             raise ValueError("not a single server")
-        script, arguments = self._call(command)
-        return Template(pack(("EVALSHA", script.sha, *arguments)), *samples)
+        if isinstance(command, Command):
+            script, arguments = self._call(command)
+            command = "EVALSHA", script.sha, *arguments
+        return Template(pack(command), *samples)
 
     def send_packed(self, packed: bytes, count: int = 1) -> list[bytes]:
         """Sends `count` packed commands once, for blocking code, and returns the replies.
@@ -316,10 +319,6 @@ class RecordStore:
         except CONNECTION_ERRORS as error:
             logger.debug("Task ids of duplicates are not recorded: %s", error)
             self._no_references_until = monotonic() + RETRY_REFERENCES_AFTER
-
-    def packed_reference(self, task_id: str, record: Record, *, keep_ms: int) -> bytes:
-        """Returns the command of :meth:`refer` for a replay, for :meth:`send_packed`."""
-        return pack(reference.command(self.config.prefix, task_id, record, True, keep_ms))
 
     def reference(self, task_id: str) -> Reference | None:
         """Returns what the duplicate with this task id met; None if unknown.

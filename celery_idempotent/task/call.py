@@ -1,18 +1,18 @@
-"""A message of a task as a call of the executor.
+"""A message of a task, as a call of the flow.
 
-Celery keeps the request of a task in its own thread. Code of the task that runs in another thread
-finds its call in the context, if the thread has the context of the body (``asyncio.to_thread``,
-anyio, ``contextvars.copy_context().run``).
+Celery keeps the request of a task in the task's own thread. Code of the task that runs in another
+thread finds its call in the context, if the thread has the context of the body
+(``asyncio.to_thread``, anyio, ``contextvars.copy_context().run``).
 
-Celery's tracer also works before the executor (it may store the state STARTED) and after it (it
-stores the result). A soft time limit that is raised there must not become the outcome, so a message
+Celery's tracer also works before the flow (it may store the state STARTED) and after it (it stores
+the result). A soft time limit that is raised there must not become the outcome. Therefore a message
 has one `SoftLimit` from the start of its task to the end.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -33,11 +33,14 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.extensions import shadow
 from celery_idempotent.flow import soft_limit
+from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
 from celery_idempotent.flow.end import Answer, Drop, End, Requeue
 from celery_idempotent.flow.execution import Execution
+from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.flow.soft_limit import SoftLimit
+from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.result_codec import is_storable
 from celery_idempotent.record.record import Record, State
@@ -57,19 +60,18 @@ from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
 from celery_idempotent.task.publish import is_stale
 from celery_idempotent.task.republish import RequeuePause, hold_for, longest_wait, seconds_until
 
-#: A `TaskCall`, or what has one `in_flow`.
+#: The current call, a `TaskCall` or a `StraightCall`.
 call_of_context: ContextVar[Any] = ContextVar("idempotent_call", default=None)
 #: The calls of messages that this process runs.
 running: set[Any] = set()
 
 
 class TaskCall:
-    """One message of a task in the worker that received it."""
+    """One message of a task, in the worker that has received it."""
 
-    #: The result backend serializes the value for those who read it.
+    #: Callers read the value from the result backend, which serializes it.
     returns_restored = False
-    #: False if the message has more calls: its soft limit covers them, and what follows it follows
-    #: all of them.
+    #: False if the message has more calls, which share its soft limit and its continuation.
     is_whole_message = True
 
     def __init__(
@@ -90,10 +92,10 @@ class TaskCall:
             settings = replace(settings, result_ttl=headers.result_ttl)
         task_id = item_id or request.id
         root, generation = canvas.identity_of(key, request, task_id, headers.root)
-        #: Whether the result backend has the result, as Celery would write it next.
+        #: The result backend has the result that Celery is about to write.
         self.result_written = False
         self.rescheduled: Release | None = None
-        #: Set if the task has replaced itself: another task has its id and its continuation.
+        #: Set if the task has replaced itself: the other task has its id and its continuation.
         self.replaced: Delegate | None = None
         #: Publish what it has replaced itself by, once its transaction is committed.
         self.replacements: list[Callable[[], Any]] = []
@@ -103,10 +105,9 @@ class TaskCall:
         self.execution: Execution | None = None
         self.began_at = monotonic()
         own_limit = self.is_whole_message and not request.is_eager
-        wait_ms = 0 if request.is_eager else settings.wait_ms  # an eager call does not come back
+        wait_ms = 0 if request.is_eager else settings.wait_ms  # an eager call is not requeued
         if wait_ms and request.expires is not None:
             wait_ms = max(1, min(wait_ms, round(seconds_until(request.expires) * 1000)))
-        #: What the flow is handed.
         self.data = Call(
             sender=task,
             key=configuration.record_key(key, task_id),
@@ -122,8 +123,8 @@ class TaskCall:
             unanswered_ids=headers.unanswered_ids,
             requeue_count=headers.requeue_count,
             rollback_count=headers.rollback_count,
-            # Read now, because older versions of Celery empty `request.chain` when they send it.
-            # In shadow, Celery sends it whatever the record is.
+            # Read now, since older versions of Celery empty `request.chain` when they send it.
+            # In shadow, Celery sends the continuation regardless of the record.
             continues=self.is_whole_message
             and not configuration.in_shadow
             and canvas.has_continuation(request),
@@ -133,32 +134,29 @@ class TaskCall:
         self._forgets, plan = headers.forgets, configuration.plan
         if self._forgets:
             plan = ended_message.plan_of_rerun(configuration, task.app, self._forgets)
+        executor = configuration.executor
         #: In the flow.
-        self.active = configuration.executor.new_call(self.data, self, plan)
+        self.active = ActiveCall(self.data, self, executor.runtime, executor.codec, plan)
 
     @property
     def in_flow(self) -> TaskCall:
         """This call."""
         return self
 
-    @property
-    def continuation(self) -> Any:
-        """The right to send what follows the message."""
-        return self.active.continuation
-
     def execute(self) -> Any:
         """Takes the message through the flow; returns or raises its outcome."""
-        request, enter = self._request, self._configuration.executor.enter
+        request = self._request
+        flow: Callable[[], Coroutine[Any, Any, End]] = partial(execute, self.active)
         if self._configuration.in_shadow:
             request.idempotency_without_body = False
             finding = message_headers.finding_of(request.id, request.headers)
-            enter = partial(shadow.enter, deduplicated=finding == DEDUPLICATED)
+            flow = partial(shadow.execute, self.active, deduplicated=finding == DEDUPLICATED)
         outer_call = call_of_context.get()
         try:
             call_of_context.set(self)
             if not request.is_eager:
                 running.add(self)
-            end = enter(self.active)
+            end = run_flow(flow, self.data.soft_limit)
         finally:
             running.discard(self)
             call_of_context.set(outer_call)
@@ -172,13 +170,12 @@ class TaskCall:
         return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def _backend_result(self, value: Any) -> BackendResult | None:
-        """Returns the result for the record's script to write, where Celery would do no more."""
+        """Returns the result that the record's script writes, if Celery would do no more."""
         request = self._request
         if (
             request.is_eager
             or request.ignore_result
             or self.data.continues
-            or canvas.has_continuation(request)
             or not self.is_whole_message
             or self._configuration.fusion_obstacle
         ):
@@ -194,14 +191,14 @@ class TaskCall:
             meta["task_id"] = bytes_to_str(request.id)
             name, encoded = backend.get_key_for_task(request.id), backend.encode(meta)
         except Exception:
-            return None  # it cannot be encoded, which Celery will report
+            return None  # Celery will report that it cannot be encoded
         fits = len(encoded) <= self.data.settings.max_result_size
         return BackendResult(name, encoded, backend.expires or 0) if fits else None
 
     def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
-        """Returns how the body has ended, and what that means for the key.
+        """Returns the outcome of the body, and the consequence for the key.
 
-        A retry reserves the key for its task id. Errors in ``idempotency_replay_errors`` are
+        A retry reserves the key for its task id. Errors of ``idempotency_replay_errors`` are
         stored. All others release the key.
         """
         if isinstance(outcome, Result):
@@ -209,9 +206,9 @@ class TaskCall:
                 return outcome, self.rescheduled
             if self.ending is None:
                 request = self._request
-                continues = bool(request.callbacks or request.chain or request.chord)
-                continues = continues or not self.data.continues
-                return outcome, Complete(continues, self._backend_result(outcome.value))
+                follows = bool(request.callbacks or request.chain or request.chord)
+                result = None if follows else self._backend_result(outcome.value)
+                return outcome, Complete(follows or not self.data.continues, result)
             outcome = Failure(self.ending)
         error = outcome.error
         if ended := self.replaced or self.rescheduled:
@@ -228,13 +225,13 @@ class TaskCall:
         return outcome, Release(final=stored and acks)
 
     def replacement(self, sig: Signature) -> Delegate:
-        """Prepares `sig` to replace the task, and returns what follows from that for the key."""
+        """Prepares `sig` to replace the task, and returns the consequence for the key."""
         in_shadow, request = self._configuration.in_shadow, self._request
         generation = (self.data.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS
         canvas.mark_replaced(sig, self.active.key, self.data.root, request)
         if not in_shadow and not request.is_eager:
-            # An earlier end of this task id would be taken for that of the task that replaces this
-            # one, and free the key.
+            # An earlier end of this task id would be taken for the end of the replacement, and free
+            # the key.
             try:
                 if self.sender.AsyncResult(self.data.task_id).state in PROPAGATE_STATES:
                     self.sender.backend.forget(self.data.task_id)
@@ -268,11 +265,11 @@ class TaskCall:
                 configuration, request.id, headers, sig.args, sig.kwargs, request=request
             )
         except (IdempotencyError, TypeError):
-            return False  # its own execution will raise the error
+            return False  # the execution of `sig` will raise the error
         return key is not None and key.digest == self.active.key.digest
 
     def retry_published(self, retry: Retry) -> None:
-        """Notes that `retry` was published: the key is reserved for it, however this run ends."""
+        """Notes that `retry` was published, for which the key is reserved however this run ends."""
         held = self._reserved_for(retry)
         if self.rescheduled is None or held.hold > self.rescheduled.hold:
             self.rescheduled = held
@@ -284,7 +281,7 @@ class TaskCall:
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns or raises the outcome that the result backend has, for a redelivered message.
 
-        Callers may have read it already, so a redelivery must not end with another error.
+        Callers may have read that outcome: the redelivery must not end with another error.
 
         Raises:
             IdempotencyError: `error`, if the backend has no outcome.
@@ -302,7 +299,7 @@ class TaskCall:
         raise error
 
     def difference(self, fingerprint: bytes) -> str:
-        """Returns how the arguments differ from those of another call with the key."""
+        """Describes how the arguments differ from those of another call with the key."""
         rule, key = self._configuration.rule, self.active.key
         return rule.difference(self._args, self._kwargs, key, fingerprint)
 
@@ -317,11 +314,11 @@ class TaskCall:
             self._refusal = error
 
     def is_stale(self, reservation: Reservation) -> bool:
-        """Returns whether the result backend has the message of the reservation as ended."""
+        """Returns whether the reserving message has ended, by the result backend."""
         return reservation.task_id != self.data.task_id and is_stale(self.sender, reservation)
 
     def _perform(self, end: End) -> Any:
-        """Does what `end` says, after the flow; returns or raises the outcome of the message."""
+        """Performs `end` after the flow; returns or raises the outcome of the message."""
         if end.record is not None:
             self._refer_to(end.record, replayed=isinstance(end, Answer) and end.replayed)
         if isinstance(end, Answer):
@@ -335,7 +332,7 @@ class TaskCall:
                 replayed = end.replayed and self._write_replayed(end)
                 self.result_written = end.result_written or replayed
             return (Failure(self._refusal) if self._refusal else end.outcome).get()
-        # In place of Celery's line, which would not show how this delivery ends.
+        # Suppresses Celery's log line, which would not show how this delivery ends.
         self._request.idempotency_end_logged = True
         if isinstance(end, Requeue):
             self.requeue(end)
@@ -347,15 +344,15 @@ class TaskCall:
         raise Ignore  # Celery acknowledges the message; its task id gets no state
 
     def _has_ended(self, answer: Answer, error: BaseException) -> bool:
-        """Returns whether `error` has ended the key, by the execution of this task id."""
+        """Returns whether the execution of this task id has ended the key with `error`."""
         record = answer.record
         if record is None:
             return answer.is_own and isinstance(error, self.data.settings.replay_errors)
         is_own = record.state is State.FAILED and record.task_id == self.data.task_id
-        return is_own and record.attempt > 0  # an entry, which ends a message alone, has none
+        return is_own and record.attempt > 0  # 0 in an entry, which ends only a message
 
     def _keep_message(self) -> None:
-        """Keeps the message for a person to run again, unless it is more or less than this call."""
+        """Keeps the message so that a person can run it again, if it is exactly this call."""
         request, in_shadow = self._request, self._configuration.in_shadow
         is_call = self.is_whole_message and not request.replaced_task_nesting
         may_store = self.data.settings.store_result
@@ -363,9 +360,9 @@ class TaskCall:
             ended_message.keep(self.active, request)
 
     def _write_replayed(self, answer: Answer) -> bool:
-        """Writes a replayed value for the result backend, where that takes one round trip less.
+        """Writes a replayed value for the result backend, if that saves a round trip.
 
-        A redelivery finds its result there, which Celery leaves as it is.
+        A redelivery finds its result there, which Celery does not change.
         """
         outcome, record = answer.outcome, answer.record
         if not isinstance(outcome, Result) or record is None or record.task_id == self.data.task_id:
@@ -375,7 +372,7 @@ class TaskCall:
         return result is not None and run_sync(store.write_result(self.active.key, result))
 
     def _refer_to(self, record: Record, *, replayed: bool) -> None:
-        """Leaves a reference to the record of another task id, so that this one leads to it."""
+        """Writes a reference from this task id to the record of another one."""
         if record.task_id == self.data.task_id:
             return
         failed = record.state is State.FAILED
@@ -386,11 +383,11 @@ class TaskCall:
         store.refer(self.data.task_id, record, replayed=replayed, keep_ms=keep_ms)
 
     def requeue(self, end: Requeue) -> None:
-        """Publishes the message again under its id; this copy can be acknowledged then.
+        """Publishes the message again under its id; afterwards this copy can be acknowledged.
 
         In this order, because a broker may acknowledge the original together with a copy. If
         publishing fails, this copy is requeued; if the broker is not available for that either, it
-        will redeliver the copy by itself.
+        will redeliver the copy on its own.
         """
         if self._request.is_eager:
             report(table.RAISES, self.active, reason=end.reason)
@@ -410,8 +407,8 @@ class TaskCall:
     def publish_again(self, task: Task, end: Requeue, headers: dict[str, Any] | None) -> None:
         """Publishes the message of `task` again.
 
-        Its expiry is kept in a header only. Celery would pass it to the broker too, which drops
-        every expired message, while a worker runs one whose execution began in time.
+        Its expiry is kept only in a header. Celery would pass it to the broker, too, which drops
+        every expired message; a worker runs one whose execution began in time.
         """
         request = self._request
         expires = request.expires
@@ -449,11 +446,11 @@ class TaskCall:
 
 
 def call_in_context(task: Task) -> TaskCall | None:
-    """Returns the call of `task` that this context belongs to, None for a plain call.
+    """Returns the call of `task` that this context belongs to; None for a plain call.
 
     Raises:
-        IdempotencyError: if the task is running in this process, and this thread has no context:
-            it may belong to any of the running calls, or to none.
+        IdempotencyError: if the task is running in this process, and this thread has no context: it
+            may belong to any of the running calls, or to none.
     """
     call = call_of_context.get()
     if call is not None:
@@ -479,7 +476,7 @@ def _soft_limit_of_current_message() -> SoftLimit | None:
     if not task or not hasattr(task, "idempotency_enabled"):
         return None
     request = task.request_stack.top
-    # An eager call is under the limit of the message whose task has made it.
+    # The limit of the message whose task has made it applies to an eager call.
     if request is None or request.called_directly or request.is_eager:
         return None
     return soft_limit_of(request)
@@ -489,7 +486,7 @@ soft_limit.of_message = _soft_limit_of_current_message
 
 
 def _wait_within_time_limits(request: Context) -> float:
-    """Returns half of the shortest time limit in seconds: the other half is left for the body."""
+    """Returns half of the shortest time limit in seconds; the other half is left for the body."""
     task_limits = (current_task.time_limit, current_task.soft_time_limit) if current_task else ()
     limits = (*(request.timelimit or ()), *task_limits)
     return min((limit / 2 for limit in limits if limit), default=float("inf"))

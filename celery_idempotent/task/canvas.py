@@ -24,7 +24,7 @@ from celery.canvas import Signature
 from celery.signals import task_failure, task_postrun, task_success
 from celery.utils import uuid
 
-from celery_idempotent.flow.continuation import Continuation
+from celery_idempotent.flow.continuation import Continuation, pending
 from celery_idempotent.key.key import ROOT_BYTES, Key, default_root
 from celery_idempotent.task.message_headers import MessageHeaders
 
@@ -51,7 +51,7 @@ def mark_continuation_sent(sender: Any, signal: Any, **_: Any) -> None:
 
     Celery also fails a task that has returned a value if its callbacks cannot be published.
     """
-    continuation = _continuation_of(sender)
+    continuation = _continuation_of(sender) if pending else None
     if continuation is not None and continuation.follows_value is (signal is task_success):
         continuation.sent()
 
@@ -59,7 +59,7 @@ def mark_continuation_sent(sender: Any, signal: Any, **_: Any) -> None:
 @task_postrun.connect(weak=False)
 def end_continuation(sender: Any, **_: Any) -> None:
     """Lets a redelivery send what was not sent."""
-    continuation = _continuation_of(sender)
+    continuation = _continuation_of(sender) if pending else None
     if continuation is not None:
         continuation.end()
 
@@ -68,7 +68,8 @@ def _continuation_of(sender: Any) -> Continuation | None:
     """Returns the continuation of the running task; None if it has none or is not idempotent."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
     call = getattr(request, "idempotency_call", None)
-    return call and call.continuation
+    active = call and call.active
+    return active and active.continuation
 
 
 def identity_of(

@@ -1,7 +1,7 @@
-"""The key of a call: the one place where it is resolved from a message.
+"""Resolves the key of a call from its message.
 
-The task, the worker's request, publishing and the items of ``map`` all resolve keys here, so they
-cannot disagree.
+The task, the worker's request, the publisher and the items of ``map`` all use this module, so that
+they cannot disagree.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ def resolve_key(
     request: Context | None = None,
     item_id: str | None = None,
 ) -> tuple[Key | None, MessageHeaders]:
-    """Returns the key of a call, None if the call is not protected, and its parsed headers.
+    """Returns the key of a call (None for an unprotected one) and its parsed headers.
 
-    A key that the message carries wins over the task's rule: a message that is published again
-    keeps its key, even if the rule has changed since. It is not the key of an item of ``map``: a
-    task that replaces itself by a ``map`` may forward its headers, under the same id.
+    A key that the message carries takes precedence over the task's rule: a message that is
+    published again keeps its key, even if the rule has changed since. Items of ``map`` ignore it: a
+    task that replaces itself with a ``map`` may forward its headers, under the same id.
 
     Args:
         configuration: of the task.
         headers: the custom headers of the message.
-        request: the request of the message, if it was received: the call may be a part of a canvas
-            that has replaced a task with the same key.
-        item_id: the id of one item of ``map``, whose message has `task_id`.
+        request: of a received message; the call may be a part of a canvas that has replaced a task
+            with the same key.
+        item_id: the id of one item of ``map``; its message has `task_id`.
 
     Raises:
-        KeyRuleError: if the rule cannot derive a key from the arguments, or if the message has an
-            explicit key that cannot be used.
+        KeyRuleError: if the rule cannot derive a key from the arguments, or the message has an
+            invalid explicit key.
         TypeError: if the arguments do not fit the task's signature.
     """
     if not configuration.settings.enabled:
@@ -63,7 +63,7 @@ def resolve_key(
     call_id = item_id or task_id
     id_in_key = call_id
     if request is not None and request.is_eager:
-        # Celery gives all links of an eager chain one id. They differ in their arguments.
+        # Celery gives all links of an eager chain the same id; their arguments differ.
         id_in_key = f"{call_id} {args!r} {kwargs!r}"
     key = configuration.rule.derive(args, kwargs, task_id=id_in_key, explicit=parsed.explicit)
     if request is not None and request.headers:
@@ -81,8 +81,8 @@ def resolve_received_key(
     """As :func:`resolve_key`, for a message that a worker runs; binds its headers.
 
     Raises:
-        KeyRuleError: also if the publisher has put a key where it is not read, or, in shadow, was
-            given an explicit key that cannot be used.
+        KeyRuleError: also if the publisher has put a key where it is not read or, in shadow, has
+            got an invalid explicit key.
         TypeError: if the arguments do not fit the task's signature.
     """
     task, enabled = configuration.rule.task, configuration.settings.enabled
@@ -93,7 +93,7 @@ def resolve_received_key(
             if finding == message_headers.REFUSED:
                 raise KeyRuleError(f"{task}: an option of the call cannot be used")
     if request.headers:
-        # The body may forward them, and a key that was published by name is not bound yet.
+        # Because the body may forward them. A key that was published by name is not bound yet.
         try:
             request.headers = message_headers.bind(task, request.id, request.headers)
         except KeyRuleError:

@@ -1,7 +1,7 @@
-"""Items of ``task.map``, ``task.starmap`` and ``task.chunks``, each of which is an execution.
+"""Items of ``task.map``, ``task.starmap`` and ``task.chunks``; each is a call of its own.
 
-Celery runs such a message as a task of its own, which calls the mapped task as a plain function,
-once for each item. Only these plain calls become executions.
+Celery runs such a message as a built-in task, which calls the mapped task as a plain function for
+each item. Of all plain calls, only these become executions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from celery_idempotent.task.call import TaskCall
 
 
 def next_item(task: Task, args: tuple[Any, ...]) -> tuple[Context, str] | None:
-    """Returns the request of the ``map`` message whose next item this call is, and the item's id.
+    """Returns the request of the current ``map`` message and the id of its next item.
 
-    None for any other call: Celery also calls errbacks and handlers of the message as functions.
+    None if this call is not that item: Celery also calls errbacks and handlers as functions.
     """
     current = _task_stack.top
     if current is None or current.name not in MAP_TASKS:
@@ -34,27 +34,27 @@ def next_item(task: Task, args: tuple[Any, ...]) -> tuple[Context, str] | None:
     try:
         if mapped != task.name or MAP_TASKS[current.name](items[number]) != args:
             return None
-    except (IndexError, TypeError):  # there is no item left, or it is no tuple of arguments
+    except (IndexError, TypeError):  # no item is left, or it is not a tuple of arguments
         return None
     request.idempotency_items = number + 1
     return request, item_id(request.id, number + 1)
 
 
 def _arguments(task: Mapping[str, Any] | str, it: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-    """Returns the name of the mapped task and the items, however they are passed."""
+    """Returns the name of the mapped task, and the items; both may be passed by keyword."""
     return task if isinstance(task, str) else task["task"], it
 
 
 def item_id(task_id: str, number: int) -> str:
-    """Returns the id of an item of the message `task_id`; the first item has the number 1."""
+    """Returns the id of an item of the message `task_id`; the number of the first item is 1."""
     return f"{task_id}/{number}"
 
 
 class MapItemCall(TaskCall):
     """The call of one item, which can only be requeued with the whole message.
 
-    Its id is the message's with the item's number, which is the same in every copy of the message.
-    The result backend has no result under this id, only that of the message under the message's.
+    The item's id is the message's id and the item's number, and is the same in every copy of the
+    message. The result backend has no result under it, only the result of the whole message.
     """
 
     is_whole_message = False

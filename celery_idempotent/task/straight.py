@@ -1,10 +1,10 @@
-"""The straight line: the most common messages of a task, in few calls from begin to end.
+"""The straight line: takes the most common messages of a task from begin to end in few calls.
 
-It does what the flow (:mod:`celery_idempotent.flow.flow`) does, for a message without a
+It does the same as the flow (:mod:`celery_idempotent.flow.flow`), for a message without a
 continuation that runs at its first attempt and returns a value, or that gets such a value as a
-duplicate. Its commands are templates, cut from those of the flow. It knows no policy. Everything
-else goes on in the flow: a message that is not so simple, before anything is sent; a begin with any
-other reply; and an execution whose body has raised, or has used ``self.idempotency``.
+duplicate. Its commands are templates, cut from those of the flow. It knows no policy. Every other
+call goes on in the flow: with any other message, before anything is sent; after any other reply to
+the begin; and after a body that has raised an error or used ``self.idempotency``.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import decide, report
-from celery_idempotent.flow.active_call import EXECUTION_ID_BYTES
+from celery_idempotent.flow.active_call import EXECUTION_ID_BYTES, begin_command
 from celery_idempotent.flow.flow import give_back
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.flow.soft_limit import BODY, FLOW, SoftLimit
 from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.key.key import FINGERPRINT_BYTES, ROOT_BYTES, Key, default_root
 from celery_idempotent.lease.clock import monotonic
-from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.record import layout, traceparent
 from celery_idempotent.record.payload import Payload
-from celery_idempotent.record.record import State
-from celery_idempotent.store import commands
+from celery_idempotent.record.record import Record, State
+from celery_idempotent.store import commands, reference
 from celery_idempotent.store.commands import BackendResult, Extension
 from celery_idempotent.task import call_options, message_headers
 from celery_idempotent.task.call import (
@@ -48,7 +47,6 @@ from celery_idempotent.task.call import (
     call_of_context,
     running,
     soft_limit_of,
-    worker_name,
 )
 
 logger = logging.getLogger(__name__)
@@ -69,7 +67,7 @@ def line_of(task: Task, configuration: TaskConfiguration, request: Context) -> L
 
 
 class Line:
-    """What the messages of one task have in common in this process: the templates of commands.
+    """The templates of commands that the messages of one task share in this process.
 
     Raises:
         ValueError: if the task's options, its store or its result backend need the flow.
@@ -91,54 +89,71 @@ class Line:
         ):
             raise ValueError("an option of the task needs the flow")
         self.store, self.backend = configuration.executor.store, task.backend
-        self.renewer = heartbeat.renewer(self.store)
+        self.runtime = configuration.executor.runtime
         self.writes_result = not configuration.fusion_obstacle
 
         key = Key.of(task.name, os.urandom(8), os.urandom(FINGERPRINT_BYTES))
         task_id, root, token = uuid(), os.urandom(ROOT_BYTES), 10**15
-        execution_id, body = os.urandom(EXECUTION_ID_BYTES), b"the value of the body"
-        digest, stored_id = key.digest.encode(), layout.write_task_id(task_id)
-        begin = commands.begin(
-            key,
-            execution_id=execution_id,
-            unanswered_ids=b"",
-            task_id=task_id,
-            root=root,
-            worker=worker_name(request.hostname, os.getpid()),
-            lease_ms=settings.lease_ms,
-            retention_ms=settings.result_ms,
-            max_attempts=settings.max_attempts,
-            error_ms=settings.error_ms,
-            keep_ms=settings.keep_ms,
-        )
+        digest, body = key.digest.encode(), b"the value of the body"
+        headers = message_headers.MessageHeaders(root=root)
+        message = Context(id=task_id, hostname=request.hostname)
+        sample = TaskCall(task, configuration, message, (), {}, key, headers).active
         names = digest, digest, root.hex().encode()
-        others = execution_id, stored_id, root, key.fingerprint
-        self.begin = self.store.template(begin, *names, *others)
+        others = sample.execution_id, layout.write_task_id(task_id), root, key.fingerprint
+        self.begin = self.store.template(begin_command(sample), *names, *others)
         about = key, token, Payload("json", body), settings.result_ms
         if not self.writes_result:
             complete = commands.complete(*about)
             self.complete = self.store.template(complete, digest, b"%d" % token, body)
             return
-        self._now = _checked_clock(self.backend)
+        self._now = self._checked_clock()
         name, meta = self.backend.get_key_for_task(task_id), b"the stored result"
         result = BackendResult(name, meta, self.backend.expires or 0)
         complete, write_result = commands.complete(*about, result), commands.write_result
         self.complete = self.store.template(complete, digest, name, b"%d" % token, body, meta)
         self.write_result = self.store.template(write_result(key, result), digest, name, meta)
+        record = Record(State.COMPLETED, str(key), task.name, uuid(), "", token, 1, at_ms=10**12)
+        refer = reference.command(self.store.config.prefix, task_id, record, True, 0)
+        _, name, body, _, expires_at = refer
+        self.refer = self.store.template(refer, name.encode(), body, b"%d" % expires_at)
 
     def result_of(self, request: Context, text: str) -> tuple[bytes, bytes]:
-        """Returns the name and the bytes of the result in the result backend.
+        """Returns the name and the bytes of a result, as Celery's Redis backend stores it.
 
         Args:
             text: the value as JSON.
         """
-        meta = _meta(request, text, self._now().isoformat())
+        group = f', "group_id": {dumps(request.group)}' if request.group else ""
+        parent = f', "parent_id": {dumps(request.parent_id)}' if request.parent_id else ""
+        meta = (
+            f'{{"status": "SUCCESS", "result": {text}, "traceback": null, "children": [], '
+            f'"date_done": "{self._now().isoformat()}"{group}{parent}, '
+            f'"task_id": {dumps(request.id)}}}'
+        )
         return self.backend.get_key_for_task(request.id), meta.encode()
+
+    def _checked_clock(self) -> Callable[[], datetime]:
+        """Checks that :meth:`result_of` writes as the result backend does; returns its clock.
+
+        Raises:
+            ValueError: if its version, its serializer or its options have another form.
+        """
+        request = Context(id=uuid(), group=uuid(), parent_id=uuid(), children=[])
+        meta = self.backend._get_result_meta("a", SUCCESS, None, request)  # noqa: SLF001
+        meta["task_id"] = request.id
+        date_done = datetime.fromisoformat(meta["date_done"])
+        self._now = lambda: date_done
+        _, written = self.result_of(request, '"a"')
+        clock: Callable[[], datetime] = self.backend.app.now if date_done.tzinfo else _naive_now
+        is_now = abs(clock() - date_done) < timedelta(seconds=10)
+        if not is_now or self.backend.encode(meta).encode() != written:
+            raise ValueError("the result backend stores results in another form")
+        return clock
 
     def call_of(
         self, task: Task, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> StraightCall | None:
-        """Returns the call of a message; None if that needs the flow, or is to be refused."""
+        """Returns the call of a message; None if the message needs the flow or is refused."""
         headers = request.headers
         if (
             request.is_eager
@@ -166,19 +181,19 @@ class Line:
 
 
 class StraightCall:
-    """One message. Its `TaskCall` is made when anything needs it."""
+    """One message; makes its `TaskCall` when that is needed."""
 
     #: As `ActiveCall` has them, for reports.
     label = decision = ""
     token, attempt = 0, 1
     lease: Lease[Any] | None = None
-    #: How the body has ended; or the outcome that is replayed.
+    #: Of the body, or of the record in a replay.
     outcome: Outcome | None = None
     #: Nothing is left to do in Redis.
     settled = False
     #: As `TaskCall` has them.
     result_written = False
-    continuation = None
+    active = None
     _reply: bytes | None = None
 
     def __init__(
@@ -193,10 +208,10 @@ class StraightCall:
 
     @property
     def in_flow(self) -> TaskCall:
-        """The call in the flow, at the point that this one has reached."""
+        """The call in the flow, at the point which this one has reached."""
         made: TaskCall | None = vars(self).get("_in_flow")
         if made is None:
-            # Atomic, since threads of the body may ask for it at the same time.
+            # Atomic, since threads of the body may need it at the same time.
             made = vars(self).setdefault("_in_flow", self._make())
         return made
 
@@ -238,12 +253,12 @@ class StraightCall:
             running.discard(self)
             call_of_context.set(outer_call)
         if has_ended:
-            assert self.outcome is not None
-            return self.outcome.get()
+            assert isinstance(self.outcome, Result)
+            return self.outcome.value
         return self._go_on()
 
     def _begin(self) -> bool:
-        """Sends the begin; returns whether the message may run, or has ended."""
+        """Sends the begin; returns whether the message may run or has ended."""
         line, root, fingerprint = self._line, self._root, self.key.fingerprint
         digest = self.key.digest.encode()
         slots: list[Any] = [digest, digest, root.hex().encode()]
@@ -268,13 +283,13 @@ class StraightCall:
         if begun.attempt > 1 or begun.body or not lease.trusted:
             return False
         self.token, self.lease = begun.token, lease
-        line.renewer.start_renewal(lease)
+        line.runtime.start_renewal(lease)
         report(table.BEGUN, self, self)
         decide(table.RUN, self)
         return True
 
     def _run(self, limit: SoftLimit) -> bool:
-        """Runs the body and stores its value; False if the flow has to go on."""
+        """Runs the body and stores its value; returns False if the flow has to go on."""
         args, kwargs = self._arguments
         try:
             limit.phase = BODY
@@ -300,7 +315,7 @@ class StraightCall:
         ):
             return False
         try:
-            # As kombu writes it, unless the value has a type that only kombu knows.
+            # As kombu encodes it, except for types that only kombu knows.
             text = dumps(outcome.value)
         except Exception:
             return False
@@ -317,14 +332,14 @@ class StraightCall:
         if case not in (b"ok", b"written"):
             return False
         assert self.lease is not None
-        line.renewer.stop_renewal(self.lease)
+        line.runtime.stop_renewal(self.lease)
         self.settled = True
         report(table.COMPLETED, self, self, end="its result is stored")
         self.result_written = case == b"written"
         return True
 
     def _replay(self, raw: bytes) -> bool:
-        """Answers with the outcome of another message; False if the flow has to."""
+        """Answers with the outcome of another message; returns False if the flow has to."""
         line, settings = self._line, self._line.configuration.settings
         try:
             record = line.store.record(self.key, raw)
@@ -333,14 +348,17 @@ class StraightCall:
             text = record.body.decode()
             value = loads(text)
         except Exception:
-            return False  # the flow says what is wrong with it
+            return False  # the flow reports the error
         name, meta = line.result_of(self._request, text)
         if record.task_id == self.task_id or len(meta) > settings.max_result_size:
             return False
-        slots = self.key.digest.encode(), len(name), name, len(meta), meta
+        slots: Any = self.key.digest.encode(), len(name), name, len(meta), meta
         packed = line.write_result.render(slots)
-        reference = line.store.packed_reference(self.task_id, record, keep_ms=settings.result_ms)
-        replies = line.store.send_packed(packed + reference, 2)
+        name = reference.name(line.store.config.prefix, self.task_id).encode()
+        body = reference.write(record, replayed=True)
+        expires_at = b"%d" % (record.at_ms + settings.result_ms)
+        slots = len(name), name, len(body), body, len(expires_at), expires_at
+        replies = line.store.send_packed(packed + line.refer.render(slots), 2)
         if not replies:
             return False
         self.outcome, self.settled = Result(value), True
@@ -355,12 +373,12 @@ class StraightCall:
         return call.execute()
 
     def _end_interrupted(self, error: BaseException) -> Any:
-        """Ends the message as the flow does when a signal handler has raised `error` in it."""
+        """Ends the message as the flow does after a signal handler has raised `error`."""
         if self.settled:
             raise error
         active = self.in_flow.active
         if self.outcome is None:
-            # Redis recognises the begin by its id, if there was one.
+            # If a begin was sent, Redis recognises its execution id.
             active.early_reply, active.unanswered = None, self.lease is None
             run_flow(partial(give_back, active, error), soft_limit_of(self._request))
             raise error
@@ -375,34 +393,6 @@ class StraightCall:
         self.in_flow.active.report_lease_lost(raw)
 
 
-def _meta(request: Context, text: str, date_done: str) -> str:
-    """Returns what Celery's Redis backend stores for the value that is `text` in JSON."""
-    group = f', "group_id": {dumps(request.group)}' if request.group else ""
-    parent = f', "parent_id": {dumps(request.parent_id)}' if request.parent_id else ""
-    return (
-        f'{{"status": "SUCCESS", "result": {text}, "traceback": null, "children": [], '
-        f'"date_done": "{date_done}"{group}{parent}, "task_id": {dumps(request.id)}}}'
-    )
-
-
-def _checked_clock(backend: Any) -> Callable[[], datetime]:
-    """Returns the clock by which `backend` dates results, which have the form of :func:`_meta`.
-
-    Raises:
-        ValueError: if its version, its serializer or its options have another form.
-    """
-    request = Context(id=uuid(), group=uuid(), parent_id=uuid(), children=[])
-    meta = backend._get_result_meta("a", SUCCESS, None, request)  # noqa: SLF001 - no public one
-    date_done, meta["task_id"] = meta["date_done"], request.id
-    clock: Callable[[], datetime] = backend.app.now
-    if datetime.fromisoformat(date_done).tzinfo is None:
-        clock = _naive_now
-    is_now = abs(clock() - datetime.fromisoformat(date_done)) < timedelta(seconds=10)
-    if not is_now or backend.encode(meta) != _meta(request, '"a"', date_done):
-        raise ValueError("the result backend stores results in another form")
-    return clock
-
-
 def _naive_now() -> datetime:
-    """Returns the time in UTC, without an offset, as Celery wrote it up to 5.3."""
+    """Returns the time in UTC without an offset, the form of Celery up to 5.3."""
     return datetime.now(timezone.utc).replace(tzinfo=None)

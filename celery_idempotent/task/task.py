@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -56,19 +57,19 @@ logger = logging.getLogger(__name__)
 _plain_execution: ContextVar[Execution | None] = ContextVar("idempotent_plain", default=None)
 
 
+@dataclass(eq=False)
 class _WrittenBackend:
-    """A result backend that has the result of the current task: fused completion has written it.
+    """Stands in for a result backend that has the current task's result, by fused completion.
 
-    Celery's tracer calls ``task.backend.mark_as_done()`` with the value of the body, also if the
-    result is there already. Its built-in ways to skip this write do not work here: ``Ignore``
+    Celery's tracer calls ``task.backend.mark_as_done()`` with the value of the body, even if the
+    result is stored already. Its built-in ways to skip this write do not work here: ``Ignore``
     suppresses ``task_success``, and a request with ``ignore_result`` looks different to handlers
-    and signals. So the task's ``backend``, a public property, returns this stand-in once. If
-    anything else reads the property before, the tracer gets the real backend, which finds the
-    result and leaves it as it is.
+    and signals. Therefore the task's ``backend``, a public property, returns this stand-in once. If
+    other code reads the property first, the tracer gets the real backend, which finds the result
+    and does not change it.
     """
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    _backend: Any
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -78,7 +79,7 @@ class _WrittenBackend:
 
 
 def _call_of(request: Context) -> TaskCall | None:
-    """Returns the call of `request`, None if it is not protected or has not begun."""
+    """Returns the call of `request`; None if it is not protected or has not begun."""
     call = getattr(request, "idempotency_call", None)
     return call and call.in_flow
 
@@ -166,16 +167,17 @@ class IdempotentTask(Task):
         return configuration
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a message of a worker through the executor; anything else is a function call.
+        """Runs a message of a worker through the flow; any other call is a function call.
 
-        A ``__call__`` of a subclass runs inside the execution, and calls the body here.
+        A ``__call__`` of a subclass runs inside the execution, and reaches the body through this
+        method.
         """
         if self._own_call and (running := overrides.current(self)):
-            # As super().__call__; a call of the task in its body is one of its own.
+            # Called as super().__call__. If the body calls the task again, that is another call.
             return overrides.run_as(None, running.body, args, kwargs)
         request = self.request_stack.top
-        # Celery sets `_protected` when a request has reached its body: a call of the task from
-        # inside its body is a plain function call again.
+        # Celery sets `_protected` when a request reaches its body: from then on, a call of the task
+        # is a plain function call.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
             item = map_item.next_item(self, args)
             if item is None:
@@ -206,12 +208,12 @@ class IdempotentTask(Task):
             request.idempotency_without_body = False
             if item_id is not None:
                 return self._run_plain(super().__call__, args, kwargs)
-            # The task runs unprotected: a soft limit that was deferred is raised, and no other is.
+            # The task runs without protection: raise a soft limit that was kept, and keep no other.
             limit = soft_limit_of(request)
             limit.phase = BODY
             if limit.error is not None:
                 raise limit.error
-            if configuration.settings.enabled:  # else the tracer has called it
+            if configuration.settings.enabled:  # otherwise the tracer has called it
                 self.before_start(request.id, args, kwargs)
             return self._run_plain(self.run, args, kwargs)
         new_call = TaskCall if item_id is None else map_item.MapItemCall
@@ -225,7 +227,7 @@ class IdempotentTask(Task):
     ) -> Any:
         """Runs `body` without protection; with ``idempotency_transaction``, in a transaction.
 
-        Inside a body with a transaction in that database, as a part of that.
+        If a body around it has a transaction in that database, `body` runs in the same one.
         """
         settings = self.idempotency_configuration.settings
         if settings.transaction is None:

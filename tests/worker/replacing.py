@@ -114,6 +114,7 @@ woven_in_sql = shared_task(
     name="shop.woven_in_sql",
     idempotency_key="{order}",
     idempotency_transaction="tests.worker.sqlite_engine:engine",
+    idempotency_shadow=False,  # which excludes a transaction, also in an app in shadow
 )
 
 

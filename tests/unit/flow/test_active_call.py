@@ -14,8 +14,8 @@ from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.execution import Execution
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.record.layout import Begun
 from celery_idempotent.settings import Settings
+from celery_idempotent.store.commands import Extension
 
 
 class Heartbeat:
@@ -44,7 +44,8 @@ def granted(runtime: Any) -> ActiveCall:
     host: Any = None
     codec: Any = None
     call = ActiveCall(data, host, runtime, codec, plan_for(settings))
-    call._grant(Begun(token=1, attempt=1, body=b""), 0.0)
+    extension = Extension(data.key, 1, settings.lease_ms, settings.result_ms)
+    call.resume(Lease(runtime.store, extension, 0.0, call.report_lease_lost))
     return call
 
 
