@@ -43,6 +43,22 @@ from tests.worker.tasks import frail, pack, rejecting
 pytestmark = pytest.mark.worker
 
 
+@pytest.fixture(scope="module")
+def shared_extended_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_shop(result_extended=True) as shop:
+        shop.start_worker(concurrency=4)
+        yield shop
+
+
+@pytest.fixture
+def extended_shop(shared_extended_shop: Shop) -> Iterator[Shop]:
+    """A shop whose results have the arguments of the calls."""
+    shared_extended_shop.app.set_current()
+    yield shared_extended_shop
+    shared_extended_shop.ledger.release_all()
+    shared_extended_shop.print_logs()
+
+
 def celery(shop: Shop, *arguments: str, code: int = 0, answer: str | None = None) -> str:
     """Runs ``celery -A shop idempotency …`` in this process; asserts its exit code."""
     obj = SimpleNamespace(app=shop.app)
@@ -125,25 +141,22 @@ class TestOfEachKind:
         assert succeed(result) == "found one"
         assert len(shop.ledger.runs(order)) == 2
 
-    def test_a_completed_one_after_two_questions(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop(result_extended=True) as shop:
-            shop.start_worker()
-            receipt = pack.delay(order, amount=7).get(timeout=SOON)
-            key = str(pack.idempotency_key_of(order, amount=7))
+    def test_a_completed_one_after_two_questions(self, extended_shop: Shop, order: str) -> None:
+        shop = extended_shop
+        receipt = pack.delay(order, amount=7).get(timeout=SOON)
+        key = str(pack.idempotency_key_of(order, amount=7))
 
-            assert "Repeat its effect?" in celery(shop, "rerun", key, code=1, answer="y\nn\n")
-            celery(shop, "rerun", key, "--yes", code=1, answer="")
-            assert len(shop.ledger.runs(order)) == 1
-            celery(shop, "rerun", key, answer="y\ny\n")
+        assert "Repeat its effect?" in celery(shop, "rerun", key, code=1, answer="y\nn\n")
+        celery(shop, "rerun", key, "--yes", code=1, answer="")
+        assert len(shop.ledger.runs(order)) == 1
+        celery(shop, "rerun", key, answer="y\ny\n")
 
-            shop.ledger.wait_for_run(order, 2)
-            eventually(lambda: len(finished(shop, order)) == 2, "it has run again")
-            again = pack.delay(order, amount=7).get(timeout=SOON)
-            assert again["amount"] == 7
-            assert again != receipt
-            assert len(shop.ledger.runs(order)) == 2
+        shop.ledger.wait_for_run(order, 2)
+        eventually(lambda: len(finished(shop, order)) == 2, "it has run again")
+        again = pack.delay(order, amount=7).get(timeout=SOON)
+        assert again["amount"] == 7
+        assert again != receipt
+        assert len(shop.ledger.runs(order)) == 2
 
     def test_without_a_message(self, shop: Shop, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
@@ -217,36 +230,38 @@ def complete(shop: Shop, order: str) -> str:
 class TestTwoPeople:
     @pytest.mark.parametrize(
         "end",
-        [lambda shop, order: fail(shop, order).id, poison, reject, complete],
+        [
+            lambda shop, order: fail(shop, order).id,
+            pytest.param(poison, marks=pytest.mark.exhaustive),
+            pytest.param(reject, marks=pytest.mark.exhaustive),
+            complete,
+        ],
         ids=["a stored error", "poisoned", "a rejected duplicate", "completed"],
     )
     def test_click_at_once(
-        self, open_shop: Callable[..., Shop], order: str, end: Callable[[Shop, str], str]
+        self, extended_shop: Shop, order: str, end: Callable[[Shop, str], str]
     ) -> None:
-        with open_shop(result_extended=True) as shop:
-            shop.start_worker(concurrency=4)
-            task_id = end(shop, order)
-            barrier, cases = threading.Barrier(4), []
+        shop = extended_shop
+        task_id = end(shop, order)
+        barrier, cases = threading.Barrier(4), []
 
-            def click(user: str) -> None:
-                tasks = app_tasks.tasks(shop.app)
-                ((key, view, duplicate),) = resolve_records(
-                    tasks, (task_id,), None, may_be_absent=True
-                )
-                call = rerunning.find_ended(tasks, key, view, duplicate=duplicate)
-                barrier.wait()
-                cases.append(rerunning.rerun(call, user=user))
+        def click(user: str) -> None:
+            tasks = app_tasks.tasks(shop.app)
+            ((key, view, duplicate),) = resolve_records(tasks, (task_id,), None, may_be_absent=True)
+            call = rerunning.find_ended(tasks, key, view, duplicate=duplicate)
+            barrier.wait()
+            cases.append(rerunning.rerun(call, user=user))
 
-            threads = [threading.Thread(target=click, args=(name,)) for name in "abcd"]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        threads = [threading.Thread(target=click, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
-            assert "published" in cases
-            eventually(lambda: len(finished(shop, order)) == 2 - (end is poison), "it has run")
-            shop.wait_until_empty()
-            assert len(shop.ledger.runs(order)) == 2
+        assert "published" in cases
+        eventually(lambda: len(finished(shop, order)) == 2 - (end is poison), "it has run")
+        shop.wait_until_empty()
+        assert len(shop.ledger.runs(order)) == 2
 
     @pytest.mark.parametrize("task", [final, final_once], ids=["for good", "otherwise"])
     def test_one_message_waits_until_the_other_has_failed(
@@ -288,6 +303,7 @@ class TestTwoPeople:
             assert succeed(result) == "found one"
             assert len(shop.ledger.runs(order)) == 2
 
+    @pytest.mark.exhaustive
     def test_a_message_that_is_lost_on_its_way_is_published_again(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
@@ -457,6 +473,7 @@ class TestLargeMessages:
         assert not (self.folder / message.partition(b"\n")[2].decode()).exists()
 
 
+@pytest.mark.exhaustive
 def test_a_message_that_is_too_large_is_not_kept(
     open_shop: Callable[..., Shop], order: str
 ) -> None:
