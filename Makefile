@@ -62,6 +62,10 @@ history: .venv/test  ## Record the calls of many processes under faults, and fin
 redelivery: .venv/test  ## Kill whole workers under load, and time when their messages begin elsewhere (TRIALS= AFTER= LEASE= RELIER=python); FAULTS=1: a table of faults; COST=1: of 1,000 messages; HOUR=1: the deliveries of a living worker
 	@$(BIN)/python -m labs.redelivery$(if $(HOUR),.hour)$(if $(FAULTS),.faults)$(if $(COST),.cost) $(if $(TRIALS),--trials $(TRIALS)) $(if $(AFTER),--after $(AFTER)) $(if $(LEASE),--lease $(LEASE)) $(if $(RELIER),--relier $(RELIER))
 
+.PHONY: hostile
+hostile: .venv/test  ## Derive 1,000,000 keys, send 20,000 messages twice, change every byte of records and headers (ONLY= KEYS= MESSAGES= SEED=)
+	@$(BIN)/python -m labs.hostile $(if $(ONLY),--only $(ONLY)) $(if $(KEYS),--keys $(KEYS)) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(SEED),--seed $(SEED))
+
 .PHONY: purge
 purge: .venv/test  ## Delete 5,000,000 expired outcomes from PostgreSQL and MariaDB beside a writer (ROWS=)
 	@$(BIN)/python -m labs.purge $(if $(ROWS),--rows $(ROWS))

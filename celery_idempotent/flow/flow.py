@@ -134,9 +134,9 @@ async def admit(call: ActiveCall) -> Admission:
         if reply.case == "corrupt":
             raise layout.corrupt(str(call.key))
         record = call.runtime.store.record(call.key, reply.raw)
+        reserved = reservation.read(record, reply.raw)
     except CorruptRecordError as error:
         raise refuse(call, error) from None
-    reserved = reservation.read(record, reply.raw)
     if reserved and reserved.task_id != call.stale_task_id and call.host.is_stale(reserved):
         call.stale_task_id = reserved.task_id
         await _end_reservation(call, record, reserved.task_id)

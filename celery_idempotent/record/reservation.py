@@ -24,12 +24,16 @@ def read(record: Record, raw: bytes) -> Reservation | None:
         raw: the bytes of `record`.
 
     Raises:
-        CorruptRecordError: if the entry of the waiting message is truncated.
+        CorruptRecordError: if the owner or the entry of the waiting message is damaged.
     """
     if record.state is State.RESERVED:
         owner = layout.owner(raw)
         if owner == layout.NOBODY:
             return None
-        return Reservation(record.task_id, int(owner[layout.ID_BYTES :]) if owner else None)
+        try:
+            retry = int(owner[layout.ID_BYTES :]) if owner else None
+        except ValueError:
+            raise layout.corrupt(record.key) from None
+        return Reservation(record.task_id, retry)
     waiting = turn.waiting(record)
     return waiting and Reservation(waiting.task_id)

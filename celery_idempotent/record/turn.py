@@ -25,13 +25,14 @@ def waiting(record: Record) -> Waiting | None:
     """Returns the message that waits while another one has the turn; None if there is none.
 
     Raises:
-        CorruptRecordError: if the entry is truncated.
+        CorruptRecordError: if the entry is damaged.
     """
     if record.state.finished or record.body[4:7] != b"\0\0W":
         return None
     try:
         entry, _ = steps.read_field(record.body, 0, 4)
-        task_id, _ = steps.read_field(entry, 16, 2)
+        encoded, _ = steps.read_field(entry, 16, 2)
+        task_id = layout.read_task_id(encoded)
     except (IndexError, ValueError):
         raise steps.corrupt("turn", record.key) from None
-    return Waiting(layout.read_task_id(task_id), int.from_bytes(entry[10:16], "big"))
+    return Waiting(task_id, int.from_bytes(entry[10:16], "big"))

@@ -111,6 +111,17 @@ class TestDamagedRecord:
         assert pack.delay(order).get(timeout=SOON)["receipt"]
         assert len(ledger.runs(order)) == 1
 
+    def test_a_reservation_for_no_message_fails_the_task(self, shop: Shop, order: str) -> None:
+        name = f"idem:{pack.idempotency_key_of(order)}"
+        deadline = shop.redis.time()[0] * 1000 + MINUTE_MS  # type: ignore[index]
+        reserved = raw_record(b"R", at_ms=deadline, fingerprint=b"", execution_id=b"8 bytes.\x11")
+        put(reserved)(shop.redis, name)
+
+        with pytest.raises(CorruptRecordError, match="cannot be read"):
+            pack.delay(order).get(timeout=SOON)
+
+        assert shop.redis.get(name) == reserved
+
     @pytest.mark.parametrize(
         "error", ["celery.exceptions.Ignore", "celery.exceptions.WorkerShutdown"]
     )

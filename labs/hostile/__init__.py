@@ -1,0 +1,1 @@
+"""Hostile input, counted: confusable arguments, damaged records, damaged headers."""
