@@ -24,6 +24,7 @@ from celery_idempotent.cli import idempotency
 from celery_idempotent.cli.target import resolve_records
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import rerunning
+from tests.exhaustive import exhaustive_except
 from tests.servers.cluster import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
@@ -263,7 +264,9 @@ class TestTwoPeople:
         shop.wait_until_empty()
         assert len(shop.ledger.runs(order)) == 2
 
-    @pytest.mark.parametrize("task", [final, final_once], ids=["for good", "otherwise"])
+    @pytest.mark.parametrize(
+        "task", exhaustive_except([final, final_once], final), ids=["for good", "otherwise"]
+    )
     def test_one_message_waits_until_the_other_has_failed(
         self, shop: Shop, order: str, task: Any
     ) -> None:
