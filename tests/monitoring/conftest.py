@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner
 from redis import Redis
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.cli import idempotency
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
+from tests.command_line import celery
 from tests.monitoring.shop import make_app
 
 
@@ -49,12 +47,7 @@ class Shop:
 
     def celery(self, *arguments: str, code: int = 0, answer: str | None = None) -> str:
         """Runs ``celery -A shop idempotency …``; returns its output, asserts its exit code."""
-        obj = SimpleNamespace(app=self.app)
-        result = CliRunner().invoke(idempotency, arguments, obj=obj, input=answer)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result.output
+        return celery(self.app, *arguments, code=code, answer=answer)
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.celery(*arguments, "--json", code=code))

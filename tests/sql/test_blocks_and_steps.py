@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -17,15 +16,14 @@ import pytest
 import sqlalchemy as sa
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
-from click.testing import CliRunner
 
 from celery_idempotent import Decision, Idempotency, IdempotentTask, TransactionError
-from celery_idempotent.cli import idempotency
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.sql.database import step_databases
 from celery_idempotent.sql.outcomes import Claim
 from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.testing.server import RedisServer
+from tests.command_line import celery
 from tests.sql.conftest import each_kind
 from tests.sql.databases import TestDatabase, effects
 from tests.sql.function_shop import Shop, forget_records
@@ -188,8 +186,7 @@ class TestTheEndOfAKey:
             ["purge", "--database", "tests.sql.shop:database"],
             ["forget", key, "--yes", "--database", "tests.sql.shop:database"],
         ):
-            done = CliRunner().invoke(idempotency, command, obj=SimpleNamespace(app=app))
-            assert done.exit_code == 0, done.output
+            celery(app, *command)
 
         assert ship.apply((order,)).get() == 1
 

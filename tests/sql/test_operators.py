@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from click.testing import CliRunner
 
 from celery_idempotent import IdempotentTask, State, StoreUnavailableError, signals
-from celery_idempotent.cli import idempotency
 from celery_idempotent.contrib.sqlalchemy import outcomes
 from celery_idempotent.sql.database import forget_rows
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
+from tests.command_line import celery
 from tests.sql.conftest import each_kind
 from tests.sql.databases import TestDatabase, effects
 from tests.waiting import SOON, eventually
@@ -64,11 +62,7 @@ class Shop:
 
     def celery(self, *arguments: str, code: int = 0) -> str:
         """Runs ``celery -A shop idempotency …``."""
-        result = CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=self.app))
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result.output
+        return celery(self.app, *arguments, code=code)
 
 
 @pytest.fixture

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as time_of_day
 from decimal import Decimal
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from celery_idempotent import (
     CallOutcome,
@@ -22,8 +20,8 @@ from celery_idempotent import (
     State,
     outcome_of,
 )
-from celery_idempotent.cli import idempotency
 from celery_idempotent.store.reference import Reference
+from tests.command_line import celery
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -345,7 +343,7 @@ class TestTaskIdOfADuplicate:
         found(shop, duplicate.id)
         pack.idempotency_forget(order)
 
-        message = cli(shop, "show", duplicate.id, code=1)
+        message = celery(shop.app, "show", duplicate.id, code=1)
         assert f"got the outcome of task {first.id} (attempt 1), under shop.pack:" in message
         assert "which is absent now" in message
 
@@ -362,16 +360,10 @@ def found(shop: Shop, task_id: str) -> Reference:
     return reference
 
 
-def cli(shop: Shop, *arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=shop.app))
-    assert result.exit_code == code, result.output
-    return result.output
-
-
 def show(shop: Shop, task_id: str, *, whole: bool = False) -> dict[str, Any]:
     if not whole:
         found(shop, task_id)
-    document = json.loads(cli(shop, "show", task_id, "--json"))
+    document = json.loads(celery(shop.app, "show", task_id, "--json"))
     return document if whole else {name: document[name] for name in ("duplicate", "task_id", "key")}
 
 

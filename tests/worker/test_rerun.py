@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -16,14 +15,13 @@ import pytest
 from celery import chord, group
 from celery.result import AsyncResult
 from celery.signals import before_task_publish
-from click.testing import CliRunner
 from cryptography.fernet import Fernet
 
 from celery_idempotent import PoisonedTaskError, State, signals
-from celery_idempotent.cli import idempotency
 from celery_idempotent.cli.target import resolve_records
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import rerunning
+from tests.command_line import celery
 from tests.exhaustive import exhaustive_except
 from tests.servers.cluster import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
@@ -60,16 +58,6 @@ def extended_shop(shared_extended_shop: Shop) -> Iterator[Shop]:
     shared_extended_shop.print_logs()
 
 
-def celery(shop: Shop, *arguments: str, code: int = 0, answer: str | None = None) -> str:
-    """Runs ``celery -A shop idempotency …`` in this process; asserts its exit code."""
-    obj = SimpleNamespace(app=shop.app)
-    result = CliRunner().invoke(idempotency, arguments, obj=obj, input=answer)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result.output
-
-
 def kept(shop: Shop) -> list[bytes]:
     """Returns the messages that are kept of all tasks."""
     return [shop.redis.get(name) for name in shop.redis.scan_iter("idem:{*}:message:*")]
@@ -101,7 +89,7 @@ class TestOfEachKind:
     def test_a_stored_error(self, shop: Shop, order: str) -> None:
         result = fail(shop, order)
 
-        output = celery(shop, "rerun", str(final.idempotency_key_of(order, 1)), "--yes")
+        output = celery(shop.app, "rerun", str(final.idempotency_key_of(order, 1)), "--yes")
 
         assert "published: it runs again" in output
         assert succeed(result) == "found one"
@@ -113,7 +101,7 @@ class TestOfEachKind:
     def test_a_poisoned_task(self, shop: Shop, order: str) -> None:
         task_id = poison(shop, order)
 
-        celery(shop, "rerun", task_id, "--yes")
+        celery(shop.app, "rerun", task_id, "--yes")
 
         assert succeed(shop.app.AsyncResult(task_id))["amount"] == 1
         assert len(shop.ledger.runs(order)) == 2
@@ -127,7 +115,7 @@ class TestOfEachKind:
         shop.ledger.release(order)
         receipt = first.get(timeout=SOON)
 
-        celery(shop, "rerun", duplicate.id, "--yes")
+        celery(shop.app, "rerun", duplicate.id, "--yes")
 
         assert succeed(duplicate) == receipt  # the key has its outcome by now
         assert len(shop.ledger.runs(order)) == 1
@@ -137,7 +125,7 @@ class TestOfEachKind:
     def test_a_key_that_may_run_again(self, shop: Shop, order: str) -> None:
         result = fail(shop, order, final_in_turn)
 
-        celery(shop, "rerun", str(final_in_turn.idempotency_key_of(order, 1)), "--yes")
+        celery(shop.app, "rerun", str(final_in_turn.idempotency_key_of(order, 1)), "--yes")
 
         assert succeed(result) == "found one"
         assert len(shop.ledger.runs(order)) == 2
@@ -147,10 +135,10 @@ class TestOfEachKind:
         receipt = pack.delay(order, amount=7).get(timeout=SOON)
         key = str(pack.idempotency_key_of(order, amount=7))
 
-        assert "Repeat its effect?" in celery(shop, "rerun", key, code=1, answer="y\nn\n")
-        celery(shop, "rerun", key, "--yes", code=1, answer="")
+        assert "Repeat its effect?" in celery(shop.app, "rerun", key, code=1, answer="y\nn\n")
+        celery(shop.app, "rerun", key, "--yes", code=1, answer="")
         assert len(shop.ledger.runs(order)) == 1
-        celery(shop, "rerun", key, answer="y\ny\n")
+        celery(shop.app, "rerun", key, answer="y\ny\n")
 
         shop.ledger.wait_for_run(order, 2)
         eventually(lambda: len(finished(shop, order)) == 2, "it has run again")
@@ -163,7 +151,7 @@ class TestOfEachKind:
         pack.delay(order).get(timeout=SOON)
         key = str(pack.idempotency_key_of(order))
 
-        output = celery(shop, "rerun", key, "--yes", "--completed", code=1)
+        output = celery(shop.app, "rerun", key, "--yes", "--completed", code=1)
 
         assert "publish the call with its arguments" in output
 
@@ -174,7 +162,7 @@ class TestOfEachKind:
             assert 0 < shop.redis.ttl(name) <= 86400
             shop.redis.delete(name)
 
-        assert "its message is not kept" in celery(shop, "rerun", str(key), "--yes", code=1)
+        assert "its message is not kept" in celery(shop.app, "rerun", str(key), "--yes", code=1)
         assert final.idempotency_forget(order, 1)
 
     def test_what_runs_is_left_alone(self, shop: Shop, order: str) -> None:
@@ -182,7 +170,7 @@ class TestOfEachKind:
         result = pack.delay(order)
         shop.ledger.wait_for_run(order)
 
-        assert "it has not ended" in celery(shop, "rerun", result.id, "--yes", code=1)
+        assert "it has not ended" in celery(shop.app, "rerun", result.id, "--yes", code=1)
 
 
 def decoded(message: bytes) -> bytes:
@@ -280,7 +268,7 @@ class TestTwoPeople:
         shop.app.control.cancel_consumer("celery", reply=True, timeout=1)
         try:
             for _ in range(2):
-                celery(shop, "rerun", key, "--yes")
+                celery(shop.app, "rerun", key, "--yes")
         finally:
             shop.app.control.add_consumer("celery", reply=True, timeout=1)
 
@@ -288,7 +276,7 @@ class TestTwoPeople:
         shop.wait_until_empty()
         assert len(shop.ledger.runs(order)) == 2
         if task is final:
-            celery(shop, "rerun", key, "--yes")
+            celery(shop.app, "rerun", key, "--yes")
             eventually(lambda: len(finished(shop, order)) == 3, "it runs for the second error")
 
     def test_a_worker_dies_after_it_has_forgotten(
@@ -299,7 +287,7 @@ class TestTwoPeople:
             result = fail(shop, order)
             key = final.idempotency_key_of(order, 1)
             worker.teardown()
-            celery(shop, "rerun", str(key), "--yes")
+            celery(shop.app, "rerun", str(key), "--yes")
             assert final.idempotency_forget(order, 1)  # and its message is redelivered
             shop.start_worker()
 
@@ -315,10 +303,10 @@ class TestTwoPeople:
             result = fail(shop, order)
             key = str(final.idempotency_key_of(order, 1))
             worker.teardown()
-            celery(shop, "rerun", key, "--yes")
+            celery(shop.app, "rerun", key, "--yes")
             assert final.idempotency_record(order, 1).state is State.FAILED
             assert shop.redis.delete("celery")
-            celery(shop, "rerun", key, "--yes")
+            celery(shop.app, "rerun", key, "--yes")
             shop.start_worker()
 
             assert succeed(result) == "found one"
@@ -332,7 +320,7 @@ def test_all_that_has_failed_of_a_task(shop: Shop) -> None:
     fail(shop, other)
 
     cases = json.loads(
-        celery(shop, "rerun", "--all", "--task", "shop.final_together", "--yes", "--json")
+        celery(shop.app, "rerun", "--all", "--task", "shop.final_together", "--yes", "--json")
     )
 
     assert {each["key"]: each["case"] for each in cases} == {
@@ -353,7 +341,7 @@ def test_the_request_is_logged_and_sent_as_a_signal(
 
     signals.rerun.connect(receive)
     result = fail(shop, order)
-    celery(shop, "rerun", result.id, "--yes")
+    celery(shop.app, "rerun", result.id, "--yes")
 
     (details,) = received
     assert (details["sender"], details["task_id"]) == (final, result.id)
@@ -367,7 +355,7 @@ class TestTheMessage:
     def test_its_expiry_and_retries_are_dropped(self, shop: Shop, order: str) -> None:
         result = fail(shop, order, expires=3600, countdown=0.1)
 
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         assert succeed(result) == "found one"
 
@@ -377,7 +365,7 @@ class TestTheMessage:
         )
         eventually(lambda: len(shop.ledger.notes(order)) == 1, "the errback has run")
 
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         shop.ledger.wait_for_run(f"after {order}")
         succeed(result)
@@ -397,7 +385,7 @@ class TestTheMessage:
             bodies.append(body)
 
         before_task_publish.connect(keep_body)
-        celery(shop, "rerun", member.id, "--yes")
+        celery(shop.app, "rerun", member.id, "--yes")
         before_task_publish.disconnect(keep_body)
         # Before 5.7, Celery counts each return of a member; later ones, the first.
         assert [body[2]["chord"] for body in bodies] == [None]
@@ -447,7 +435,7 @@ class TestEncryption:
         assert message.startswith(b"!json\n")
         assert order.encode() not in message
 
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         assert succeed(result) == "found one"
 
@@ -470,7 +458,7 @@ class TestLargeMessages:
         assert message.startswith(b"@json\n")
         assert (self.folder / message.partition(b"\n")[2].decode()).exists()
 
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         assert succeed(result) == "found one"
         assert not (self.folder / message.partition(b"\n")[2].decode()).exists()
@@ -489,7 +477,7 @@ def test_a_message_that_is_too_large_is_not_kept(
             "its message is not kept: it is larger than idempotency_max_result_size"
         )
 
-        assert "its message is not kept" in celery(shop, "rerun", result.id, "--yes", code=1)
+        assert "its message is not kept" in celery(shop.app, "rerun", result.id, "--yes", code=1)
 
 
 @pytest.mark.exhaustive
@@ -504,7 +492,7 @@ def test_on_a_cluster(open_shop: Callable[..., Shop], order: str) -> None:
         assert store.client.keyslot(name) == store.client.keyslot(store.config.name(key))
         eventually(lambda: store.client.get(name), "the message is kept")
 
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         assert succeed(result) == "found one"
 
@@ -533,7 +521,7 @@ def test_queue_routing_priority_and_serializer_are_kept(
             headers={"tenant": "acme"},
         )  # fmt: skip
         worker.teardown()
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         with shop.app.connection_for_read() as connection:
             message = eventually(lambda: connection.default_channel.basic_get(name, no_ack=True))
