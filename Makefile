@@ -30,37 +30,37 @@ test-all: .venv/test  ## Run all tests and report the coverage
 
 .PHONY: bench
 bench: .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=live; ONLY=soak: growth; WRITE=1 into docs/)
-	@$(BIN)/python -m tests.labs.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) \
+	@$(BIN)/python -m labs.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) \
 		$(if $(AGAINST),--against $(AGAINST)) $(if $(JSON),--json $(JSON)) $(if $(MINUTES),--minutes $(MINUTES))
 
 .PHONY: peers
 peers: .venv/peers  ## Compare with plain Celery and five other libraries, three of them in environments of their own
-	@$(BIN)/python -m tests.labs.comparison
+	@$(BIN)/python -m labs.comparison
 
 .PHONY: outages
 outages: .venv/test  ## Cause every kind of outage while workers run, and count lost and repeated calls
-	@$(BIN)/python -m tests.labs.outages
+	@$(BIN)/python -m labs.outages
 
 .PHONY: chaos
 chaos: .venv/chaos  ## Inject faults by a seeded schedule, also for other libraries (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 TRANSACTION=1 AUDIT=1)
-	@$(BIN)/python -m tests.labs.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
+	@$(BIN)/python -m labs.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(TRANSACTION),--transaction) $(if $(AUDIT),--audit)
 
 .PHONY: proof
 proof: .venv/proof  ## Search the model, compare the scripts with it, run mutation tests: about ten minutes
-	@$(BIN)/python -m tests.labs.verification
+	@$(BIN)/python -m labs.verification
 
 .PHONY: canvases
 canvases: .venv/test  ## Publish chains, chords, retries and duplicates while processes are killed, beside plain Celery (SEEDS= CANVASES= OURS=1)
-	@$(BIN)/python -m tests.labs.canvases $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CANVASES),--canvases $(CANVASES)) $(if $(OURS),--ours)
+	@$(BIN)/python -m labs.canvases $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CANVASES),--canvases $(CANVASES)) $(if $(OURS),--ours)
 
 .PHONY: history
 history: .venv/test  ## Record the calls of many processes under faults, and find an order that explains every reply (SEEDS= SECONDS=)
-	@$(BIN)/python -m tests.labs.history $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS))
+	@$(BIN)/python -m labs.history $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS))
 
 .PHONY: redelivery
 redelivery: .venv/test  ## Kill whole workers under load, and time when their messages begin elsewhere (TRIALS= AFTER= LEASE= RELIER=python); FAULTS=1: a table of faults; COST=1: of 1,000 messages; HOUR=1: the deliveries of a living worker
-	@$(BIN)/python -m tests.labs.redelivery$(if $(HOUR),.hour)$(if $(FAULTS),.faults)$(if $(COST),.cost) $(if $(TRIALS),--trials $(TRIALS)) $(if $(AFTER),--after $(AFTER)) $(if $(LEASE),--lease $(LEASE)) $(if $(RELIER),--relier $(RELIER))
+	@$(BIN)/python -m labs.redelivery$(if $(HOUR),.hour)$(if $(FAULTS),.faults)$(if $(COST),.cost) $(if $(TRIALS),--trials $(TRIALS)) $(if $(AFTER),--after $(AFTER)) $(if $(LEASE),--lease $(LEASE)) $(if $(RELIER),--relier $(RELIER))
 
 .PHONY: hostile
 hostile: .venv/test  ## Derive 1,000,000 keys, send 20,000 messages twice, change every byte of records and headers (ONLY= KEYS= MESSAGES= SEED=)
@@ -68,15 +68,15 @@ hostile: .venv/test  ## Derive 1,000,000 keys, send 20,000 messages twice, chang
 
 .PHONY: purge
 purge: .venv/test  ## Delete 5,000,000 expired outcomes from PostgreSQL and MariaDB beside a writer (ROWS=)
-	@$(BIN)/python -m tests.labs.purge $(if $(ROWS),--rows $(ROWS))
+	@$(BIN)/python -m labs.purge $(if $(ROWS),--rows $(ROWS))
 
 .PHONY: find
 find: .venv/test  ## Fill Redis with 1,000,000 records, and time the pages of the dashboard (RECORDS=)
-	@$(BIN)/python -m tests.labs.find $(if $(RECORDS),--records $(RECORDS))
+	@$(BIN)/python -m labs.find $(if $(RECORDS),--records $(RECORDS))
 
 .PHONY: incidents
 incidents: .venv/test  ## Stage eight incidents, and see when log, alerts, doctor and dashboard report them (ONLY=)
-	@$(BIN)/python -m tests.labs.incidents $(ONLY)
+	@$(BIN)/python -m labs.incidents $(ONLY)
 
 .PHONY: screenshots
 screenshots: .venv/test  ## Write the images of the dashboard to docs/images, with Debian's Chromium
@@ -84,7 +84,7 @@ screenshots: .venv/test  ## Write the images of the dashboard to docs/images, wi
 
 .PHONY: matrix
 matrix: .venv/test  ## Run the core tests with each supported Python and Celery
-	@$(BIN)/python -m tests.labs.matrix $(if $(CORNERS),--corners) -- $(SPREAD)
+	@$(BIN)/python -m labs.matrix $(if $(CORNERS),--corners) -- $(SPREAD)
 
 .PHONY: lint
 lint: .venv/dev  ## Check style, types, import contracts and private words
@@ -97,7 +97,7 @@ lint: .venv/dev  ## Check style, types, import contracts and private words
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
-	$(BIN)/codespell celery_idempotent lua examples tests docs .github README.md CHANGELOG.md Makefile
+	$(BIN)/codespell celery_idempotent lua examples tests labs docs .github README.md CHANGELOG.md Makefile
 
 .PHONY: docs
 docs: .venv/docs  ## Build the documentation site into dist/docs

@@ -6,8 +6,9 @@ Also fixtures of several folders.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,17 @@ EXHAUSTIVE = {"browser", "rabbitmq"}
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LeftOut())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps the garbage collector from searching the tests, which live as long as the process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks

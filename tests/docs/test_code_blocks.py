@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent.settings import APP_OPTIONS, OPTIONS
-from tests.docs.test_docs import PAGES, ROOT, each_page
+from tests.docs.pages import PAGES, ROOT, python_blocks
 
 #: What else begins so: attributes of a task, fixtures of the pytest plugin, and its ini option.
 OTHER_NAMES = {
@@ -37,15 +37,8 @@ idem: Idempotency
 """
 
 
-def blocks(page: Path) -> list[str]:
-    """Returns the Python blocks of a page, those in lists included."""
-    found = re.findall(r"^( *)```python\n(.*?)^\1```$", page.read_text("utf-8"), flags=re.S | re.M)
-    return [textwrap.dedent(block) for _, block in found]
-
-
-@each_page
 def test_options_in_python_blocks_exist(page: Path) -> None:
-    for block in blocks(page):
+    for block in python_blocks(page):
         names = re.findall(r"\b(?:CELERY_)?(idempotency_\w+)", block, flags=re.I)
         assert {name.lower() for name in names} <= {*OPTIONS, *APP_OPTIONS, *OTHER_NAMES}
 
@@ -58,7 +51,7 @@ def test_python_blocks_pass_a_type_check(tmp_path: Path) -> None:
         pytest.skip("mypy is not installed")
     lines, origins = HEAD.splitlines(), {}
     for page in PAGES:
-        for number, block in enumerate(blocks(page), 1):
+        for number, block in enumerate(python_blocks(page), 1):
             # Blocks contain top-level await and return, and decorators without a function.
             body = textwrap.indent(block + "def last(): ...\n", "    ").splitlines()
             origins[len(lines) + 1] = f"{page.relative_to(ROOT)}, Python block {number}"

@@ -14,44 +14,12 @@ from celery.utils.dispatch import Signal
 
 from celery_idempotent import signals
 from celery_idempotent.settings import APP_OPTIONS, OPTIONS, Settings
+from tests.docs.pages import PACKAGE, README, ROOT, anchors, prose, python_blocks
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "celery_idempotent"
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CHANGELOG.md",
-    ROOT / ".github/CONTRIBUTING.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
-README = ROOT / "README.md"
 #: Pages that name files of this repository in backticks.
 PAGES_WITH_PATHS = [ROOT / "docs/architecture.md", ROOT / ".github/CONTRIBUTING.md"]
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
-
-def prose(page: Path) -> str:
-    """Returns the page without code blocks."""
-    return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.S | re.M)
-
-
-def anchors(page: Path) -> set[str]:
-    """Returns the anchors of a page's titles, as GitHub derives them."""
-    titles = re.findall(r"^#+ (.+)$", prose(page), flags=re.M)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-def python_blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), flags=re.S | re.M)
-
-
-def block_with(page: Path, text: str) -> str:
-    """Returns the only Python block of the page that contains this text."""
-    (block,) = [block for block in python_blocks(page) if text in block]
-    return block
-
-
-@each_page
 def test_links_lead_to_existing_files_and_titles(page: Path) -> None:
     broken = []
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
@@ -74,7 +42,6 @@ def test_named_files_exist(page: Path) -> None:
     assert not missing
 
 
-@each_page
 def test_python_blocks_are_valid(page: Path) -> None:
     for block in python_blocks(page):
         # Blocks contain top-level await and return, and decorators without a function.
@@ -82,7 +49,6 @@ def test_python_blocks_are_valid(page: Path) -> None:
         ast.parse(f"async def block():\n{body}")
 
 
-@each_page
 def test_imports_of_the_package_in_python_blocks_work(page: Path) -> None:
     for block in python_blocks(page):
         for line in re.findall(r"^from celery_idempotent.* import .*$", block, flags=re.M):
@@ -94,7 +60,6 @@ def test_imports_of_the_package_in_python_blocks_work(page: Path) -> None:
             ] == []
 
 
-@each_page
 def test_diagrams_have_no_semicolon(page: Path) -> None:
     # Mermaid ends a line there, and then draws nothing.
     for diagram in re.findall(r"^```mermaid\n(.*?)^```$", page.read_text("utf-8"), re.S | re.M):

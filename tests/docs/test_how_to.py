@@ -24,8 +24,7 @@ from celery_idempotent import Idempotency, IdempotentTask, KeyReusedError, State
 from celery_idempotent.testing import IsolatedRecords
 from examples.burst.tasks import index
 from examples.one_at_a_time.tasks import synchronize
-from tests.docs.test_code_blocks import blocks
-from tests.docs.test_docs import ROOT, prose
+from tests.docs.pages import ROOT, prose, python_blocks
 
 pytestmark = pytest.mark.usefixtures("idempotency")
 
@@ -62,7 +61,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(page: str, **names: Any) -> dict[str, Any]:
         names |= {"__name__": "shop", "IdempotentTask": IdempotentTask}
         names.setdefault("app", eager_app("shop"))
-        for block in blocks(ROOT / f"docs/{page}.md"):
+        for block in python_blocks(ROOT / f"docs/{page}.md"):
             exec(block.replace("@app.task(", "@app.task(shared=False, "), names)
         return names
 
@@ -247,7 +246,7 @@ def test_a_retry_of_a_request_gets_the_first_response(run: Run, page: str) -> No
 
 
 def test_a_retry_of_one_endpoint_gets_the_first_response() -> None:
-    (block,) = (b for b in blocks(ROOT / "docs/http.md") if "import idempotent_route" in b)
+    (block,) = (b for b in python_blocks(ROOT / "docs/http.md") if "import idempotent_route" in b)
     api = FastAPI()
     names = {
         "api": api,

@@ -10,7 +10,7 @@ from celery_idempotent.contrib.django import settings as django_settings
 from celery_idempotent.contrib.http.middleware import BaseMiddleware
 from celery_idempotent.contrib.http.problem import Problem
 from celery_idempotent.contrib.http.response import NEVER_STORED, RETRIED_STATUSES
-from tests.docs.test_docs import ROOT, prose
+from tests.docs.pages import ROOT, prose
 
 PAGE = prose(ROOT / "docs/http.md")
 

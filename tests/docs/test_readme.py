@@ -14,7 +14,7 @@ from celery_idempotent import TASK_ID, IdempotentTask, KeyReusedError
 from celery_idempotent.settings import PREFIX
 from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
-from tests.docs.test_docs import ROOT, block_with, prose
+from tests.docs.pages import ROOT, block_with, prose
 
 README = ROOT / "README.md"
 TASK = ROOT / "docs/reference/task.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.docs.test_docs import ROOT, prose
+from tests.docs.pages import ROOT, prose
 
 PAGE = ROOT / "docs/security.md"
 

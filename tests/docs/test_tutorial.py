@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.docs.test_docs import ROOT, python_blocks
+from tests.docs.pages import ROOT, python_blocks
 from tests.docs.transcripts import blocks, commands, missing_lines
 from tests.waiting import SOON, eventually
 

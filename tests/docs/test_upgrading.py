@@ -13,7 +13,7 @@ from celery.signals import setup_logging
 from celery_idempotent import IdempotentTask
 from celery_idempotent.key import canonical
 from celery_idempotent.record import layout
-from tests.docs.test_docs import ROOT, block_with
+from tests.docs.pages import ROOT, block_with
 from tests.unit.key.rules import rule_of
 from tests.waiting import SOON
 

@@ -71,6 +71,7 @@ def test_an_execution_that_has_taken_over_runs_alone(task: Make, proxy: Proxy) -
     assert runs == [True]
 
 
+@pytest.mark.exhaustive
 def test_a_redis_that_is_always_later_than_the_lease_is_as_good_as_none(
     task: Make, proxy: Proxy
 ) -> None:

@@ -105,13 +105,16 @@ async def cancel_by_asyncio_timeout(call: Call, due: Awaitable[Any]) -> None:
 WAYS = [
     cancel_once,
     cancel_at_each_turn,
-    cancel_by_anyio_timeout,
-    cancel_by_task_group,
+    pytest.param(cancel_by_anyio_timeout, marks=pytest.mark.exhaustive),
+    pytest.param(cancel_by_task_group, marks=pytest.mark.exhaustive),
     pytest.param(
         cancel_by_asyncio_timeout,
-        marks=pytest.mark.skipif(
-            sys.version_info < (3, 11), reason="asyncio.timeout requires Python 3.11"
-        ),
+        marks=[
+            pytest.mark.exhaustive,
+            pytest.mark.skipif(
+                sys.version_info < (3, 11), reason="asyncio.timeout requires Python 3.11"
+            ),
+        ],
     ),
 ]
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 import redis.asyncio
 
@@ -165,6 +166,7 @@ class TestHeartbeat:
         # A second renewal may be sent before the test ends.
         assert set(run(renew())) == {20}
 
+    @pytest.mark.exhaustive
     def test_frozen_servers_do_not_delay_the_renewal_of_another(
         self, idem: Idempotency, run: Run, key: str
     ) -> None:

@@ -15,6 +15,7 @@ import redis.asyncio
 from celery_idempotent import Decision, Idempotency
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.testing.server import RedisServer
+from tests.exhaustive import exhaustive_except
 from tests.functions.conftest import LEASE
 from tests.servers.cluster import ClusterServers
 from tests.servers.sentinel import SentinelServers
@@ -41,7 +42,7 @@ def single() -> Iterator[RedisServer]:
         yield single
 
 
-@pytest.fixture(params=["sentinels", "cluster"])
+@pytest.fixture(params=exhaustive_except(["sentinels", "cluster"], "cluster"))
 def idem(request: pytest.FixtureRequest) -> Iterator[Idempotency]:
     servers = request.getfixturevalue(request.param)
     options: dict[str, Any] = {}
@@ -114,7 +115,9 @@ def gc_disabled() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("gc_disabled")
-@pytest.mark.parametrize("kind", ["single", "sentinels", "cluster"])
+@pytest.mark.parametrize(
+    "kind", exhaustive_except(["single", "sentinels", "cluster"], "single", "cluster")
+)
 def test_close_closes_the_connections_to_every_node(
     request: pytest.FixtureRequest, kind: str
 ) -> None:

@@ -45,6 +45,7 @@ def test_what_a_version_before_has_stored(shop: Shop, file: str, name: str) -> N
     CASES[name].check(shop, state["kept"])
 
 
+@pytest.mark.exhaustive  # the file of this layout has the same states
 @pytest.mark.parametrize("name", CASES)
 def test_what_this_version_stores(shop: Shop, name: str) -> None:
     kept = CASES[name].leave(shop)

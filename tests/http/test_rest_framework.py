@@ -9,8 +9,7 @@ from uuid import uuid4
 import pytest
 
 from celery_idempotent import Idempotency
-from tests.docs.test_code_blocks import blocks
-from tests.docs.test_docs import ROOT
+from tests.docs.pages import ROOT, python_blocks
 
 pytestmark = pytest.mark.usefixtures("django_project")
 
@@ -248,7 +247,7 @@ def test_inside_the_middleware_it_adds_nothing(
 def test_the_view_of_the_page(send: Send) -> None:
     from rest_framework.viewsets import ModelViewSet
 
-    (block,) = (b for b in blocks(ROOT / "docs/http.md") if "import IdempotencyMixin" in b)
+    (block,) = (b for b in python_blocks(ROOT / "docs/http.md") if "import IdempotencyMixin" in b)
     names: dict[str, Any] = {"ModelViewSet": ModelViewSet}
     exec(block, names)
     view = names["PaymentViewSet"].as_view({"post": "create"})

@@ -14,7 +14,7 @@ import pytest
 from celery_idempotent import ConflictError, IdempotentTask, KeyReusedError
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.testing import IsolatedRecords
-from tests.docs.test_docs import ROOT
+from tests.docs.pages import ROOT
 from tests.migration.conftest import NO_WORKER, make_app, make_task
 from tests.migration.migrated_tasks import (
     COLLAPSED,

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import shared_task
 
-from tests.docs.test_docs import ROOT, block_with
+from tests.docs.pages import ROOT, block_with
 from tests.migration.migrated_tasks import retry_once
 from tests.worker.tasks import handle
 

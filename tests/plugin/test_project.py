@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_docs import ROOT, block_with
+from tests.docs.pages import ROOT, block_with
 
 pytestmark = pytest.mark.exhaustive
 

@@ -11,6 +11,8 @@ from celery_idempotent.testing.server import RedisServer
 from tests.servers.cluster import ClusterServers
 from tests.servers.processes import is_running
 
+pytestmark = pytest.mark.exhaustive  # the store's tests run on it, too
+
 KEY = "{shop}key"
 NEIGHBOUR = "{shop}neighbour"
 

@@ -21,18 +21,20 @@ from celery_idempotent.testing.server import (
     find_servers,
 )
 from tests.apps import close
+from tests.exhaustive import exhaustive_except
 from tests.servers.processes import REPOSITORY, is_running
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.waiting import eventually
 
 KINDS = list(find_servers())
+each_kind = pytest.mark.parametrize("kind", exhaustive_except(KINDS, *KINDS[:1]))
 
 
 def directory_of(server: RedisServer) -> Path:
     return Path(server.client().config_get("dir")["dir"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 @pytest.mark.parametrize("unix_socket", [False, True], ids=["tcp", "socket"])
 def test_starts_replies_and_is_removed_by_stop(kind: str, unix_socket: bool) -> None:
     with ConfigurableRedisServer.start(kind, unix_socket=unix_socket) as server:
@@ -51,13 +53,13 @@ def test_starts_replies_and_is_removed_by_stop(kind: str, unix_socket: bool) -> 
     server.stop()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 def test_listens_on_loopback_only(kind: str) -> None:
     with RedisServer.start(kind) as server:
         assert server.client().config_get("bind")["bind"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 def test_restart_keeps_the_url_and_durable_data(kind: str) -> None:
     with RedisServer.start(kind, config={"appendonly": "yes"}) as server:
         server.client().set("key", "value")
@@ -143,7 +145,7 @@ def owner_of_a_server(kind: str, then: str, directory: Path) -> tuple[subprocess
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 def test_ends_when_its_owner_is_killed(kind: str, tmp_path: Path) -> None:
     owner, server_pid = owner_of_a_server(kind, "input()", tmp_path)
     with owner:

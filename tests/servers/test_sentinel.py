@@ -12,6 +12,8 @@ from redis.sentinel import Sentinel
 from tests.servers.processes import is_running
 from tests.servers.sentinel import SentinelServers
 
+pytestmark = pytest.mark.exhaustive  # the store's tests run on it, too
+
 
 @pytest.fixture(scope="module")
 def trio() -> Iterator[SentinelServers]:

@@ -15,7 +15,7 @@ from tests.apps import close
 from tests.sql.databases import TestDatabase
 from tests.sql.shop import breakpoint_of, starts_of
 from tests.waiting import eventually
-from tests.worker.harness import WorkerProcess
+from tests.worker.harness import WorkerProcess, end_workers
 
 
 class Shop:
@@ -113,9 +113,6 @@ class Shop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self.workers:
-            worker.request_shutdown()
-        for worker in self.workers:
-            worker.stop()
+        end_workers(self.workers)
         close(self.app)
         print(self.logs())

@@ -14,7 +14,10 @@ pytestmark = pytest.mark.parametrize(
     "calls",
     [
         *kinds("sqlite"),
-        pytest.param("pgbouncer", marks=[pytest.mark.postgresql, pytest.mark.pgbouncer]),
+        pytest.param(
+            "pgbouncer",
+            marks=[pytest.mark.postgresql, pytest.mark.pgbouncer, pytest.mark.exhaustive],
+        ),
     ],
     indirect=True,
 )

@@ -44,6 +44,7 @@ def test_the_row_of_an_error_is_forgotten(shop: Shop, order: str) -> None:
     assert shop.database.effects(order) == 0
 
 
+@pytest.mark.exhaustive
 def test_a_poisoned_task_writes_its_effect_once(shop: Shop, order: str) -> None:
     breakpoint_of(shop.breakpoints, order, "effect written").touch()
     result = shop.charge_in_one_attempt(order)

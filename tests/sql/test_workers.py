@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.exhaustive import exhaustive_except
 from tests.sql.harness import Shop
 from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually
@@ -79,7 +80,7 @@ def test_a_transaction_that_is_longer_than_the_lease(shop: Shop, order: str) -> 
     assert shop.starts(order) == 1
 
 
-@pytest.mark.parametrize("point", ["outcome written", "committed"])
+@pytest.mark.parametrize("point", exhaustive_except(["outcome written", "committed"], "committed"))
 def test_a_task_that_replaces_itself_and_is_killed(shop: Shop, order: str, point: str) -> None:
     breakpoint_of(shop.breakpoints, order, point).touch()
     results = [shop.app.send_task("sql_shop.charge_in_parts", (order, 2)) for _ in range(2)]

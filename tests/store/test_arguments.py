@@ -214,6 +214,7 @@ class TestThroughTheStore:
             )
         assert harness.record() == before
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("site", deployments.params(deployments.PLAIN[0]), indirect=True)
     def test_a_result_of_sixty_four_megabytes_is_stored(self, harness: RecordHarness) -> None:
         large = os.urandom(1024) * 64 * 1024

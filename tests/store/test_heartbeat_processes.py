@@ -44,6 +44,7 @@ class TestFrozenServer:
         assert harness.begin(task_id=SECOND).case == "held"
         heart.stop_renewal(holder.lease)
 
+    @pytest.mark.exhaustive
     def test_leases_on_other_servers_are_extended(
         self, harness: RecordHarness, heart: Heartbeat
     ) -> None:

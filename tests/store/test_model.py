@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis.stateful import run_state_machine_as_test
 
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.verification.conformance import Machine, lengths
+from labs.verification.conformance import Machine, lengths
 from tests.store.record_harness import RecordHarness, store_at
 
 

@@ -13,6 +13,7 @@ from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
 from celery_idempotent.store.breaker import THRESHOLD
 from celery_idempotent.testing.server import RedisServer
+from tests.exhaustive import exhaustive_except
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.store.deployments import KINDS
@@ -25,7 +26,7 @@ HASTY = {"wait_replicas": 1, "timeout": 1.2}
 TOO_FEW = "only 0 of 1 replicas"
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=exhaustive_except(KINDS, *KINDS[:1]))
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[RedisServer, RedisServer]]:
     with (
         RedisServer.start(request.param, config={}) as master,

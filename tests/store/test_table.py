@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.verification import table, turn_table
+from labs.verification import table, turn_table
 
 
 @pytest.mark.core

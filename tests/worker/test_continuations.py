@@ -22,6 +22,7 @@ from redis import Redis
 
 from celery_idempotent import ResultNotStoredError, State
 from celery_idempotent.testing.server import RedisServer
+from tests.exhaustive import exhaustive_except
 from tests.servers.clock import Clock
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import (
@@ -158,7 +159,9 @@ def order_of(canvas: Callable[..., AsyncResult], moment: str) -> str:
 @pytest.mark.core
 class TestAnotherDeliveryIsSendingIt:
     @pytest.mark.clock
-    @pytest.mark.parametrize("seconds", [-2, 10], ids=["2 s behind", "10 s ahead"])
+    @pytest.mark.parametrize(
+        "seconds", exhaustive_except([-2, 10], 10), ids=["2 s behind", "10 s ahead"]
+    )
     def test_a_copy_sends_none_whatever_its_clock_shows(
         self, open_shop: Callable[..., Shop], order: str, tmp_path: Path, seconds: int
     ) -> None:
@@ -183,6 +186,7 @@ class TestAnotherDeliveryIsSendingIt:
             assert len(shop.ledger.notes(order)) == 1
             assert len(shop.ledger.runs(order)) == 1
 
+    @pytest.mark.exhaustive
     def test_the_lease_lives_as_long_as_it_sends(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:

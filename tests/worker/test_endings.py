@@ -92,6 +92,7 @@ class TestMessagesNotAcknowledgedAfterAnError:
         key = dead_lettered.idempotency_key_of(order)
         assert not shop.redis.exists(f"idem:{key}")
 
+    @pytest.mark.exhaustive
     def test_message_runs_again_after_a_hard_time_limit(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         result = hard_limited_again.delay(order)

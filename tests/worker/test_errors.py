@@ -176,6 +176,7 @@ class TestCelerysRetry:
             give_up.delay(order).get(timeout=SOON)
         assert [run.end for run in ledger.runs(order)] == ["Retry", "OutOfStockError"] * 2
 
+    @pytest.mark.exhaustive
     def test_waiting_duplicate_has_its_own_retries(self, ledger: Ledger, order: str) -> None:
         first = give_up.delay(order, 1.0)
         eventually(lambda: first.state == "RETRY", "the task has retried")

@@ -57,6 +57,7 @@ def test_hard_time_limit(shop: Shop, ledger: Ledger, order: str) -> None:
     assert ledger.runs(order)[1].started_at - died_at < 4, "it waits for no lease"
 
 
+@pytest.mark.exhaustive
 def test_hard_time_limit_of_a_message_that_returns(shop: Shop, ledger: Ledger, order: str) -> None:
     ledger.hold(order)
     result = hard_limited_again.delay(order)
@@ -84,6 +85,7 @@ def test_revoked_and_terminated(shop: Shop, ledger: Ledger, order: str, signal: 
     assert_no_alarm(shop, result.id)
 
 
+@pytest.mark.exhaustive
 def test_process_that_is_replaced(shop: Shop, ledger: Ledger, order: str) -> None:
     results = [pack.delay(f"{order} {number}") for number in range(4)]
 

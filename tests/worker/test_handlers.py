@@ -13,6 +13,7 @@ from celery import VERSION
 from celery.exceptions import TimeLimitExceeded
 
 from celery_idempotent import ConflictError, KeyReusedError
+from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.failing_tasks import OutOfStockError
 from tests.worker.handling import (
@@ -33,7 +34,9 @@ from tests.worker.ledger import Ledger
 pytestmark = pytest.mark.worker
 
 every_way = pytest.mark.parametrize(
-    "task", [with_handlers, with_mixin, with_options], ids=["class", "mixin", "options"]
+    "task",
+    exhaustive_except([with_handlers, with_mixin, with_options], with_handlers),
+    ids=["class", "mixin", "options"],
 )
 
 
@@ -201,7 +204,11 @@ def test_handler_can_be_called_directly(shop: Shop, ledger: Ledger, order: str) 
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("task", [with_request, with_request_path], ids=["class", "path"])
+@pytest.mark.parametrize(
+    "task",
+    exhaustive_except([with_request, with_request_path], with_request),
+    ids=["class", "path"],
+)
 def test_own_request_keeps_what_happens_to_a_lost_process(
     ledger: Ledger, order: str, task: Any
 ) -> None:

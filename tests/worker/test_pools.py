@@ -23,7 +23,7 @@ POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 
 def _in_a_group_of_its_own(pool: str) -> Any:
     marks = [pytest.mark.xdist_group(f"pool {pool}")]
-    if pool not in ("gevent", "threads"):  # the other modules use prefork
+    if pool != "threads":  # the other modules use prefork
         marks.append(pytest.mark.exhaustive)
     return pytest.param(pool, marks=marks)
 

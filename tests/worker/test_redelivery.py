@@ -294,6 +294,7 @@ def test_on_other_deployments(open_shop: Callable[..., Shop], broker: Any, order
 class TestFrozenChild:
     """Its message is given up, so that another worker takes over when the lease has expired."""
 
+    @pytest.mark.exhaustive
     def test_another_worker_takes_over(self, open_shop: Callable[..., Shop], order: str) -> None:
         with open_shop(**SETTINGS) as shop:
             worker = shop.start_worker(concurrency=1)

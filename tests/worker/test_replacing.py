@@ -14,6 +14,7 @@ from celery.states import PENDING
 from celery_idempotent import ResultNotStoredError, State
 from celery_idempotent.monitoring.prediction import predict
 from celery_idempotent.store.inspection.record_query import read_view
+from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import hand_over, report
 from tests.worker.failing_tasks import OutOfStockError
@@ -88,7 +89,9 @@ class TestEveryShape:
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", exhaustive_except(SHAPES, "itself", "the end of a chain", "in a group")
+)
 class TestDuplicatesOfEveryShape:
     """Duplicates with another task id."""
 

@@ -22,6 +22,7 @@ from celery_idempotent.cli.target import resolve_records
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import rerunning
 from tests import command_line
+from tests.exhaustive import exhaustive_except
 from tests.servers.cluster import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
@@ -44,6 +45,22 @@ pytestmark = pytest.mark.worker
 def celery(shop: Shop, *arguments: str, code: int = 0, answer: str | None = None) -> str:
     """Runs ``celery -A shop idempotency …`` in this process; asserts its exit code."""
     return command_line.run(shop.app, *arguments, code=code, answer=answer)
+
+
+@pytest.fixture(scope="module")
+def shared_extended_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_shop(result_extended=True) as shop:
+        shop.start_worker(concurrency=4)
+        yield shop
+
+
+@pytest.fixture
+def extended_shop(shared_extended_shop: Shop) -> Iterator[Shop]:
+    """A shop whose results have the arguments of the calls."""
+    shared_extended_shop.app.set_current()
+    yield shared_extended_shop
+    shared_extended_shop.ledger.release_all()
+    shared_extended_shop.print_logs()
 
 
 def kept(shop: Shop) -> list[bytes]:
@@ -77,7 +94,7 @@ class TestOfEachKind:
     def test_a_stored_error(self, shop: Shop, order: str) -> None:
         result = fail(shop, order)
 
-        output = celery(shop, "rerun", str(final.idempotency_key_of(order, 1)), "--yes")
+        output = celery(shop.app, "rerun", str(final.idempotency_key_of(order, 1)), "--yes")
 
         assert "published: it runs again" in output
         assert succeed(result) == "found one"
@@ -89,7 +106,7 @@ class TestOfEachKind:
     def test_a_poisoned_task(self, shop: Shop, order: str) -> None:
         task_id = poison(shop, order)
 
-        celery(shop, "rerun", task_id, "--yes")
+        celery(shop.app, "rerun", task_id, "--yes")
 
         assert succeed(shop.app.AsyncResult(task_id))["amount"] == 1
         assert len(shop.ledger.runs(order)) == 2
@@ -103,7 +120,7 @@ class TestOfEachKind:
         shop.ledger.release(order)
         receipt = first.get(timeout=SOON)
 
-        celery(shop, "rerun", duplicate.id, "--yes")
+        celery(shop.app, "rerun", duplicate.id, "--yes")
 
         assert succeed(duplicate) == receipt  # the key has its outcome by now
         assert len(shop.ledger.runs(order)) == 1
@@ -113,36 +130,33 @@ class TestOfEachKind:
     def test_a_key_that_may_run_again(self, shop: Shop, order: str) -> None:
         result = fail(shop, order, final_in_turn)
 
-        celery(shop, "rerun", str(final_in_turn.idempotency_key_of(order, 1)), "--yes")
+        celery(shop.app, "rerun", str(final_in_turn.idempotency_key_of(order, 1)), "--yes")
 
         assert succeed(result) == "found one"
         assert len(shop.ledger.runs(order)) == 2
 
-    def test_a_completed_one_after_two_questions(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop(result_extended=True) as shop:
-            shop.start_worker()
-            receipt = pack.delay(order, amount=7).get(timeout=SOON)
-            key = str(pack.idempotency_key_of(order, amount=7))
+    def test_a_completed_one_after_two_questions(self, extended_shop: Shop, order: str) -> None:
+        shop = extended_shop
+        receipt = pack.delay(order, amount=7).get(timeout=SOON)
+        key = str(pack.idempotency_key_of(order, amount=7))
 
-            assert "Repeat its effect?" in celery(shop, "rerun", key, code=1, answer="y\nn\n")
-            celery(shop, "rerun", key, "--yes", code=1, answer="")
-            assert len(shop.ledger.runs(order)) == 1
-            celery(shop, "rerun", key, answer="y\ny\n")
+        assert "Repeat its effect?" in celery(shop.app, "rerun", key, code=1, answer="y\nn\n")
+        celery(shop.app, "rerun", key, "--yes", code=1, answer="")
+        assert len(shop.ledger.runs(order)) == 1
+        celery(shop.app, "rerun", key, answer="y\ny\n")
 
-            shop.ledger.wait_for_run(order, 2)
-            eventually(lambda: len(finished(shop, order)) == 2, "it has run again")
-            again = pack.delay(order, amount=7).get(timeout=SOON)
-            assert again["amount"] == 7
-            assert again != receipt
-            assert len(shop.ledger.runs(order)) == 2
+        shop.ledger.wait_for_run(order, 2)
+        eventually(lambda: len(finished(shop, order)) == 2, "it has run again")
+        again = pack.delay(order, amount=7).get(timeout=SOON)
+        assert again["amount"] == 7
+        assert again != receipt
+        assert len(shop.ledger.runs(order)) == 2
 
     def test_without_a_message(self, shop: Shop, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
         key = str(pack.idempotency_key_of(order))
 
-        output = celery(shop, "rerun", key, "--yes", "--completed", code=1)
+        output = celery(shop.app, "rerun", key, "--yes", "--completed", code=1)
 
         assert "publish the call with its arguments" in output
 
@@ -153,7 +167,7 @@ class TestOfEachKind:
             assert 0 < shop.redis.ttl(name) <= 86400
             shop.redis.delete(name)
 
-        assert "its message is not kept" in celery(shop, "rerun", str(key), "--yes", code=1)
+        assert "its message is not kept" in celery(shop.app, "rerun", str(key), "--yes", code=1)
         assert final.idempotency_forget(order, 1)
 
     def test_what_runs_is_left_alone(self, shop: Shop, order: str) -> None:
@@ -161,7 +175,7 @@ class TestOfEachKind:
         result = pack.delay(order)
         shop.ledger.wait_for_run(order)
 
-        assert "it has not ended" in celery(shop, "rerun", result.id, "--yes", code=1)
+        assert "it has not ended" in celery(shop.app, "rerun", result.id, "--yes", code=1)
 
 
 def decoded(message: bytes) -> bytes:
@@ -210,38 +224,42 @@ def complete(shop: Shop, order: str) -> str:
 class TestTwoPeople:
     @pytest.mark.parametrize(
         "end",
-        [lambda shop, order: fail(shop, order).id, poison, reject, complete],
+        [
+            lambda shop, order: fail(shop, order).id,
+            pytest.param(poison, marks=pytest.mark.exhaustive),
+            pytest.param(reject, marks=pytest.mark.exhaustive),
+            complete,
+        ],
         ids=["a stored error", "poisoned", "a rejected duplicate", "completed"],
     )
     def test_click_at_once(
-        self, open_shop: Callable[..., Shop], order: str, end: Callable[[Shop, str], str]
+        self, extended_shop: Shop, order: str, end: Callable[[Shop, str], str]
     ) -> None:
-        with open_shop(result_extended=True) as shop:
-            shop.start_worker(concurrency=4)
-            task_id = end(shop, order)
-            barrier, cases = threading.Barrier(4), []
+        shop = extended_shop
+        task_id = end(shop, order)
+        barrier, cases = threading.Barrier(4), []
 
-            def click(user: str) -> None:
-                tasks = app_tasks.tasks(shop.app)
-                ((key, view, duplicate),) = resolve_records(
-                    tasks, (task_id,), None, may_be_absent=True
-                )
-                call = rerunning.find_ended(tasks, key, view, duplicate=duplicate)
-                barrier.wait()
-                cases.append(rerunning.rerun(call, user=user))
+        def click(user: str) -> None:
+            tasks = app_tasks.tasks(shop.app)
+            ((key, view, duplicate),) = resolve_records(tasks, (task_id,), None, may_be_absent=True)
+            call = rerunning.find_ended(tasks, key, view, duplicate=duplicate)
+            barrier.wait()
+            cases.append(rerunning.rerun(call, user=user))
 
-            threads = [threading.Thread(target=click, args=(name,)) for name in "abcd"]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        threads = [threading.Thread(target=click, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
-            assert "published" in cases
-            eventually(lambda: len(finished(shop, order)) == 2 - (end is poison), "it has run")
-            shop.wait_until_empty()
-            assert len(shop.ledger.runs(order)) == 2
+        assert "published" in cases
+        eventually(lambda: len(finished(shop, order)) == 2 - (end is poison), "it has run")
+        shop.wait_until_empty()
+        assert len(shop.ledger.runs(order)) == 2
 
-    @pytest.mark.parametrize("task", [final, final_once], ids=["for good", "otherwise"])
+    @pytest.mark.parametrize(
+        "task", exhaustive_except([final, final_once], final), ids=["for good", "otherwise"]
+    )
     def test_one_message_waits_until_the_other_has_failed(
         self, shop: Shop, order: str, task: Any
     ) -> None:
@@ -255,7 +273,7 @@ class TestTwoPeople:
         shop.app.control.cancel_consumer("celery", reply=True, timeout=1)
         try:
             for _ in range(2):
-                celery(shop, "rerun", key, "--yes")
+                celery(shop.app, "rerun", key, "--yes")
         finally:
             shop.app.control.add_consumer("celery", reply=True, timeout=1)
 
@@ -263,7 +281,7 @@ class TestTwoPeople:
         shop.wait_until_empty()
         assert len(shop.ledger.runs(order)) == 2
         if task is final:
-            celery(shop, "rerun", key, "--yes")
+            celery(shop.app, "rerun", key, "--yes")
             eventually(lambda: len(finished(shop, order)) == 3, "it runs for the second error")
 
     def test_a_worker_dies_after_it_has_forgotten(
@@ -274,13 +292,14 @@ class TestTwoPeople:
             result = fail(shop, order)
             key = final.idempotency_key_of(order, 1)
             worker.teardown()
-            celery(shop, "rerun", str(key), "--yes")
+            celery(shop.app, "rerun", str(key), "--yes")
             assert final.idempotency_forget(order, 1)  # and its message is redelivered
             shop.start_worker()
 
             assert succeed(result) == "found one"
             assert len(shop.ledger.runs(order)) == 2
 
+    @pytest.mark.exhaustive
     def test_a_message_that_is_lost_on_its_way_is_published_again(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
@@ -289,10 +308,10 @@ class TestTwoPeople:
             result = fail(shop, order)
             key = str(final.idempotency_key_of(order, 1))
             worker.teardown()
-            celery(shop, "rerun", key, "--yes")
+            celery(shop.app, "rerun", key, "--yes")
             assert final.idempotency_record(order, 1).state is State.FAILED
             assert shop.redis.delete("celery")
-            celery(shop, "rerun", key, "--yes")
+            celery(shop.app, "rerun", key, "--yes")
             shop.start_worker()
 
             assert succeed(result) == "found one"
@@ -306,7 +325,7 @@ def test_all_that_has_failed_of_a_task(shop: Shop) -> None:
     fail(shop, other)
 
     cases = json.loads(
-        celery(shop, "rerun", "--all", "--task", "shop.final_together", "--yes", "--json")
+        celery(shop.app, "rerun", "--all", "--task", "shop.final_together", "--yes", "--json")
     )
 
     assert {each["key"]: each["case"] for each in cases} == {
@@ -327,7 +346,7 @@ def test_the_request_is_logged_and_sent_as_a_signal(
 
     signals.rerun.connect(receive)
     result = fail(shop, order)
-    celery(shop, "rerun", result.id, "--yes")
+    celery(shop.app, "rerun", result.id, "--yes")
 
     (details,) = received
     assert (details["sender"], details["task_id"]) == (final, result.id)
@@ -341,7 +360,7 @@ class TestTheMessage:
     def test_its_expiry_and_retries_are_dropped(self, shop: Shop, order: str) -> None:
         result = fail(shop, order, expires=3600, countdown=0.1)
 
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         assert succeed(result) == "found one"
 
@@ -351,7 +370,7 @@ class TestTheMessage:
         )
         eventually(lambda: len(shop.ledger.notes(order)) == 1, "the errback has run")
 
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         shop.ledger.wait_for_run(f"after {order}")
         succeed(result)
@@ -371,7 +390,7 @@ class TestTheMessage:
             bodies.append(body)
 
         before_task_publish.connect(keep_body)
-        celery(shop, "rerun", member.id, "--yes")
+        celery(shop.app, "rerun", member.id, "--yes")
         before_task_publish.disconnect(keep_body)
         # Before 5.7, Celery counts each return of a member; later ones, the first.
         assert [body[2]["chord"] for body in bodies] == [None]
@@ -421,7 +440,7 @@ class TestEncryption:
         assert message.startswith(b"!json\n")
         assert order.encode() not in message
 
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         assert succeed(result) == "found one"
 
@@ -444,12 +463,13 @@ class TestLargeMessages:
         assert message.startswith(b"@json\n")
         assert (self.folder / message.partition(b"\n")[2].decode()).exists()
 
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         assert succeed(result) == "found one"
         assert not (self.folder / message.partition(b"\n")[2].decode()).exists()
 
 
+@pytest.mark.exhaustive
 def test_a_message_that_is_too_large_is_not_kept(
     open_shop: Callable[..., Shop], order: str
 ) -> None:
@@ -462,7 +482,7 @@ def test_a_message_that_is_too_large_is_not_kept(
             "its message is not kept: it is larger than idempotency_max_result_size"
         )
 
-        assert "its message is not kept" in celery(shop, "rerun", result.id, "--yes", code=1)
+        assert "its message is not kept" in celery(shop.app, "rerun", result.id, "--yes", code=1)
 
 
 @pytest.mark.exhaustive
@@ -477,7 +497,7 @@ def test_on_a_cluster(open_shop: Callable[..., Shop], order: str) -> None:
         assert store.client.keyslot(name) == store.client.keyslot(store.config.name(key))
         eventually(lambda: store.client.get(name), "the message is kept")
 
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         assert succeed(result) == "found one"
 
@@ -506,7 +526,7 @@ def test_queue_routing_priority_and_serializer_are_kept(
             headers={"tenant": "acme"},
         )  # fmt: skip
         worker.teardown()
-        celery(shop, "rerun", result.id, "--yes")
+        celery(shop.app, "rerun", result.id, "--yes")
 
         with shop.app.connection_for_read() as connection:
             message = eventually(lambda: connection.default_channel.basic_get(name, no_ack=True))

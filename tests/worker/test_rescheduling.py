@@ -8,6 +8,7 @@ import pytest
 from celery import chain
 
 from celery_idempotent import State
+from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
 from tests.worker.harness import Shop
@@ -27,7 +28,7 @@ def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", exhaustive_except(WAYS, "suppressed", "twice", "then an error"))
 def test_outcome_is_that_of_the_retry(ledger: Ledger, order: str, way: str) -> None:
     reschedule.delay(order, way)
     eventually(
@@ -39,7 +40,9 @@ def test_outcome_is_that_of_the_retry(ledger: Ledger, order: str, way: str) -> N
     assert len({run.key for run in ledger.runs(order)}) == 1
 
 
-@pytest.mark.parametrize("way", ["throw=False", "suppressed", "then an error"])
+@pytest.mark.parametrize(
+    "way", exhaustive_except(["throw=False", "suppressed", "then an error"], "throw=False")
+)
 def test_key_is_reserved_for_the_retry(ledger: Ledger, order: str, way: str) -> None:
     first = reschedule.delay(order, way)
     released = ledger.wait_for_signal(first.id, "released")

@@ -122,6 +122,7 @@ class TestAtBegin:
         assert duplicate.get(timeout=SOON) == receipt
         assert len(shop.ledger.runs(order)) == 1
 
+    @pytest.mark.exhaustive
     def test_message_that_cannot_be_republished_is_redelivered_slowly(
         self, shop: Shop, store: RedisServer, order: str
     ) -> None:

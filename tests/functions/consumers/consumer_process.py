@@ -20,7 +20,7 @@ ledger = Redis.from_url(url)
 
 
 def handle(body: Any, message: Any) -> None:
-    if body["number"] == 700 and name == "victim":
+    if body["number"] == 100 and name == "victim":
         ledger.set(f"{queue}:victim-is-handling", "1")
         time.sleep(3600)
     ledger.hincrby(f"{queue}:handled", body["number"], 1)

@@ -21,7 +21,7 @@ from celery_idempotent.testing.server import RedisServer
 from tests.functions.consumers.harness import ConsumerHarness
 from tests.waiting import eventually
 
-MESSAGES = 2000
+MESSAGES = 400
 
 
 def test_duplicates_are_handled_once(harness: ConsumerHarness) -> None:
@@ -183,7 +183,7 @@ def test_no_message_is_lost_or_repeated_when_one_of_two_consumers_is_killed(
     try:
         eventually(lambda: client.exists(f"{queue}:victim-is-handling") == 1, seconds=100)
         other = start("other")
-        eventually(lambda: client.hlen(f"{queue}:handled") > 1000, seconds=100)
+        eventually(lambda: client.hlen(f"{queue}:handled") > MESSAGES // 2, seconds=100)
         victim.kill()
         eventually(lambda: client.hlen(f"{queue}:handled") == MESSAGES, seconds=100)
     finally:

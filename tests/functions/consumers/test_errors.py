@@ -16,11 +16,15 @@ from celery_idempotent import (
 from celery_idempotent.contrib.kombu import KEY_HEADER, REASON_HEADER
 from celery_idempotent.key.key import Key
 from celery_idempotent.testing.server import RedisServer
+from tests.exhaustive import exhaustive_except
 from tests.functions.consumers.harness import SHORT_VISIBILITY, ConsumerHarness
 
 
 @pytest.mark.parametrize(
-    "error", [KeyReusedError, KeyRuleError, CorruptRecordError, PoisonedTaskError]
+    "error",
+    exhaustive_except(
+        [KeyReusedError, KeyRuleError, CorruptRecordError, PoisonedTaskError], KeyReusedError
+    ),
 )
 def test_an_error_of_the_handler_about_another_key_sank_the_message(
     harness: ConsumerHarness, error: type[Exception]

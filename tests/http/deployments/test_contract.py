@@ -12,6 +12,7 @@ import httpx
 import pytest
 import redis
 
+from tests.exhaustive import exhaustive_except
 from tests.http.drivers.web_server import (
     CHUNK,
     GTHREAD,
@@ -34,9 +35,11 @@ SITES = {
     "django-gthread": ("tests.http.sites.django_site.wsgi", GTHREAD, DjangoServer),
     "django-uvicorn": ("tests.http.sites.django_site.asgi:application", UVICORN, DjangoServer),
 }
+#: A site of each framework.
+IN_SHORT = ("fastapi-uvicorn", "flask-routes-gthread", "drf-gthread", "django-uvicorn")
 
 
-@pytest.fixture(scope="module", params=SITES)
+@pytest.fixture(scope="module", params=exhaustive_except(SITES, *IN_SHORT))
 def web(request: pytest.FixtureRequest) -> Iterator[WebServer]:
     app, server, kind = SITES[request.param]
     fixture = "django_environment" if kind in (DjangoServer, DrfServer) else "site_environment"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.record import steps, turn
 from celery_idempotent.record.record import Record, State
-from tests.labs.verification.model import Waiting
-from tests.labs.verification.wire import entry
+from labs.verification.model import Waiting
+from labs.verification.wire import entry
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 forms = st.text("abcdefgj+@", max_size=8)

@@ -179,6 +179,7 @@ class TestMetrics:
         assert self.scrape(port)[label] >= 1
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_is_restarted_by_a_signal_serves_metrics(
     open_shop: Callable[..., Shop], order: str, tmp_path: Path
 ) -> None:

@@ -1,0 +1,1 @@
+"""Laboratories, which measure, compare and search; see README.md."""

@@ -1,0 +1,165 @@
+"""Apps and workers of several contestants on one server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from celery_idempotent.testing.server import RedisServer
+from labs.benchmarks.bench import private_server
+from labs.benchmarks.figure import Figure, Goal, Spread
+from labs.benchmarks.interleaving import Rounds
+from labs.benchmarks.measure import MissingDependency
+from labs.comparison.contestants import (
+    CONTESTANTS,
+    OURS,
+    PEERS_IN_ENVIRONMENTS,
+    PLAIN,
+    TWO_SCRIPTS,
+    find_contestant,
+)
+from labs.comparison.environment import DATABASES_EACH, Environment
+
+#: A second instance of plain Celery: its distance from the first one is chance.
+CONTROL = "celery, again"
+DEDUPE = "celery-idempotent with dedupe_publish"
+UNFUSED = "celery-idempotent without fused completion"
+
+#: By the name in the table: the contestant, and the arguments of its environment.
+Entries = Mapping[str, tuple[str, Mapping[str, Any]]]
+CONTESTANTS_ONLY: Entries = {
+    each.name: (each.name, {}) for each in CONTESTANTS if each not in PEERS_IN_ENVIRONMENTS
+}
+#: celery-idempotent keeps its records where it does by default: in the result backend, whose result
+#: it then writes.
+OURS_BY_DEFAULT: Entries = {OURS.name: (OURS.name, {"settings": {"idempotency_redis_url": None}})}
+WITH_CONTROL: Entries = {**CONTESTANTS_ONLY, **OURS_BY_DEFAULT, CONTROL: (PLAIN.name, {})}
+WITH_UNFUSED: Entries = {
+    **WITH_CONTROL,
+    TWO_SCRIPTS.name: (TWO_SCRIPTS.name, {}),
+    UNFUSED: (
+        OURS.name,
+        {"settings": {"idempotency_redis_url": None, "idempotency_fused_completion": False}},
+    ),
+}
+WITH_ALL_PEERS: Entries = {
+    **WITH_UNFUSED,
+    **{each.name: (each.name, {}) for each in PEERS_IN_ENVIRONMENTS},
+}
+CELERY_AND_OURS: Entries = {
+    name: entry
+    for name, entry in WITH_UNFUSED.items()
+    if entry[0] in (PLAIN.name, TWO_SCRIPTS.name, OURS.name)
+}
+WITH_CONTROL_AND_DEDUPE: Entries = {
+    **WITH_CONTROL,
+    DEDUPE: (
+        OURS.name,
+        {
+            "settings": {"idempotency_redis_url": None},
+            "task_options": {"idempotency_dedupe_publish": True},
+        },
+    ),
+}
+
+
+@contextmanager
+def start_environments(
+    server: RedisServer, entries: Entries, *, concurrency: int = 1, broker: str = ""
+) -> Iterator[dict[str, Environment]]:
+    """Starts an environment with its worker for each entry, on its own databases of `server`.
+
+    Entries whose own environment could not be installed are left out.
+
+    Args:
+        broker: URL of the server of the brokers, if it is another one.
+
+    Raises:
+        MissingDependency: if a contestant is not installed.
+    """
+    with server.client() as client:
+        client.flushall()
+    entries = {
+        name: entry for name, entry in entries.items() if find_contestant(entry[0]).is_installed
+    }
+    try:
+        environments = {
+            name: Environment(
+                contestant, server.url, number, concurrency=concurrency, broker=broker, **options
+            )
+            for number, (name, (contestant, options)) in enumerate(entries.items())
+        }
+    except ImportError as error:
+        raise MissingDependency(
+            f"{error.name} is not installed: pip install -e '.[bench]'"
+        ) from None
+    if OURS.name in environments:
+        configuration = environments[OURS.name].task("no_op").idempotency_configuration
+        assert not configuration.fusion_obstacle, configuration.fusion_obstacle
+    with ExitStack() as stack, ThreadPoolExecutor(len(environments)) as pool:
+        list(pool.map(stack.enter_context, environments.values()))
+        yield environments
+
+
+def server_for(entries: Entries) -> RedisServer:
+    """Starts a server with enough databases for `entries`."""
+    return private_server(databases=str(1 + len(entries) * DATABASES_EACH))
+
+
+def ratio_figures(times: Rounds, goals: Mapping[str, Goal]) -> list[Figure]:
+    """Returns the ratio of each contestant to the mean of both instances of plain Celery."""
+    of_celery = plain(times)
+    others = {name: each for name, each in times.items() if name not in (PLAIN.name, CONTROL)}
+    # Those with a goal come first.
+    figures = [
+        Figure.from_spread(
+            f"{name} / celery", Spread.from_ratios(others[name], of_celery), "×", goals.get(name)
+        )
+        for name in sorted(others, key=lambda name: name not in goals)
+    ]
+    chance = Spread.from_ratios(times[CONTROL], times[PLAIN.name])
+    figures.append(Figure.from_spread(f"{CONTROL} / celery (chance)", chance, "×"))
+    return figures
+
+
+def difference_figures(times: Rounds, names: Iterable[str]) -> list[Figure]:
+    """Returns what each of `names` takes more than plain Celery, from `times` in microseconds.
+
+    A body that takes longer than that makes a replay cheaper than a run.
+    """
+    of_celery = plain(times)
+    differences = {
+        name: [(each - run) / 1000 for each, run in zip(times[name], of_celery, strict=True)]
+        for name in names
+    }
+    return [
+        Figure.from_spread(f"{name} − celery", Spread.from_values(each), "ms", Goal(1))
+        for name, each in differences.items()
+    ]
+
+
+def peer_figures(times: Rounds, prefix: str = "") -> list[Figure]:
+    """Returns the ratio of celery-idempotent to each of the other libraries."""
+    return [
+        Figure.from_spread(
+            f"{prefix}{OURS.name} / {peer}",
+            Spread.from_ratios(times[OURS.name], times[peer]),
+            "×",
+            Goal(1, "<"),
+        )
+        for peer in (each.name for each in CONTESTANTS if each not in (OURS, PLAIN))
+        if peer in times
+    ]
+
+
+def relative_to_celery(times: Rounds) -> dict[str, Spread]:
+    """Returns the ratios of all contestants to plain Celery, for a plot."""
+    of_celery = plain(times)
+    return {name: Spread.from_ratios(each, of_celery) for name, each in times.items()}
+
+
+def plain(times: Rounds) -> list[float]:
+    """Returns the mean of both instances of plain Celery, by round."""
+    return [sum(pair) / 2 for pair in zip(times[PLAIN.name], times[CONTROL], strict=True)]

@@ -1,0 +1,67 @@
+"""Runs a measure in its own process, so that measures do not influence one another.
+
+A measure that fails or times out is reported in the table; the others still run.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+from labs.benchmarks.figure import MeasureResult
+from labs.benchmarks.measure import Measure, MissingDependency, ProgressCallback
+
+
+def run_in_process(
+    measure: Measure, seconds_left: float, progress: ProgressCallback
+) -> MeasureResult:
+    """Returns the result of `measure`, which may take its timeout or `seconds_left`."""
+    if seconds_left <= 0:
+        return _failed("no time was left")
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(measure.name, sender))
+    process.start()
+    sender.close()
+    try:
+        return _receive(receiver, min(measure.timeout, seconds_left), progress)
+    finally:
+        process.kill()  # on Linux, the servers that it has started end with it
+        process.join()
+
+
+def _receive(receiver: Connection, timeout: float, progress: ProgressCallback) -> MeasureResult:
+    deadline = time.monotonic() + timeout
+    while receiver.poll(max(0.0, deadline - time.monotonic())):
+        try:
+            message = receiver.recv()
+        except EOFError:
+            return _failed("its process ended")
+        if isinstance(message, MeasureResult):
+            return message
+        progress(message)
+    return _failed(f"timed out after {timeout:.3g} s")
+
+
+def _failed(reason: str) -> MeasureResult:
+    return MeasureResult(missing=reason, failure=reason)
+
+
+def _measure(name: str, sender: Connection) -> None:
+    from labs.benchmarks.measures import find_measure
+
+    # Log records are created, since they are part of the cost, but written nowhere.
+    log = logging.getLogger("celery_idempotent")
+    log.addHandler(logging.NullHandler())
+    log.propagate = False
+    try:
+        result = find_measure(name).measure(sender.send)
+    except MissingDependency as error:
+        result = MeasureResult(missing=str(error))
+    except Exception as error:
+        reason = f"failed: {type(error).__name__}: {error}".splitlines()[0]
+        result = MeasureResult(missing=reason, failure=traceback.format_exc())
+    sender.send(result)

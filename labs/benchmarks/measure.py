@@ -1,0 +1,45 @@
+"""The base class of the measures."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+from labs.benchmarks.figure import MeasureResult
+
+#: Called with the completed share, from 0 to 1.
+ProgressCallback = Callable[[float], object]
+
+
+#: The section of a page that has all measures of a run.
+FIGURES = "figures"
+
+
+class Measure(ABC):
+    """One measurement with its goals; its docstring is published with its figures."""
+
+    #: For ``--only``.
+    name: ClassVar[str]
+    #: For the table.
+    title: ClassVar[str]
+    #: The page in docs/ that its figures are written to.
+    page: ClassVar[str] = "benchmarks"
+    #: The marked section of the page. Those of other sections than `FIGURES` run on request only.
+    section: ClassVar[str] = FIGURES
+    #: Whether its figures are counts, which do not depend on the load of the machine.
+    is_exact: ClassVar[bool] = False
+    #: In seconds.
+    timeout: ClassVar[float] = 180.0
+
+    @abstractmethod
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
+        """Starts the servers that it needs, measures, and returns the result.
+
+        Raises:
+            MissingDependency: if a program or package is not installed.
+        """
+
+
+class MissingDependency(Exception):
+    """A program or package that a measure needs is not installed; says how to install it."""

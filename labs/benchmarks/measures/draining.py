@@ -1,0 +1,190 @@
+"""The throughput of one process, and what a task costs there."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from redis import Redis
+
+from labs.benchmarks.costs import Cost, cost_of
+from labs.benchmarks.environments import (
+    WITH_ALL_PEERS,
+    difference_figures,
+    peer_figures,
+    ratio_figures,
+    relative_to_celery,
+    server_for,
+    start_environments,
+)
+from labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
+from labs.benchmarks.interleaving import round_order
+from labs.benchmarks.measure import Measure, ProgressCallback
+from labs.benchmarks.usage import ServerUsage, cpu_of_group
+from labs.comparison.contestants import OURS
+from labs.comparison.environment import Environment
+
+REPLAY, REDELIVERY = f"replay by {OURS.name}", f"redelivery to {OURS.name}"
+GOALS = {OURS.name: Goal(1.05)}
+#: Of the plots.
+OUR_NAMES = (OURS.name, REPLAY, REDELIVERY)
+POLL_INTERVAL = 0.005
+
+
+class Usage(NamedTuple):
+    """What one task of a round has used; times in microseconds."""
+
+    duration: float
+    #: Before the worker continues; the other libraries take their lock then.
+    publish: float
+    worker_cpu: float
+    broker_cpu: float
+    redis_cpu: float
+    #: With Redis, the result backend and the records: not with the broker.
+    round_trips: float
+    bytes: float
+
+
+#: The rows of the table of costs: a field of `Usage`, its divisor and unit.
+COSTS = {
+    "time of a busy process": ("duration", 1000, "ms"),
+    "processor time of the worker": ("worker_cpu", 1000, "ms"),
+    "processor time of the broker": ("broker_cpu", 1, "µs"),
+    "processor time of Redis (results and records)": ("redis_cpu", 1, "µs"),
+    "round trips to Redis": ("round_trips", 1, ""),
+    "bytes from and to Redis": ("bytes", 1, "bytes"),
+}
+
+
+class QueueDrain(Measure):
+    """The time of a no-op task in a worker of one process that drains a full queue.
+
+    Only the worker that is measured runs; the others are paused. A replay is a duplicate with
+    another task id, a redelivery a second copy of the same message, both of a call that is
+    completed. Results are stored and not read. Broker and result backend are two servers; records
+    are in the result backend.
+    """
+
+    name = "drain"
+    title = "no-op task, from a full queue"
+    timeout = 900.0
+
+    RESTARTS, ROUNDS, TASKS = 4, 6, 400
+
+    entries = WITH_ALL_PEERS
+
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
+        usages: dict[str, list[Usage]] = {}
+        with server_for(self.entries) as server, server_for(self.entries) as broker:
+            for restart in range(self.RESTARTS):
+                with start_environments(server, self.entries, broker=broker.url) as environments:
+                    drains = _Drains(environments, server.client(), broker.client(), self.TASKS)
+                    for number in range(self.ROUNDS):
+                        for name in round_order(drains.kinds, number):
+                            usages.setdefault(name, []).append(drains.measure(name))
+                        progress((restart + (number + 1) / self.ROUNDS) / self.RESTARTS)
+        times = {name: [each.duration for each in usages[name]] for name in usages}
+        with_publish = {
+            name: [each.publish + each.duration for each in usages[name]] for name in usages
+        }
+        return MeasureResult(
+            [
+                *ratio_figures(times, GOALS),
+                *difference_figures(times, (REPLAY, REDELIVERY)),
+                *peer_figures(with_publish, "published and drained: "),
+                *(
+                    Figure.from_spread(f"{name}, throughput", _throughput(each), "tasks/s")
+                    for name, each in times.items()
+                ),
+            ],
+            [
+                Bars(
+                    "A no-op task from a full queue, plain Celery = 1",
+                    "×",
+                    relative_to_celery(times),
+                    OUR_NAMES,
+                )
+            ],
+            {
+                f"{field} per task": {
+                    name: [getattr(each, field) for each in usages[name]] for name in usages
+                }
+                for field in Usage._fields
+            },
+            costs=[_cost(label, usages) for label in COSTS],
+        )
+
+
+class _Drains:
+    """Fills the queue of one environment, lets its worker drain it, and measures that."""
+
+    def __init__(
+        self, environments: dict[str, Environment], server: Redis, broker: Redis, tasks: int
+    ) -> None:
+        self._environments = environments
+        self._server, self._broker = server, broker
+        self._tasks = tasks
+        ours = environments[OURS.name]
+        self.kinds: dict[str, tuple[Environment, Callable[[], object]]] = {
+            name: (each, lambda each=each: each.publish("no_op", each.order()))
+            for name, each in environments.items()
+        }
+        self.kinds[REPLAY] = (ours, lambda: ours.publish("no_op", "replayed"))
+        self.kinds[REDELIVERY] = (
+            ours,
+            lambda: ours.publish("no_op", "redelivered", task_id="redelivered"),
+        )
+        for environment in environments.values():
+            environment.signal(signal.SIGSTOP)
+        for name in self.kinds:  # connects, and stores what is replayed
+            self._drain(name, tasks // 10)
+
+    def measure(self, name: str) -> Usage:
+        """Returns what each of `tasks` tasks has used."""
+        return self._drain(name, self._tasks)
+
+    def _drain(self, name: str, tasks: int) -> Usage:
+        environment, publish = self.kinds[name]
+        publish_time = time.perf_counter()
+        for _ in range(tasks):
+            publish()
+        publish_time = time.perf_counter() - publish_time
+        # The paused worker has asked for a message before, and may have one.
+        assert environment.messages() >= tasks - 1, f"{name}: not all tasks are published"
+        group = environment.worker_pid
+        cpu = cpu_of_group(group)
+        server, broker = ServerUsage.of(self._server), ServerUsage.of(self._broker)
+        started_at = time.perf_counter()
+        environment.signal(signal.SIGCONT)
+        try:
+            while environment.messages():
+                time.sleep(POLL_INTERVAL)
+            duration = time.perf_counter() - started_at
+        finally:
+            environment.signal(signal.SIGSTOP)
+        server = ServerUsage.of(self._server).since(server)
+        broker = ServerUsage.of(self._broker).since(broker)
+        return Usage(
+            1e6 * duration / tasks,
+            1e6 * publish_time / tasks,
+            1e6 * (cpu_of_group(group) - cpu) / tasks,
+            1e6 * broker.cpu / tasks,
+            1e6 * server.cpu / tasks,
+            server.reads / tasks,
+            server.bytes / tasks,
+        )
+
+
+def _throughput(durations: list[float]) -> Spread:
+    return Spread.from_values([1e6 / each for each in durations])
+
+
+def _cost(label: str, usages: dict[str, list[Usage]]) -> Cost:
+    field, divisor, unit = COSTS[label]
+    return cost_of(
+        label,
+        unit,
+        {name: [getattr(each, field) / divisor for each in usages[name]] for name in usages},
+    )

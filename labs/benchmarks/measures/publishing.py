@@ -1,0 +1,61 @@
+"""The duration of publishing."""
+
+from __future__ import annotations
+
+from labs.benchmarks.costs import cost_of
+from labs.benchmarks.environments import (
+    DEDUPE,
+    WITH_CONTROL_AND_DEDUPE,
+    plain,
+    ratio_figures,
+    relative_to_celery,
+    server_for,
+    start_environments,
+)
+from labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
+from labs.benchmarks.interleaving import Call, interleave
+from labs.benchmarks.measure import Measure, ProgressCallback
+from labs.comparison.contestants import OURS
+from labs.comparison.environment import Environment
+
+GOALS = {OURS.name: Goal(1.05), DEDUPE: Goal(1.30)}
+
+
+class Publishing(Measure):
+    """``delay`` of a no-op task, each call with a different argument; no worker runs."""
+
+    name = "publish"
+    title = "publish"
+
+    ROUNDS, EACH = 80, 20
+
+    entries = WITH_CONTROL_AND_DEDUPE
+
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
+        with (
+            server_for(self.entries) as server,
+            start_environments(server, self.entries, concurrency=0) as environments,
+        ):
+            calls = {name: _publishing(environment) for name, environment in environments.items()}
+            times = interleave(calls, self.ROUNDS, self.EACH, progress)
+        return MeasureResult(
+            [
+                *ratio_figures(times, GOALS),
+                Figure.from_spread("celery, absolute", Spread.from_values(plain(times)), "µs"),
+            ],
+            [
+                Bars(
+                    "Publishing, plain Celery = 1",
+                    "×",
+                    relative_to_celery(times),
+                    (OURS.name, DEDUPE),
+                )
+            ],
+            {"medians of rounds, µs": times},
+            [cost_of("publish", "µs", times)],
+        )
+
+
+def _publishing(environment: Environment) -> Call:
+    publish = environment.task("no_op").delay
+    return lambda: publish(environment.order())

@@ -1,0 +1,101 @@
+"""The evidence of a run: what task bodies, the downstream system and callers have recorded."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labs.chaos import downstream
+from labs.chaos.downstream import Request
+from labs.outages.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One execution of a task body."""
+
+    execution: str
+    order: str
+    task_id: str
+    pid: int
+    token: int
+    started_at: float
+    #: The time of its effect; None if it was killed or retried.
+    done_at: float | None
+    receipt: str | None
+
+
+@dataclass(frozen=True)
+class InjectedFault:
+    """A fault and its affected processes; times are in seconds since the epoch."""
+
+    kind: str
+    at: float
+    until: float
+    pids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The evidence of a run."""
+
+    observations: Mapping[str, Any]
+    executions: Sequence[Execution]
+    faults: Sequence[InjectedFault]
+    #: By task id.
+    published: Mapping[str, int]
+    acknowledged: Mapping[str, int]
+    #: Tokens whose completion was accepted, by order.
+    completed: Mapping[str, Sequence[int]]
+    #: Tokens of executions whose outcome could not be stored.
+    unsaved: frozenset[int]
+    #: Requests to the downstream system, and its receipts, by order.
+    requests: Mapping[str, list[Request]]
+    #: Number of decisions of each delivery, and the deliveries that have ended.
+    decisions: Mapping[str, int]
+    ended: frozenset[str]
+    #: The receipts that callers may get, by order.
+    receipts: Mapping[str, Sequence[str | None]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Evidence:
+        """Reads the evidence in the folder of a run."""
+        ledger = Ledger(folder / "ledger")
+        accounts = folder / "downstream.sqlite"
+        effects = {line["execution"]: line for line in ledger.read("effect")}
+        executions = [
+            Execution(
+                line["execution"],
+                line["order"],
+                line["task_id"],
+                line["pid"],
+                line["token"],
+                line["at"],
+                effects.get(line["execution"], {}).get("at"),
+                effects.get(line["execution"], {}).get("receipt"),
+            )
+            for line in ledger.read("started")
+        ]
+        order_of = {(each.task_id, each.token): each.order for each in executions}
+        completed: dict[str, list[int]] = defaultdict(list)
+        for line in ledger.read("completed"):
+            completed[order_of[line["task_id"], line["token"]]].append(line["token"])
+        evidence = cls(
+            json.loads((folder / "observations.json").read_text()),
+            executions,
+            [InjectedFault(**line) for line in ledger.read("fault")],
+            Counter(line["task_id"] for line in ledger.read("published")),
+            Counter(line["task_id"] for line in ledger.read("acknowledged")),
+            completed,
+            frozenset(line["token"] for line in ledger.read("unsaved")),
+            downstream.requests(accounts) if accounts.exists() else {},
+            Counter(line["delivery"] for line in ledger.read("decided")),
+            frozenset(line["delivery"] for line in ledger.read("ended")),
+            downstream.receipts(accounts) if accounts.exists() else {},
+        )
+        ledger.close()
+        return evidence

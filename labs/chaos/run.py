@@ -1,0 +1,376 @@
+"""``python -m labs.chaos.run``: runs one contestant with one schedule, in its own process.
+
+It prints the number of callers that have a result, one per line, and writes the evidence into its
+folder: the ledger, the downstream system, the workers' logs and ``observations.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.states import READY_STATES
+from redis.exceptions import RedisError
+
+from celery_idempotent.task import canvas
+from celery_idempotent.task.result import RecordResult
+from celery_idempotent.testing.process import ServerError
+from celery_idempotent.testing.server import RedisServer
+from labs.chaos import schedule
+from labs.chaos.app import (
+    CONFIG_VARIABLE,
+    QUEUE,
+    TASKS,
+    AppConfig,
+    make_app,
+    unit_of,
+    until_of,
+)
+from labs.chaos.broker import Broker, broker_for
+from labs.chaos.database import Database, ResultBackend, ResultsInStore
+from labs.chaos.downstream import Downstream
+from labs.chaos.schedule import LEASE, Call, Fault, Schedule
+from labs.chaos.stores import DURABLE, Single, Store, store_for
+from labs.chaos.workers import Workers
+from labs.comparison.contestants import OURS
+from labs.outages.ledger import Ledger
+
+#: Intervals at which workers and results are checked, in seconds.
+POLL_INTERVAL = 0.05
+RESULT_POLL_INTERVAL = 0.5
+#: Longest wait for the last result, in seconds; and the longest time without any activity, with
+#: and without messages in the broker.
+RESULT_TIMEOUT = 90.0
+QUIET_TIMEOUT = 30.0
+QUIET_TIMEOUT_WITHOUT_MESSAGES = 8.0
+#: A run with all results ends after this time without activity.
+SETTLED_AFTER = 1.5
+#: Runs of the other contestants may hang.
+RESULT_TIMEOUT_OF_PEERS = 40.0
+QUIET_TIMEOUT_OF_PEERS = 12.0
+#: Seconds until a failed publish is repeated.
+PUBLISH_RETRY_INTERVAL = 0.1
+
+#: Exit code: servers did not start, or did not recover from a fault.
+EXIT_SERVERS_FAILED = 3
+
+#: Timeouts of celery-idempotent that fit the schedule.
+SHORT_TIMEOUTS = {
+    "idempotency_redis_timeout": 1.0,
+    "idempotency_redeliver_after": 4.0,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m labs.chaos.run", description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("contestant")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tasks", type=int, default=1000)
+    parser.add_argument("--orders-one-in", type=int, default=1, help="use every n-th order only")
+    parser.add_argument("--transaction", action="store_true", help="effects are rows in PostgreSQL")
+    arguments = parser.parse_args()
+    complete = schedule.make(arguments.seed, arguments.tasks, transaction=arguments.transaction)
+    try:
+        run(complete.with_orders(arguments.orders_one_in), arguments.contestant, arguments.folder)
+    except ServerError as error:
+        _exit_servers_failed(str(error))
+    # A contestant's publish may hang; its thread must not keep the process running.
+    os._exit(0)
+
+
+def run(schedule: Schedule, contestant: str, folder: Path) -> None:
+    """Runs `schedule`; writes the evidence into `folder`."""
+    ours = contestant == OURS.name
+    with ExitStack() as servers, ThreadPoolExecutor(3) as pool:
+        starting_store = pool.submit(store_for, schedule.shape, any_store=ours)
+        starting_broker = pool.submit(broker_for, schedule.shape)
+        database = None
+        if schedule.shape.transaction:
+            database = Database(idle_timeout=schedule.shape.idle_timeout)
+            servers.enter_context(database)
+        store = servers.enter_context(starting_store.result())
+        broker = servers.enter_context(starting_broker.result())
+        results: ResultBackend | ResultsInStore
+        # The other libraries keep a result backend without faults.
+        if in_store := ours and schedule.shape.results_in_store:
+            assert isinstance(store, Single)
+            results = ResultsInStore(store)
+        else:
+            results = servers.enter_context(ResultBackend(RedisServer.start(config=DURABLE)))
+        settings = {
+            **broker.settings,
+            "result_backend": results.url,
+            "task_default_queue": QUEUE,
+            "worker_prefetch_multiplier": 1,
+            "broker_connection_retry_on_startup": True,
+            "broker_connection_max_retries": None,
+            "task_publish_retry_policy": {"interval_step": 0.1, "interval_max": 0.5},
+        }
+        if ours:
+            settings |= {
+                **SHORT_TIMEOUTS,
+                **store.settings,
+                "broker_transport_options": broker.own_options,
+                "idempotency_wait_replicas": schedule.shape.wait_replicas,
+            }
+        if schedule.shape.transaction or in_store:
+            # Else Celery fails a task whose result it cannot store at once.
+            settings["result_backend_always_retry"] = True
+        if schedule.shape.runs_without_store:
+            settings["idempotency_on_store_error"] = "run"
+        if database is None:
+            port = servers.enter_context(Downstream(folder / "downstream.sqlite")).port
+            config = AppConfig(contestant, str(folder), store.url, port, LEASE, settings)
+        else:
+            config = AppConfig(
+                *(contestant, str(folder), store.url, 0, LEASE, settings), database=database.url
+            )
+        execution = _Run(schedule, config, store, broker, results, database)
+        if ours:
+            observations = execution.run(RESULT_TIMEOUT, QUIET_TIMEOUT)
+        else:
+            observations = execution.run(RESULT_TIMEOUT_OF_PEERS, QUIET_TIMEOUT_OF_PEERS)
+        if database is not None:
+            observations["effects"] = database.effects()
+    (folder / "observations.json").write_text(json.dumps(observations))
+
+
+class _Run:
+    """Publishes calls, injects faults and supervises workers at the same time."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        config: AppConfig,
+        store: Store,
+        broker: Broker,
+        results: ResultBackend | ResultsInStore,
+        database: Database | None,
+    ) -> None:
+        self._schedule = schedule
+        self._config = config
+        settings = config.settings | {"result_backend": results.callers_url}
+        self._app: Celery = make_app(replace(config, settings=settings))
+        self._ledger: Ledger = config.ledger()
+        self._broker = broker
+        self._workers = Workers(config, schedule.shape, self._ledger)
+        self._faults = _faults(self._workers, store, broker, results, database)
+        #: Each server has one fault at a time.
+        self._locks = {name: threading.Lock() for name in ("store", "broker", "database", "result")}
+        self._fuses = isinstance(results, ResultsInStore)
+        if self._fuses:
+            self._locks["result"] = self._locks["store"]
+        #: Time of the call and order, by the id of the result that a caller waits for.
+        self._waiting: dict[str, tuple[float, str]] = {}
+        self._results: list[dict[str, Any]] = []
+        self._rejected = 0
+        #: The publishes that were answered by another message, which waits.
+        self._collapsed: list[dict[str, Any]] = []
+        self._ended = threading.Event()
+
+    def run(self, timeout: float, quiet_timeout: float) -> dict[str, Any]:
+        """Runs the schedule and returns the observations of the callers.
+
+        Args:
+            timeout: longest wait for the last result, in seconds.
+            quiet_timeout: longest wait without any activity, in seconds.
+        """
+        with self._workers:
+            self._workers.wait_until_ready()
+            if self._fuses:
+                self._workers.assert_fused_completion()
+            self._started_at = time.time()
+            threads = [threading.Thread(target=self._publish, daemon=True)]
+            threads += [
+                threading.Thread(target=self._inject, args=(fault,), daemon=True)
+                for fault in self._schedule.faults
+            ]
+            for thread in threads:
+                thread.start()
+            self._supervise_until(lambda: not any(thread.is_alive() for thread in threads), timeout)
+            self._faults_ended_at = time.time()
+            self._supervise_until(lambda: self._settled(quiet_timeout), timeout)
+            self._ended.set()
+            self._check_results_again()
+        return {
+            "started_at": self._started_at,
+            "faults_ended_at": self._faults_ended_at,
+            "ended_at": time.time(),
+            "restarts": self._workers.restarts,
+            "rejected": self._rejected,
+            "collapsed": self._collapsed,
+            "messages_left": self._broker.messages(),
+            "results": self._results,
+            "unanswered": [
+                {"task_id": task_id, "at": at, "order": order}
+                for task_id, (at, order) in self._waiting.items()
+            ],
+        }
+
+    def _supervise_until(self, done: Callable[[], bool], seconds: float) -> None:
+        # Workers die with the thread that has started them, which is this one.
+        deadline = time.monotonic() + self._schedule.calls[-1].at + seconds
+        polled_at = 0.0
+        while not done() and time.monotonic() < deadline:
+            self._workers.supervise()
+            if time.monotonic() > polled_at + RESULT_POLL_INTERVAL:
+                self._poll_results()
+                polled_at = time.monotonic()
+            time.sleep(POLL_INTERVAL)
+
+    def _settled(self, quiet_timeout: float) -> bool:
+        quiet_for = time.time() - self._ledger.changed_at()
+        empty = self._broker.messages() == 0
+        if not self._waiting:
+            return empty and quiet_for > SETTLED_AFTER
+        no_messages = empty and self._broker.counts_unacknowledged
+        return quiet_for > (QUIET_TIMEOUT_WITHOUT_MESSAGES if no_messages else quiet_timeout)
+
+    # Calls
+
+    def _publish(self) -> None:
+        for call in self._schedule.calls:
+            self._ended.wait(max(0.0, self._started_at + call.at - time.time()))
+            task = self._app.tasks[TASKS[until_of(call.order, self._config.contestant)]]
+            self._publish_call(task, call)
+
+    def _publish_call(self, task: Any, call: Call) -> None:
+        """Publishes a call, again until the broker accepts it."""
+        called_at = time.time()
+        # A call with a task id of its caller is never collapsed.
+        task_id = None if getattr(task, "idempotency_dedupe_publish", None) else call.task_id
+        headers = None
+        if task_id and self._config.contestant == OURS.name:
+            # Published again, it is a copy of the first message, which may have been accepted.
+            headers = canvas.with_root(task.name, task_id, None)
+        while not self._ended.is_set():
+            try:
+                arguments = (call.order, call.seconds, call.ending)
+                result = task.apply_async(arguments, task_id=task_id, headers=headers)
+            except Exception as error:
+                if type(error).__name__ == "AlreadyQueued":
+                    self._rejected += 1
+                    return
+                self._ended.wait(PUBLISH_RETRY_INTERVAL)
+            else:
+                unit = unit_of(call.order, result.id, self._config.contestant)
+                self._ledger.write("called", order=unit, task_id=result.id)
+                if isinstance(result, RecordResult):
+                    self._collapsed.append({"order": unit, "at": called_at})
+                else:
+                    self._waiting[result.id] = called_at, unit
+                return
+
+    def _poll_results(self) -> None:
+        for task_id in list(self._waiting):
+            try:
+                meta = self._app.backend.get_task_meta(task_id)
+            except RedisError:  # killed
+                break
+            if meta["status"] in READY_STATES:
+                called_at, order = self._waiting.pop(task_id)
+                self._results.append(
+                    {
+                        "task_id": task_id,
+                        "order": order,
+                        "called_at": called_at,
+                        "outcome": _outcome(meta),
+                        "at": time.time(),
+                    }
+                )
+        print(len(self._results), flush=True)
+
+    def _check_results_again(self) -> None:
+        """Adds every result that has changed since it was first read."""
+        for result in list(self._results):
+            outcome = _outcome(self._app.backend.get_task_meta(result["task_id"]))
+            if outcome != result["outcome"]:
+                self._results.append(result | {"outcome": outcome})
+
+    # Faults
+
+    def _inject(self, fault: Fault) -> None:
+        self._ended.wait(max(0.0, self._started_at + fault.at - time.time()))
+        inject = self._faults.get(fault.kind)
+        lock = self._locks.get(fault.kind.split()[0], threading.Lock())
+        pids: list[int] | None = []
+        with lock:
+            at = time.time()
+            if inject is not None:
+                try:
+                    pids = inject(fault.target, fault.seconds)
+                except ServerError as error:
+                    _exit_servers_failed(f"{fault.kind}: {error}")
+        self._ledger.write("fault", kind=fault.kind, at=at, until=time.time(), pids=pids or [])
+
+
+def _outcome(meta: Mapping[str, Any]) -> str:
+    return f"{meta['status']} {meta['result']}"
+
+
+def _exit_servers_failed(reason: str) -> None:
+    print(reason, file=sys.stderr, flush=True)
+    os._exit(EXIT_SERVERS_FAILED)
+
+
+def _faults(
+    workers: Workers,
+    store: Store,
+    broker: Broker,
+    results: ResultBackend | ResultsInStore,
+    database: Database | None,
+) -> dict[str, Callable[[float, float], list[int] | None]]:
+    """Returns the function of each kind of fault that is available."""
+    faults: dict[str, Any] = {
+        "child killed": workers.kill_child,
+        "worker killed": workers.kill_worker,
+        "parent killed": workers.kill_parent,
+        "child frozen past the lease": workers.freeze_child,
+        "worker frozen past the lease": workers.freeze_worker,
+        "worker frozen": workers.freeze_worker,
+        "worker stopped": workers.stop_worker,
+        "store killed": store.kill,
+        "store connections cut": store.cut,
+        "store frozen": store.freeze,
+        "scripts flushed": store.flush_scripts,
+        "broker connections cut": broker.cut,
+        "broker in a black hole": broker.black_hole,
+        "publish replies lost": broker.lose_publish_replies,
+        "store flushed": store.flush,
+        "broker killed": broker.kill,
+        "result backend killed": results.kill,
+        "result backend frozen": results.freeze,
+    }
+    if database is not None:
+        faults |= {
+            "database killed": database.kill,
+            "database connections cut": database.cut,
+            "commit replies lost": database.lose_commit_replies,
+        }
+    for kind, name in (
+        ("store in a black hole", "black_hole"),
+        ("store replies delayed", "delay_replies"),
+        ("store replies lost", "lose_replies"),
+        ("store clock set back", "set_clock_back"),
+        ("store clock set forward", "set_clock_forward"),
+    ):
+        if hasattr(store, name):
+            faults[kind] = getattr(store, name)
+    return faults
+
+
+if __name__ == "__main__":
+    assert CONFIG_VARIABLE not in os.environ
+    main()

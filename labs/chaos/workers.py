@@ -1,0 +1,165 @@
+"""The workers and their faults; workers that exit are restarted, as by a service manager."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from labs.chaos.app import CONFIG_VARIABLE, NAME, AppConfig
+from labs.chaos.schedule import Shape
+from labs.comparison.contestants import find_contestant
+from labs.outages.ledger import Ledger
+from tests.worker.harness import WorkerProcess
+
+#: Longest shutdown of a worker, and interval of checks, in seconds.
+STOP_SECONDS = 8.0
+POLL_INTERVAL = 0.1
+
+
+class Workers:
+    """All workers; leaving the ``with`` block kills them.
+
+    Every fault returns the ids of the affected processes.
+    """
+
+    def __init__(self, config: AppConfig, shape: Shape, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._groups: set[int] = set()
+        self.restarts = 0
+        self._workers = [
+            WorkerProcess(
+                f"w{number}",
+                ("--concurrency", str(shape.children), "--queues", "chaos"),
+                {CONFIG_VARIABLE: config.to_json()},
+                Path(config.folder) / f"worker-{number}.log",
+                app=NAME,
+                python=find_contestant(config.contestant).python,
+            )
+            for number in range(1, shape.workers + 1)
+        ]
+        self._note_groups()
+
+    def wait_until_ready(self) -> None:
+        """Waits until all workers are ready."""
+        for worker in self._workers:
+            worker.ready()
+
+    def assert_fused_completion(self) -> None:
+        """Checks what the workers have logged at their start: no task is without it."""
+        for worker in self._workers:
+            log = worker.logs()
+            assert "fused completion off" not in log, log
+
+    def supervise(self) -> None:
+        """Restarts workers that have exited."""
+        for worker in self._workers:
+            if worker.status == "exited":
+                worker.start()
+                self.restarts += 1
+        self._note_groups()
+
+    # Faults
+
+    def kill_child(self, target: float, seconds: float) -> list[int]:
+        """Kills one process of a pool, preferably a busy one."""
+        child = self._choose_child(target)
+        return _send_signal([child], signal.SIGKILL) if child else []
+
+    def kill_worker(self, target: float, seconds: float) -> list[int]:
+        """Kills a worker and its pool, as when a host fails."""
+        pids = self._choose_worker(target)
+        if pids:
+            # At once: each worker leads a process group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pids[0], signal.SIGKILL)
+        return pids
+
+    def kill_parent(self, target: float, seconds: float) -> list[int]:
+        """Kills the main process of a worker; its pool exits, too."""
+        pids = self._choose_worker(target)
+        _send_signal(pids[:1], signal.SIGKILL)
+        return pids
+
+    def freeze_child(self, target: float, seconds: float) -> list[int]:
+        """Pauses one process of a pool, preferably a busy one."""
+        child = self._choose_child(target)
+        return self._freeze([child] if child else [], seconds)
+
+    def freeze_worker(self, target: float, seconds: float) -> list[int]:
+        """Pauses a worker and its pool."""
+        return self._freeze(self._choose_worker(target), seconds)
+
+    def stop_worker(self, target: float, seconds: float) -> list[int]:
+        """Stops a worker by SIGTERM, as for a deployment; kills it after a timeout."""
+        pids = self._choose_worker(target)
+        _send_signal(pids[:1], signal.SIGTERM)
+        until = time.monotonic() + STOP_SECONDS
+        while any(worker.process.pid in pids for worker in self._running()):
+            if time.monotonic() > until:
+                return _send_signal(pids, signal.SIGKILL)
+            time.sleep(POLL_INTERVAL)
+        return []
+
+    def _choose_worker(self, target: float) -> list[int]:
+        """Returns the ids of a worker's main process and of its pool."""
+        running = self._running()
+        if not running:
+            return []
+        parent = running[int(target * len(running))].process.pid
+        return [parent, *children_of(parent)]
+
+    def _choose_child(self, target: float) -> int | None:
+        children = [
+            child for worker in self._running() for child in children_of(worker.process.pid)
+        ]
+        ended = {line["execution"] for line in self._ledger.read("effect")}
+        busy = {
+            line["pid"] for line in self._ledger.read("started") if line["execution"] not in ended
+        }
+        candidates = [child for child in children if child in busy] or children
+        return candidates[int(target * len(candidates))] if candidates else None
+
+    def _running(self) -> list[WorkerProcess]:
+        return [worker for worker in self._workers if worker.status == "running"]
+
+    @staticmethod
+    def _freeze(pids: list[int], seconds: float) -> list[int]:
+        try:
+            _send_signal(pids, signal.SIGSTOP)
+            time.sleep(seconds)
+        finally:
+            _send_signal(pids, signal.SIGCONT)
+        return pids
+
+    def _note_groups(self) -> None:
+        # Each worker leads a process group; orphaned pool processes remain in it.
+        self._groups |= {worker.process.pid for worker in self._workers}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for group in self._groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        for worker in self._workers:
+            worker.process.wait()
+
+
+def _send_signal(pids: list[int], signum: signal.Signals) -> list[int]:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+    return pids
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+    except (FileNotFoundError, ProcessLookupError):
+        return []

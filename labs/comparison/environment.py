@@ -1,0 +1,221 @@
+"""The environment of one contestant in one scenario: databases, an app and a worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from celery import Celery, Task
+from celery.result import AsyncResult
+from redis import Redis
+
+from labs.comparison.app import CONFIG_VARIABLE, AppConfig, make_app
+from labs.comparison.contestants import find_contestant
+from labs.comparison.ledger import Ledger
+from tests.waiting import SOON, eventually
+
+REPOSITORY = Path(__file__).parents[2]
+
+STOP_SECONDS = 10.0
+QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+
+#: The database of all locks and records, and of nothing else.
+LOCKS_DATABASE = 0
+#: Broker, result backend and ledger of one environment.
+DATABASES_EACH = 3
+
+
+@dataclass(frozen=True)
+class PublishError:
+    """The error that a publish raised."""
+
+    error: Exception
+
+    @property
+    def name(self) -> str:
+        return type(self.error).__name__
+
+
+class Environment:
+    """An app; its ``with`` block runs a worker.
+
+    Args:
+        server: URL of the server.
+        number: unique among the environments of a server; selects its databases.
+        concurrency: processes in the worker's pool; 0 starts no worker.
+        lock: duration of locks or leases, in seconds.
+        broker: URL of the broker's server, if it has one of its own.
+        settings: of the Celery app, in addition to the contestant's.
+        task_options: of every task, in addition to the contestant's.
+    """
+
+    def __init__(
+        self,
+        contestant: str,
+        server: str,
+        number: int,
+        *,
+        concurrency: int = 4,
+        lock: float = 60.0,
+        broker: str = "",
+        settings: dict[str, Any] | None = None,
+        task_options: dict[str, Any] | None = None,
+    ) -> None:
+        url = server.rpartition("/")[0]
+        self._database = 1 + number * DATABASES_EACH
+        broker_url, backend, ledger = (
+            f"{url}/{self._database + offset}" for offset in range(DATABASES_EACH)
+        )
+        if broker:
+            broker_url = f"{broker.rpartition('/')[0]}/{self._database}"
+        self.config = AppConfig(
+            contestant,
+            broker_url,
+            backend,
+            f"{url}/{LOCKS_DATABASE}",
+            ledger,
+            lock,
+            settings or {},
+            task_options or {},
+        )
+        self.contestant = contestant
+        self.lock = lock
+        self.app: Celery = make_app(self.config)
+        self.ledger = Ledger(ledger)
+        self._broker = Redis.from_url(broker_url)
+        self._concurrency = concurrency
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._node = f"environment-{number}@peers"
+        self._directory = tempfile.TemporaryDirectory(prefix="peers-")
+        self._log = Path(self._directory.name) / "worker.log"
+
+    def task(self, name: str) -> Task:
+        """Returns the contestant's task of that name."""
+        return self.app.tasks[f"peers.{name}"]
+
+    @staticmethod
+    def order() -> str:
+        """Returns a new order; executions are counted by order."""
+        return uuid4().hex
+
+    def publish(self, task: str, *args: Any, **options: Any) -> AsyncResult | PublishError:
+        """Calls ``apply_async``; returns its result or its error."""
+        try:
+            return self.task(task).apply_async(args, **options)
+        except Exception as error:
+            return PublishError(error)
+
+    def drop_broker_connections(self) -> int:
+        """Lets the server close every connection to the broker; returns their number."""
+        with Redis.from_url(self.config.ledger) as client:
+            connection_ids = [
+                connection["id"]
+                for connection in client.client_list()
+                if int(connection["db"]) == self._database
+            ]
+            return sum(client.client_kill_filter(_id=each) for each in connection_ids)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Pauses all processes of the worker (SIGSTOP) during the ``with`` block."""
+        self.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGCONT)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to all processes of the worker."""
+        os.killpg(self.worker_pid, number)
+
+    @property
+    def worker_pid(self) -> int:
+        """The main process of the worker, which leads a process group."""
+        assert self._worker is not None
+        return self._worker.pid
+
+    def messages(self) -> int:
+        """Returns the number of messages in the broker, unacknowledged ones included."""
+        waiting = sum(self._broker.llen(queue) for queue in find_contestant(self.contestant).queues)
+        return waiting + self._broker.hlen("unacked")
+
+    def settled(self) -> bool:
+        """Whether neither the broker nor the worker has a message left.
+
+        The worker is inspected too, because the broker no longer lists a copy of a message that
+        was acknowledged.
+        """
+        if self.messages():
+            return False
+        inspect = self.app.control.inspect([self._node], timeout=5.0, limit=1)
+        for list_tasks in (inspect.active, inspect.reserved, inspect.scheduled):
+            tasks = list_tasks()
+            if not tasks or any(tasks.values()):
+                return False
+        return not self.messages()
+
+    def wait_until_settled(self, seconds: float = SOON) -> None:
+        """Waits until no message is left."""
+        eventually(self.settled, "all messages are processed", seconds)
+
+    # The worker.
+
+    def __enter__(self) -> Environment:
+        if self._concurrency:
+            self._start_worker()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop_worker()
+        self._broker.close()
+        self.app.close()
+        self._directory.cleanup()
+
+    def log(self) -> str:
+        """Returns the output of the worker."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def output_tail(self) -> str:
+        """Returns the last lines of the worker's output."""
+        return "\n".join(self.log().splitlines()[-30:])
+
+    def _start_worker(self) -> None:
+        python = find_contestant(self.contestant).python
+        command = [
+            *(python, "-m", "celery", "-A", "labs.comparison.app", "worker"),
+            *("--hostname", self._node, "--concurrency", str(self._concurrency)),
+            *("--loglevel", "INFO", *QUIET),
+        ]
+        with self._log.open("wb") as log:
+            self._worker = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env={**os.environ, CONFIG_VARIABLE: self.config.to_json()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        eventually(self._is_ready, f"the worker is ready; its output: {self.output_tail()}")
+
+    def _is_ready(self) -> bool:
+        assert self._worker is not None
+        if self._worker.poll() is not None:
+            raise RuntimeError(f"the worker exited: {self.output_tail()}")
+        return f"{self._node} ready." in self.log()
+
+    def _stop_worker(self) -> None:
+        """Kills the worker's process group."""
+        if self._worker is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._worker.pid, signal.SIGKILL)
+        self._worker.wait(STOP_SECONDS)

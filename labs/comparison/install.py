@@ -1,0 +1,37 @@
+"""Installs each contestant that must not share our environment into one of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+
+from labs.comparison.contestants import PEERS_IN_ENVIRONMENTS, PeerInEnvironment
+
+#: Every environment has the same versions of these, as far as ours has them.
+SHARED = ("celery", "kombu", "redis", "hiredis", "packaging")
+
+
+def install_peers() -> None:
+    """Creates the environments that do not exist yet.
+
+    Raises:
+        subprocess.CalledProcessError: if pip fails; its output is on standard error.
+    """
+    for peer in PEERS_IN_ENVIRONMENTS:
+        _install(peer)
+
+
+def _install(peer: PeerInEnvironment) -> None:
+    requirements = [peer.requirement]
+    for name in SHARED:
+        with suppress(PackageNotFoundError):
+            requirements.append(f"{name}=={version(name)}")
+    if peer.is_installed and peer.installed.read_text() == "\n".join(requirements):
+        return
+    print(f"installing {' '.join(requirements)} into {peer.folder}", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", peer.folder], check=True)
+    pip = [peer.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *requirements], check=True, stdout=sys.stderr)
+    peer.installed.write_text("\n".join(requirements))

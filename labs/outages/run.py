@@ -1,0 +1,175 @@
+"""Runs one outage: a worker processes messages, the outage begins and ends, all results arrive."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from celery.states import READY_STATES
+from kombu.exceptions import OperationalError
+
+from labs.outages.app import CHARGE, NAME, SETTINGS_VARIABLE, make_app
+from labs.outages.ledger import Ledger
+from labs.outages.outage import Deployment, Outage
+from labs.outages.verdict import Message, Verdict, judge
+from tests.worker.harness import WorkerProcess
+
+#: Size of the worker's pool.
+PROCESSES = 2
+#: About half of a worker's throughput.
+MESSAGES_PER_SECOND = 100.0
+#: Every n-th message duplicates an earlier one.
+DUPLICATE_EVERY = 5
+#: Share of the messages that are published before the outage.
+SHARE_BEFORE_OUTAGE = 0.3
+#: Longest wait for the last result, in seconds.
+ANSWER_TIMEOUT = 60.0
+#: … if no worker has received the messages whose results are missing.
+ANSWER_TIMEOUT_WITHOUT_DELIVERY = 15.0
+POLL_INTERVAL = 0.25
+
+#: The results of callers (task metadata of the result backend), by task id.
+Results = dict[str, Mapping[str, Any]]
+#: Called periodically with the number of messages that have a result.
+Progress = Callable[[int], None]
+
+
+def run(
+    outage: Outage,
+    messages: int,
+    settings: Mapping[str, Any],
+    folder: Path,
+    progress: Progress,
+) -> Verdict:
+    """Runs `outage` and returns the verdict.
+
+    Args:
+        settings: of the app; those of the outage take precedence.
+        folder: for the ledger and the worker's log.
+    """
+    ledger_file = folder / f"{outage.name}.ledger"
+    ledger_file.write_bytes(b"")
+    with outage.deployment() as deployment, ThreadPoolExecutor(1) as scheduler:
+        app_settings = {
+            **settings,
+            "task_default_queue": outage.name,
+            "outage_ledger": str(ledger_file),
+            **deployment.start(),
+            **outage.settings,
+        }
+        if outage.at_start:
+            restored_at = _inject(outage, deployment, scheduler)
+        with _Client(outage, app_settings, folder) as client:
+            for number, message in enumerate(_messages(messages, outage.name)):
+                if number == int(SHARE_BEFORE_OUTAGE * messages) and not outage.at_start:
+                    restored_at = _inject(outage, deployment, scheduler)
+                client.publish(message)
+                time.sleep(1 / MESSAGES_PER_SECOND)
+            results = client.wait_for_results(progress)
+            return judge(
+                client.sent,
+                results,
+                client.ledger,
+                restored_at=restored_at.result(),
+                restarts=client.restarts,
+            )
+
+
+def _inject(outage: Outage, deployment: Deployment, scheduler: ThreadPoolExecutor) -> Future[float]:
+    """Begins the outage and schedules its end; the result is the time of its end."""
+
+    def heal() -> float:
+        time.sleep(outage.seconds)
+        deployment.heal()
+        return time.time()
+
+    injected = scheduler.submit(deployment.inject)
+    if outage.at_start:
+        injected.result()
+    return scheduler.submit(heal)
+
+
+def _messages(number: int, seed: str) -> Iterator[Message]:
+    """Yields messages, some of which duplicate an earlier order; a function of `seed`."""
+    generator = random.Random(seed)
+    orders: list[str] = []
+    for position in range(1, number + 1):
+        task_id = str(UUID(int=generator.getrandbits(128), version=4))
+        if position % DUPLICATE_EVERY:
+            orders.append(f"order-{position}")
+            yield Message(task_id, orders[-1])
+        else:
+            yield Message(task_id, generator.choice(orders))
+
+
+class _Client:
+    """Publishes messages, waits for their results, and supervises the worker."""
+
+    def __init__(self, outage: Outage, settings: Mapping[str, Any], folder: Path) -> None:
+        self.sent: list[Message] = []
+        self.restarts = 0
+        self.ledger = Ledger(folder / f"{outage.name}.ledger")
+        self._app = make_app(settings)
+        self._worker = WorkerProcess(
+            outage.name,
+            ("--concurrency", str(PROCESSES)),
+            {SETTINGS_VARIABLE: json.dumps(settings)},
+            folder / f"{outage.name}.log",
+            app=NAME,
+        )
+        if not outage.at_start:
+            self._worker.ready()
+
+    def publish(self, message: Message) -> None:
+        """Publishes a message, again until the broker accepts it."""
+        while True:
+            self._supervise()
+            try:
+                self._app.send_task(CHARGE, (message.order,), task_id=message.task_id)
+            except OperationalError:
+                time.sleep(POLL_INTERVAL)
+            else:
+                self.sent.append(message)
+                return
+
+    def wait_for_results(self, progress: Progress) -> Results:
+        """Returns the results that arrive in time."""
+        results: Results = {}
+        started_at = time.monotonic()
+        while waiting := [m.task_id for m in self.sent if m.task_id not in results]:
+            timeout = ANSWER_TIMEOUT if self._received(waiting) else ANSWER_TIMEOUT_WITHOUT_DELIVERY
+            if time.monotonic() > started_at + timeout:
+                break
+            time.sleep(POLL_INTERVAL)
+            self._supervise()
+            for task_id in waiting:
+                result = self._app.backend.get_task_meta(task_id)
+                if result["status"] in READY_STATES:
+                    results[task_id] = result
+            progress(len(results))
+        return results
+
+    def _received(self, task_ids: Sequence[str]) -> bool:
+        """Whether a worker has received any of these messages."""
+        received = {message["task_id"] for message in self.ledger.read("received")}
+        return not received.isdisjoint(task_ids)
+
+    def _supervise(self) -> None:
+        """Restarts the worker if it has exited, like a service manager."""
+        if self._worker.status == "exited":
+            self._worker.start()
+            self.restarts += 1
+
+    def __enter__(self) -> _Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.kill("SIGKILL")
+        self._app.close()
+        self.ledger.close()

@@ -1,0 +1,265 @@
+"""``make redelivery``: kills whole workers under load, at a visibility timeout of an hour.
+
+In each trial, calls are published at a steady rate to the queue of a worker, which is killed with
+SIGKILL together with its pool, at a random moment. It then has running, prefetched and scheduled
+messages. Another worker, which lives through all trials, consumes the queue from then on. Counted
+is the time from the kill until each message begins there, and the starts of each call.
+
+``RELIER=python`` is the interpreter of an environment with relier 0.1.7, which then runs at the
+same time, with its default settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from celery import Celery
+from redis import Redis
+
+from celery_idempotent.testing.server import RedisServer
+from labs.redelivery import app as lab
+from tests.waiting import eventually
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+#: Calls per second, and the longest of them in seconds: they occupy the victim's four processes.
+RATE, LONGEST = 12.0, 1.0
+#: One call in so many has a countdown, in seconds.
+ETA_EVERY, COUNTDOWN = 5, 6.0
+#: Seconds under load before the kill.
+LOAD = (2.0, 5.0)
+#: relier's tasks, imported by its own interpreter.
+RELIER_APP = "labs.redelivery.relier_app"
+
+
+class Site:
+    """A broker, the worker that lives, and one that is killed in each trial."""
+
+    #: The command of a worker, without its options.
+    celery: tuple[str, ...] = (sys.executable, "-m", "celery", "-A", lab.NAME, "worker")
+    survivor_queue = "idle"
+    survivor_options: tuple[str, ...] = ("--pool", "threads", "--concurrency", "60")
+    #: Longest wait for the messages of a killed worker, in seconds.
+    longest_wait = 60.0
+
+    def __init__(self, url: str, directory: Path, settings: dict[str, Any]) -> None:
+        self.redis = Redis.from_url(url, decode_responses=True)
+        self.control: Any = lab.app.control
+        own = {"broker_url": url, "lab_url": url, "worker_redirect_stdouts": False}
+        self.settings = {**own, **settings}
+        self._number = 0
+        #: Seconds from the kill until a message of the dead worker began, by what it was.
+        self.delays: dict[str, list[float]] = {}
+        #: Messages that have not begun elsewhere, by what they were.
+        self.late: Counter[str] = Counter()
+        #: Messages of which nothing was left in Redis when the worker was killed: kombu has
+        #: received them with BRPOP, and had not yet stored that they are unacknowledged.
+        self.vanished = 0
+        #: Calls by the number of their executions that began.
+        self.starts: Counter[int] = Counter()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._log = directory / f"{type(self).__name__}.log"
+        self.start("survivor", self.survivor_queue, *self.survivor_options)
+
+    def start(
+        self, name: str, queue: str, *options: str, **settings: Any
+    ) -> subprocess.Popen[bytes]:
+        """Starts a worker and waits until it is ready."""
+        text = json.dumps({**self.settings, **settings})
+        environment = {**os.environ, lab.SETTINGS_VARIABLE: text}
+        command = [*self.celery, "-n", f"{name}@lab"]
+        command += ["-Q", queue, "-l", "INFO", "--without-gossip", "--without-mingle", *options]
+        before = self._ready(name)
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self._processes.append(process)
+        eventually(lambda: self._ready(name) > before, f"{name} is ready")
+        return process
+
+    def _ready(self, name: str) -> int:
+        return self._log.read_text().count(f"{name}@lab ready") if self._log.exists() else 0
+
+    def run(self) -> None:
+        """Runs one trial, and adds what was counted."""
+        self._number += 1
+        queue = self._queue()
+        victim = self.start(f"victim-{self._number}", queue, "--concurrency", "4")
+        published: list[str] = []
+        stopped = threading.Event()
+        publisher = threading.Thread(target=self._publish, args=(queue, published, stopped))
+        publisher.start()
+        time.sleep(random.uniform(*LOAD))
+        os.killpg(victim.pid, signal.SIGKILL)
+        killed_at = time.time()
+        stopped.set()
+        victim.wait()
+        publisher.join()
+        held = self._held(queue)
+        queued = {json.loads(text)["headers"]["id"] for text in self.redis.lrange(queue, 0, -1)}
+        ended = {task_id for task_id in published if self.redis.exists(f"ended:{task_id}")}
+        vanished = set(published) - held.keys() - queued - ended
+        self.control.add_consumer(queue, destination=["survivor@lab"])
+        deadline = killed_at + self.longest_wait
+        while time.time() < deadline and not all(self._begun(i, killed_at) for i in held):
+            time.sleep(0.05)
+        lost = set()
+        for task_id, kind in held.items():
+            begun = self._begun(task_id, killed_at)
+            if begun:
+                self.delays.setdefault(kind, []).append(begun - killed_at)
+            else:
+                lost.add(task_id)
+                self.late[kind] += 1
+        rest = [task_id for task_id in published if task_id not in vanished | lost]
+        eventually(
+            lambda: all(self.redis.exists(f"ended:{task_id}") for task_id in rest),
+            "every call that was in Redis has ended",
+            90,
+        )
+        self.control.cancel_consumer(queue, destination=["survivor@lab"])
+        self.starts.update(self.redis.llen(f"starts:{task_id}") for task_id in published)
+        self.vanished += len(vanished)
+        if lost:
+            self.redis.delete("unacked", "unacked_index")
+
+    def _queue(self) -> str:
+        return f"victim-{self._number}"
+
+    def _publish(self, queue: str, published: list[str], stopped: threading.Event) -> None:
+        number = 0
+        while not stopped.wait(random.expovariate(RATE)):
+            number += 1
+            countdown = COUNTDOWN if number % ETA_EVERY == 0 else None
+            args = (f"{queue}-{number}", random.uniform(0, LONGEST))
+            result = lab.work.apply_async(args, queue=queue, countdown=countdown)
+            published.append(result.id)
+
+    def _held(self, queue: str) -> dict[str, str]:
+        """Returns the unacknowledged messages of `queue` by task id, and what each was."""
+        held = {}
+        for text in self.redis.hvals("unacked"):
+            message, _, routing_key = json.loads(text)
+            headers = message["headers"]
+            # One that has ended and was not acknowledged is replayed, and begins no more.
+            if routing_key == queue and not self.redis.exists(f"ended:{headers['id']}"):
+                started = self.redis.exists(f"starts:{headers['id']}")
+                kind = "running" if started else "ETA" if headers["eta"] else "prefetched"
+                held[headers["id"]] = kind
+        return held
+
+    def _begun(self, task_id: str, since: float) -> float | None:
+        """Returns when the task began after `since`."""
+        starts = [float(at.split()[0]) for at in self.redis.lrange(f"starts:{task_id}", 0, -1)]
+        return next((at for at in starts if at > since), None)
+
+    def stop(self) -> None:
+        """Ends the workers."""
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self.redis.close()
+
+    def __str__(self) -> str:
+        every = [delay for found in self.delays.values() for delay in found]
+        figures = [
+            f"{kind} {len(found)}: p50 {statistics.median(found):.2f} s, p99 {_p99(found):.2f} s, "
+            f"max {max(found):.2f} s"
+            for kind, found in [*sorted(self.delays.items()), ("all", every)]
+            if found
+        ]
+        late = [f"not within {self.longest_wait:g} s: {dict(self.late) or 0}"]
+        return "; ".join([*figures, *late, f"vanished in kombu {self.vanished}"])
+
+
+class RelierSite(Site):
+    """The same with relier, whose workers find and publish what another one ran when it died.
+
+    Its ``push`` takes no countdown, and its tasks go to its own queues.
+    """
+
+    #: To which relier publishes such messages.
+    survivor_queue = "re-queue"
+    survivor_options = ("--concurrency", "12")
+    longest_wait = 30.0
+
+    def __init__(self, url: str, directory: Path, python: str) -> None:
+        self._python = python
+        self.celery = (python, "-m", "celery", "-A", RELIER_APP, "worker")
+        os.environ["RELIER_REDIS_URL"] = url
+        super().__init__(url, directory, {})
+        self.control = Celery(broker=url).control
+
+    def _queue(self) -> str:
+        return "default"
+
+    def _publish(self, queue: str, published: list[str], stopped: threading.Event) -> None:
+        command = [self._python, "-m", RELIER_APP, str(RATE), str(LONGEST)]
+        with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as push:
+            stopped.wait()
+            push.terminate()
+            published += push.communicate()[0].split()
+
+
+def main() -> None:
+    """Runs the trials and prints the delays."""
+    parser = argparse.ArgumentParser(prog="make redelivery", description=__doc__)
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--after", type=float, default=5.0, help="idempotency_redeliver_after")
+    parser.add_argument("--lease", type=float, default=5.0, help="idempotency_lease")
+    parser.add_argument("--json", type=Path, help="write all delays into this file")
+    parser.add_argument("--logs", type=Path, help="keep the workers' logs here")
+    parser.add_argument("--relier", help="interpreter of an environment with relier")
+    options = parser.parse_args()
+    settings = {
+        "idempotency_redeliver_after": options.after,
+        "idempotency_lease": options.lease,
+        "broker_connection_retry_on_startup": True,
+    }
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        url = stack.enter_context(RedisServer.start()).url
+        lab.app.conf.update(broker_url=url, **settings)
+        folder = options.logs or Path(stack.enter_context(TemporaryDirectory()))
+        sites = {"celery-idempotent": Site(url, folder, settings)}
+        stack.callback(sites["celery-idempotent"].stop)
+        if options.relier:
+            config = {"appendonly": "yes"}
+            url = stack.enter_context(RedisServer.start(config=config)).url
+            sites["relier"] = RelierSite(url, folder, options.relier)
+            stack.callback(sites["relier"].stop)
+        for number in range(1, options.trials + 1):
+            for run in [pool.submit(site.run) for site in sites.values()]:
+                run.result()
+            for name, site in sites.items():
+                print(f"{number}/{options.trials} {name}: {site}", flush=True)
+            if options.json:
+                delays = {name: site.delays for name, site in sites.items()}
+                options.json.write_text(json.dumps(delays))
+        for name, site in sites.items():
+            print(f"{name}: executions that began, by call: {dict(sorted(site.starts.items()))}")
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[max(0, -(-len(values) * 99 // 100) - 1)]
+
+
+if __name__ == "__main__":
+    main()

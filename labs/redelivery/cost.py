@@ -1,0 +1,74 @@
+"""``make redelivery COST=1``: the cost of holding 1,000 messages.
+
+Idle workers hold messages that wait for their ETA. Their processor time and the commands of their
+brokers are compared with those of a worker that renews nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from multiprocessing import Pool
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from celery_idempotent.testing.server import RedisServer
+from labs.redelivery import app as lab
+from labs.redelivery.__main__ import Site
+from tests.waiting import eventually
+
+MESSAGES, SECONDS = 1000, 120.0
+SIDES: tuple[float | None, ...] = (60.0, 5.0, None)
+
+
+def main() -> None:
+    """Runs all sides at once and prints the figures of each."""
+    with Pool(len(SIDES)) as pool:
+        figures = dict(zip(SIDES, pool.map(measure, SIDES), strict=True))
+    without, commands_without = figures[None]
+    for side, (processor, commands) in figures.items():
+        text = f"idempotency_redeliver_after {side}: {processor / SECONDS:.3%} of a core"
+        if side:
+            more = {
+                name: round(number / SECONDS * side / 3, 2)
+                for name, number in (commands - commands_without).items()
+            }
+            text += f", {(processor - without) / SECONDS:.3%} more; commands a third of it: {more}"
+        print(text)
+
+
+def measure(seconds: float | None) -> tuple[float, Counter[str]]:
+    """Returns the processor seconds of the worker, and the commands of its broker."""
+    settings: dict[str, Any] = {
+        "broker_connection_retry_on_startup": True,
+        "idempotency_redeliver_after": seconds,
+    }
+    with RedisServer.start() as server, TemporaryDirectory() as directory:
+        lab.app.conf.update(broker_url=server.url, **settings)
+        site = Site(server.url, Path(directory), settings)
+        try:
+            process = site.start("holder", "held", "--concurrency", "1")
+            for number in range(MESSAGES):
+                lab.work.apply_async((str(number), 0), queue="held", countdown=3600)
+            eventually(lambda: site.redis.zcard("unacked_index") == MESSAGES, "all are held")
+            time.sleep(5)
+            before = _processor_seconds(process.pid), _commands(site)
+            time.sleep(SECONDS)
+            return _processor_seconds(process.pid) - before[0], _commands(site) - before[1]
+        finally:
+            site.stop()
+
+
+def _processor_seconds(pid: int) -> float:
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
+def _commands(site: Site) -> Counter[str]:
+    stats: Any = site.redis.info("commandstats")
+    return Counter({name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()})
+
+
+if __name__ == "__main__":
+    main()

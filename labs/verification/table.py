@@ -1,0 +1,405 @@
+"""Single calls: each script with each kind of record, compared with the model.
+
+The conformance machine reaches a record by a sequence of calls; this writes the record directly. So
+a few thousand calls, pipelined, cover the combinations of records and arguments.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice, product
+from typing import Any, NamedTuple
+
+import redis
+
+from celery_idempotent.record import layout
+from celery_idempotent.record import steps as entries
+from celery_idempotent.store import scripts
+from labs.verification.model import (
+    NOBODY,
+    UNCHANGED,
+    WITH_ENTRY,
+    Clock,
+    Protocol,
+    Record,
+    Result,
+    Waiting,
+)
+from labs.verification.wire import (
+    MOMENT,
+    TIMES_FROM_NOW,
+    TOLERANCE_MS,
+    at,
+    encode,
+    entry,
+    microsecond,
+    timeless,
+    times_of,
+)
+from tests.store.record_harness import (
+    ERROR_MS,
+    FIRST,
+    HOLD_MS,
+    KEY,
+    LEASE_MS,
+    OTHER_ARGUMENTS,
+    OTHER_WORKER,
+    RETENTION_MS,
+    SECOND,
+    WORKER,
+)
+
+#: Calls of each script, drawn from all combinations of the lists below.
+CASES = 2000
+_PIPELINED = 60
+_NAME = "idem:table"
+#: Suffixes of the task's result, and of the message's entry.
+_BACKEND, _ENTRY = ":backend", ":entry"
+
+# With every character that is special in a Lua pattern: ids must not be used as patterns.
+_ONE, _TWO, _THREE = b"%a.*-?[%", b"." * 8, b"3" * 8
+#: Of two messages.
+ROOTS = [b"%.-root1", b"%.-root2"]
+FIRST_ID, SECOND_ID = layout.write_task_id(FIRST), layout.write_task_id(SECOND)
+_WORKER, _OTHER = WORKER.encode(), OTHER_WORKER.encode()
+_FINGERPRINTS = [KEY.fingerprint, KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""]
+ENTRY = entries.write("one", "json", b"1")
+_LEASE = {"lease_ms": [LEASE_MS], "ttl_ms": [LEASE_MS + RETENTION_MS]}
+#: Differs from TOKEN - 1 and TOKEN + 1 in the last of its 16 digits only.
+TOKEN = 1_700_000_000_000_003
+_TOKENS = {"token": [TOKEN, TOKEN, TOKEN, TOKEN - 1, TOKEN + 1, 17]}
+_OUTCOME = {"format": [b"json", b""], "body": [b'"charged"', b"", ENTRY]}
+
+_ERROR_ARGUMENTS = {
+    "generation": [0, 2], "format": [b"json", b""], "error": [b"", b"", b"too large", ENTRY],
+    "error_ms": [ERROR_MS, 3 * RETENTION_MS],
+}  # fmt: skip
+#: The end of a lease that sends a continuation, from now.
+_UNTIL = (-LEASE_MS, -1, 0, 1, LEASE_MS)
+#: Of a lease that is given to a continuation.
+_SENDING_MS = 2 * LEASE_MS + RETENTION_MS
+_SENDING = {"lease_ms": ["", "", 0, _SENDING_MS]}
+#: Long enough to be parsed as the entry of a waiting message, except for its name.
+_LONG_ENTRY = entries.write("one", "json", bytes(60))
+#: Steps in a body; the last one is cut short.
+_BODIES = [b"", b"", ENTRY, _LONG_ENTRY, b"\0"]
+_REPLACEMENT = layout.write_replacement(1, FIRST, ENTRY)
+#: Formats and bodies of outcomes: some look like errors or replacements; some are of a task that
+#: replaced itself: with finished steps, without any, and cut short.
+_OUTCOMES = [
+    (b"json", b""), (b"json", ENTRY), (b"json", entry(Waiting(FIRST_ID, 2**46, b""))),
+    (b"json", _REPLACEMENT),
+    (b"", _REPLACEMENT), (b"=task", _REPLACEMENT), (b"=ignored", _REPLACEMENT),
+    (b"=task", _REPLACEMENT[: -len(ENTRY)]), (b"=task", _REPLACEMENT[: -len(ENTRY) - 1]),
+]  # fmt: skip
+
+META = b'{"status": "SUCCESS"}'
+#: What the result backend may hold before: `None`: nothing.
+BACKENDS = [
+    None, b"", META, b'{"status": "STARTED"}', b'{"status": "SUCCESS", "result": 1}', b"status",
+    b"\x80\x04\x8c\x06status\x94\x8c\x05RETRY", b"compressed", b"SUCCESS",
+    b"tatus statu", b"status SUCCES UCCESS",
+]  # fmt: skip
+#: How long it is kept.
+_BACKEND_MS = 3 * RETENTION_MS
+
+#: The values of each argument, and `backend`.
+ARGUMENTS: dict[str, dict[str, list[Any]]] = {
+    "begin": {
+        "execution_id": [_ONE, _TWO], "unanswered_ids": [b"", _ONE, _THREE + _ONE, _THREE],
+        "task_id": [FIRST_ID, SECOND_ID], "root": ROOTS, "generation": [0, 1, 2],
+        "fingerprint": _FINGERPRINTS, "worker": [_WORKER, _OTHER],
+        **_LEASE, "max_attempts": [1, 2, 5], "error_ms": [ERROR_MS], "continues": [0, 1],
+    },
+    "complete": {**_TOKENS, **_OUTCOME, "retention_ms": [RETENTION_MS], **_SENDING},
+    "fused_complete": {
+        "token": [*_TOKENS["token"], 0], **_OUTCOME, "retention_ms": [RETENTION_MS],
+        "meta": [META], "expires": [0, 500], "backend": BACKENDS,
+    },
+    "fail": {**_TOKENS, **_OUTCOME, "retention_ms": [ERROR_MS], **_SENDING},
+    "release": {
+        **_TOKENS, "hold_ms": [0, 0, HOLD_MS], "retention_ms": [RETENTION_MS], **_ERROR_ARGUMENTS,
+        "lease_ms": ["", _SENDING_MS],
+    },
+    "extend": {**_TOKENS, **_LEASE},
+    "save_step": {**_TOKENS, "entry": [ENTRY, entries.write("two", "", b"")], **_LEASE},
+    "abandon": {
+        "task_id": [FIRST_ID, FIRST_ID, SECOND_ID], "root": ROOTS,
+        "worker": [_WORKER, _WORKER, _OTHER], "grace_ms": [0, 1000, 2 * LEASE_MS],
+        **_ERROR_ARGUMENTS, "execution_id": [_THREE], "lease_ms": ["", _SENDING_MS],
+    },
+    "reserve": {
+        "task_id": [FIRST_ID, SECOND_ID], "fingerprint": _FINGERPRINTS,
+        "hold_ms": [0, HOLD_MS, 2 * RETENTION_MS],
+    },
+    "continuation": {"execution_id": [_ONE, _TWO], "lease_ms": ["", "", 0, _SENDING_MS]},
+    "get": {},
+    "forget": {"state": ["", "R", "S", "C", "F", "?"], "token": ["", TOKEN, TOKEN, TOKEN - 1, 17]},
+}  # fmt: skip
+
+#: The time field of a record, from now.
+_TIMES = (-LEASE_MS, -1, 0, 1, LEASE_MS)
+#: Added to a token that is a day ahead of the server's clock.
+AHEAD = 86_400_000_000 - TOKEN
+
+
+#: Values that are not records.
+DAMAGED = [
+    b"", b"S", b"S" * 14, b"S" * 15, b"Z" * 40, b"s" + bytes(39), bytes(range(200)), b"{}",
+    b"." + bytes(39), b"%" + bytes(39), b"S" + bytes(14) + b"\xff" * 9,
+]  # fmt: skip
+#: The replies of scripts to them, if not `lost`.
+_DAMAGED_CASES = {"begin": "corrupt", "reserve": "corrupt", "get": "found"}
+
+
+class Case(NamedTuple):
+    #: Its times are from now.
+    record: Record | bytes | None
+    #: Of the message, for a script that gets it.
+    entry: Record | bytes | None
+    arguments: dict[str, Any]
+
+
+def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[str]:
+    """Yields a description of each call whose effect differs from the model's."""
+    script = scripts.load(name)
+    sha = client.script_load(TIMES_FROM_NOW + script.source)
+    drawn = _cases(client, name, cases)
+    while batch := list(islice(drawn, _PIPELINED)):
+        pipeline = client.pipeline(transaction=False)
+        for number, case in enumerate(batch):
+            _queue(pipeline, script, sha, f"{_NAME}:{number}", case)
+        results = iter(pipeline.execute(raise_on_error=False))
+        for case in batch:
+            # Two keys are set before; of both, value and time to live are read.
+            _, _, reply, moment, raw, ttl_ms, other, other_ttl_ms, time, _ = (
+                next(results) for _ in range(10)
+            )
+            mismatch = _compare(script, case, reply, moment, raw, ttl_ms, time)
+            if "backend" in case.arguments:
+                mismatch = mismatch or _compare_backend(script, case, reply, other, other_ttl_ms)
+            else:
+                mismatch = mismatch or _compare_entry(
+                    script, case, reply, moment, other, other_ttl_ms, time
+                )
+            if mismatch:
+                yield f"{name}: {mismatch}: {case}"
+
+
+def _cases(client: redis.Redis, name: str, limit: int) -> Iterator[Case]:
+    seconds, microseconds = client.time()
+    now_ms = seconds * 1000 + microseconds // 1000
+    calls, records = _calls(name), all_records()
+    rng = random.Random(name)
+    everything = range(len(calls) * len(records))
+    for number in rng.sample(everything, min(limit, len(everything))):
+        record = records[number % len(records)]
+        arguments = calls[number // len(records)]
+        if isinstance(record, Record):
+            ahead = AHEAD + now_ms * 1000 if record.token > TOKEN else 0
+            if ahead and arguments.get("token") == TOKEN:
+                arguments = {**arguments, "token": record.token + ahead}
+            record = record._replace(token=record.token + ahead, expires=record.expires + now_ms)
+        beside: Record | bytes | None = None
+        if name in WITH_ENTRY and not isinstance(record, bytes) and rng.random() < 0.6:
+            beside = rng.choice(all_entries())
+            if isinstance(beside, Record):
+                root = arguments.get("root", ROOTS[0])
+                beside = beside._replace(expires=beside.expires + now_ms, root=root)
+        yield Case(record, beside, arguments)
+
+
+@cache
+def all_entries() -> list[Record | bytes]:
+    """Returns what the entry of a message may be, relative to a server time of 0."""
+    found: list[Record | bytes] = [b"S" * 14]
+    letters = [("C", 0), ("F", 0), *product("PQ", _UNTIL)]
+    for (state, until), generation, (form, body), owner, worker in product(
+        letters, (0, 1), [(b"json", b"{}"), (b"", b"")], (_ONE, _THREE), (_WORKER, _OTHER),
+    ):  # fmt: skip
+        found.append(Record(
+            state, 0, generation, -LEASE_MS, b"", FIRST_ID, worker, owner, form, body,
+            2 * RETENTION_MS, b"", until,
+        ))  # fmt: skip
+    return found
+
+
+@cache
+def _calls(name: str) -> list[dict[str, Any]]:
+    lists = ARGUMENTS[name]
+    return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
+
+
+@cache
+def all_records() -> list[Record | bytes | None]:
+    """Returns the records, relative to a server time of 0.
+
+    A token above TOKEN stands for one that is ahead of the clock.
+    """
+    records: list[Record | bytes | None] = [None] * 60
+    records += DAMAGED * 8
+    endings = [(b"", b"", "CF", 0), (ROOTS[0], _ONE, "CF", 0)]
+    endings += [(ROOTS[0], _ONE, "PQ", until) for until in _UNTIL]
+    for at_ms, token, fingerprint, (form, body), attempt, (root, owner, states, until) in product(
+        (-LEASE_MS, LEASE_MS),
+        (TOKEN, TOKEN + 7),
+        (KEY.fingerprint, b""),
+        _OUTCOMES,
+        (1, 5),
+        endings,
+    ):
+        for state in states:
+            records.append(Record(
+                state, attempt, token, at_ms, fingerprint, FIRST_ID, _WORKER, owner, form, body,
+                RETENTION_MS, root, until,
+            ))  # fmt: skip
+    for state, at_ms, token, fingerprint, body, attempt in product(
+        "RRRSSS", _TIMES, (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), _BODIES, (0, 1, 2, 5)
+    ):
+        # Of a takeover: how long the key was orphaned.
+        form = b"17" if state == "S" and attempt == 2 else b""
+        # An abandoned execution leaves its worker in the record.
+        worker = b"" if state == "R" and attempt < 2 else _WORKER
+        # A quarter of the executions has been abandoned.
+        owner = _ONE if state == "S" and not (attempt == 5 and body) else b""
+        if state == "R" and (worker or not fingerprint):
+            owner = NOBODY
+        elif state == "R" and attempt:
+            owner = b"%d" % (len(body) % 3)
+        root = ROOTS[0] if owner not in (b"", NOBODY) else b""
+        records.append(Record(
+            state, attempt, token, at_ms, fingerprint, FIRST_ID, worker, owner, form, body,
+            RETENTION_MS, root,
+        ))  # fmt: skip
+    return records
+
+
+def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Case) -> None:
+    values = [case.arguments.get(argument, 0) for argument in script.argv]
+    times = _put(pipeline, 1, name, case.record)
+    names = [name, name + _ENTRY]
+    if "backend" in case.arguments:
+        names[1] = name + _BACKEND
+        before = case.arguments["backend"]
+        if before is None:
+            pipeline.delete(names[1])
+        else:
+            pipeline.set(names[1], before, px=_BACKEND_MS)
+    else:
+        times += _put(pipeline, 2, names[1], case.entry)
+    keys = names if "backend" in case.arguments or script.name in WITH_ENTRY else names[:1]
+    pipeline.evalsha(sha, len(keys), *keys, *values, ";".join(times))
+    pipeline.get(name + MOMENT)
+    for each in names:
+        pipeline.get(each).pttl(each)
+    pipeline.time().delete(*names)
+
+
+def _put(pipeline: Any, number: int, name: str, record: Record | bytes | None) -> list[str]:
+    """Writes a record, and returns the times that the script is to set in it."""
+    if record is None:
+        pipeline.delete(name)
+    elif isinstance(record, bytes):
+        pipeline.set(name, record, px=RETENTION_MS)
+    else:
+        pipeline.set(name, timeless(record), pxat=record.expires)
+        return times_of(number, record)
+    return []
+
+
+def _compare(
+    script: scripts.Script, case: Case, raw_reply: Any, moment: bytes | None, raw: Any, ttl_ms: int,
+    time: tuple[int, int],
+) -> str:  # fmt: skip
+    """Returns how the call differs from the model, or ""."""
+    if not isinstance(raw_reply, bytes):
+        return f"replies {raw_reply!r}"
+    reply = script.reply(raw_reply)
+    if script.name == "get" and reply.case == "found":
+        replied_ms, _, rest = reply.raw.partition(b" ")
+        if abs(int(replied_ms) - ttl_ms) > TOLERANCE_MS:
+            return f"replies a time to live of {replied_ms!r}, not {ttl_ms}"
+        reply = reply._replace(raw=rest)
+    if isinstance(case.entry, bytes) and script.name == "begin":
+        return "" if reply.case == "corrupt" else f"replies {reply.case} for a damaged entry"
+    if isinstance(case.record, bytes):
+        return _compare_damaged(script, case, reply, raw)
+    expected = _expected(script, case, reply, int(moment or 0), raw)
+    if reply.case != expected.case:
+        return f"replies {reply.case}, not {expected.case}"
+    if reply.raw != (encode(expected.replied) or b""):
+        return f"replies {reply.raw!r}, not {encode(expected.replied)!r}"
+    return _difference("record", expected.after, raw, ttl_ms, time)
+
+
+def _expected(
+    script: scripts.Script, case: Case, reply: scripts.Reply, moment: int, raw: bytes | None
+) -> Result:
+    assert not isinstance(case.record, bytes)
+    arguments = dict(case.arguments)
+    if script.name in WITH_ENTRY:
+        arguments["entry"] = None if isinstance(case.entry, bytes) else at(case.entry, moment)
+    # A reply without a time: the script did not read the clock, which the model may not need, too.
+    now_ms = reply.now_ms or moment
+    clock = Clock(now_ms, microsecond(now_ms, raw))
+    result: Result = getattr(Protocol(), script.name)(at(case.record, moment), clock, **arguments)
+    return result
+
+
+def _compare_entry(
+    script: scripts.Script, case: Case, raw_reply: Any, moment: bytes | None, raw: Any, ttl_ms: int,
+    time: tuple[int, int],
+) -> str:  # fmt: skip
+    """Returns how the entry differs from the model's, or ""."""
+    if isinstance(case.record, bytes) or isinstance(case.entry, bytes):
+        return ""
+    expected = at(case.entry, int(moment or 0))
+    if script.name in WITH_ENTRY:
+        result = _expected(script, case, script.reply(raw_reply), int(moment or 0), None)
+        expected = expected if result.entry is UNCHANGED else result.entry  # type: ignore[assignment]
+    return _difference("entry", expected, raw, ttl_ms, time)
+
+
+def _difference(
+    what: str, expected: Record | None, raw: Any, ttl_ms: int, time: tuple[int, int]
+) -> str:
+    if raw != encode(expected):
+        return f"stores the {what} {raw!r}, not {encode(expected)!r}"
+    if expected is not None:
+        expires = time[0] * 1000 + ttl_ms
+        if ttl_ms < 0 or abs(expires - expected.expires) > TOLERANCE_MS:
+            return f"stores the {what} for {ttl_ms} ms"
+    return ""
+
+
+def _compare_backend(
+    script: scripts.Script, case: Case, raw_reply: bytes, backend: bytes | None, ttl_ms: int
+) -> str:
+    """Returns how what the result backend holds differs from what the reply says, or ""."""
+    before, replied = case.arguments["backend"], script.reply(raw_reply).case
+    # A resend is `written`, too, if the result is there already.
+    is_written = replied == "written" and before != META
+    if backend != (META if is_written else before):
+        return f"{replied}: the result backend holds {backend!r}"
+    expected_ms = case.arguments["expires"] * 1000 if is_written else _BACKEND_MS
+    if backend is not None and abs(ttl_ms - (expected_ms or -1)) > TOLERANCE_MS:
+        return f"{replied}: the result backend keeps it for {ttl_ms} ms"
+    return ""
+
+
+def _compare_damaged(script: scripts.Script, case: Case, reply: scripts.Reply, raw: Any) -> str:
+    """A script that must read the record reports that it cannot, and does not change it."""
+    if script.name == "forget":
+        any_state = case.arguments["state"] == ""
+        as_displayed = (case.arguments["state"], case.arguments["token"]) == ("?", "")
+        expected = ("ok", b"", None) if any_state or as_displayed else (
+            "changed", case.record, case.record
+        )  # fmt: skip
+    elif case.arguments.get("token") == 0:  # a replay, which does not read the record
+        expected = reply.case, b"", case.record
+    else:
+        expected = _DAMAGED_CASES.get(script.name, "lost"), case.record, case.record
+    actual = reply.case, reply.raw, raw
+    return "" if actual == expected else f"replies and stores {actual}, not {expected}"

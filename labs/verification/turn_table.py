@@ -1,0 +1,225 @@
+"""Single calls of the scripts with a turn: drawn records of a message and of the turn.
+
+As `table`, with two records. All times are set on the server relative to the time of the call, so
+that the moments at which a lease and a reservation end are covered, too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import redis
+
+from celery_idempotent.store import scripts
+from labs.verification import table
+from labs.verification.model import (
+    NOBODY,
+    UNCHANGED,
+    WITH_ENTRY,
+    Clock,
+    Record,
+    Waiting,
+)
+from labs.verification.turn_model import TurnProtocol, TurnResult
+from labs.verification.wire import (
+    MOMENT,
+    TIMES_FROM_NOW,
+    TOLERANCE_MS,
+    at,
+    encode,
+    entry,
+    microsecond,
+    timeless,
+    times_of,
+)
+from tests.store.record_harness import HOLD_MS, KEY, LEASE_MS, OTHER_ARGUMENTS, RETENTION_MS
+
+#: Calls of each script.
+CASES = 2500
+_PIPELINED = 60
+
+_FIRST, _SECOND, _THIRD = table.FIRST_ID, table.SECOND_ID, b"\0" + b"3" * 16
+_TASKS = [_FIRST, _FIRST, _SECOND, _THIRD]
+_TIMES = (-LEASE_MS, -1, 0, 1, LEASE_MS, LEASE_MS)
+_TURN_MS = 2 * RETENTION_MS
+
+#: The values of each argument.
+ARGUMENTS: dict[str, dict[str, list[Any]]] = {
+    **{
+        name: table.ARGUMENTS[name]
+        for name in ("begin", "complete", "fail", "release", "extend", "save_step", "abandon")
+    },
+    # `table` has what the result backend may hold before.
+    "fused_complete": {
+        **table.ARGUMENTS["fused_complete"],
+        "token": table.ARGUMENTS["complete"]["token"],
+        "backend": [None],
+    },
+    "reserve_turn": {**table.ARGUMENTS["reserve"], "waits": [0, 1]},
+}
+ARGUMENTS["begin"] = {**ARGUMENTS["begin"], "wait_ms": [0, HOLD_MS, HOLD_MS]}
+ARGUMENTS["reserve_turn"] |= {"task_id": _TASKS}
+
+
+class Case(NamedTuple):
+    record: Record | None
+    turn: Record | None
+    entry: Record | None
+    arguments: dict[str, Any]
+
+
+def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[str]:
+    """Yields a description of each call whose effect differs from the model's."""
+    script = scripts.load(name)
+    sha = client.script_load(TIMES_FROM_NOW + script.source)
+    seconds, _ = client.time()
+    drawn = _cases(random.Random(f"turn of {name}"), name, cases, seconds * 1000)
+    while batch := list(islice(drawn, _PIPELINED)):
+        pipeline = client.pipeline(transaction=False)
+        for number, case in enumerate(batch):
+            _queue(pipeline, script, sha, f"idem:turns:{number}", case)
+        results = iter(pipeline.execute(raise_on_error=False))
+        for case in batch:
+            replies = [next(results) for _ in range(15)]
+            mismatch = _compare(script, case, *replies[3:14])
+            if mismatch:
+                yield f"{name}: {mismatch}: {case}"
+
+
+def _cases(rng: random.Random, name: str, limit: int, now_ms: int) -> Iterator[Case]:
+    lists = ARGUMENTS[name]
+    for _ in range(limit):
+        record = None if name == "reserve_turn" else _record(rng, now_ms)
+        arguments = {argument: rng.choice(values) for argument, values in lists.items()}
+        turn = _turn(rng, record, now_ms)
+        if turn is not None and "token" in arguments and rng.random() < 0.7:
+            arguments["token"] = turn.token
+        beside = None
+        if name in WITH_ENTRY and rng.random() < 0.2:
+            beside = rng.choice(table.all_entries()[1:])
+            root = arguments.get("root", table.ROOTS[0])
+            beside = beside._replace(expires=beside.expires + now_ms, root=root)
+        yield Case(record, turn, beside, arguments)
+
+
+def _record(rng: random.Random, now_ms: int) -> Record | None:
+    """Returns a record of a message; its time is relative to the call."""
+    if rng.random() < 0.2:
+        return None
+    while True:
+        record = rng.choice(table.all_records())
+        if isinstance(record, Record):
+            break
+    ahead = table.AHEAD + now_ms * 1000 if record.token > table.TOKEN else 0
+    return record._replace(token=record.token + ahead, expires=now_ms + RETENTION_MS)
+
+
+def _turn(rng: random.Random, record: Record | None, now_ms: int) -> Record | None:
+    """Returns a record of the turn: often that of the same execution."""
+    if rng.random() < 0.12:
+        return None
+    state = rng.choice("SSSSSRRC")
+    same = record is not None and rng.random() < 0.6
+    token = record.token if same and record is not None else table.TOKEN + rng.choice([-9, 9])
+    if rng.random() < 0.1:
+        token = table.TOKEN + 10 + table.AHEAD + now_ms * 1000
+    fingerprint = rng.choice([KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""])
+    if state == "C":
+        form, body = rng.choice(
+            [(b"json", b"1"), (b"=task", b"1"), (b"", b""), (b"json", _entry())]
+        )
+        root, owner = rng.choice([(b"", b""), *((root, b"12345678") for root in table.ROOTS)])
+        return Record(
+            rng.choice("CF"), 1, token, -LEASE_MS, fingerprint, rng.choice(_TASKS), b"w", owner,
+            form, body, now_ms + _TURN_MS, root,
+        )  # fmt: skip
+    owners = {"S": [b"", b"1" * 8], "R": [b"", b"1", NOBODY]}
+    owner = rng.choice(owners[state])
+    waiting = rng.choice([(), (), _waiting(rng), _waiting(rng), _waiting(rng), _waiting(rng)])
+    attempt = rng.choice([1, 2])
+    root = table.ROOTS[0] if owner not in (b"", NOBODY) else b""
+    return Record(
+        state, attempt, token, rng.choice(_TIMES), fingerprint, rng.choice(_TASKS), b"w", owner,
+        b"17" if attempt == 2 else b"", rng.choice([b"", b"", table.ENTRY]), now_ms + _TURN_MS,
+        root, 0, waiting,
+    )  # fmt: skip
+
+
+def _waiting(rng: random.Random) -> tuple[Waiting, ...]:
+    at_ms = rng.choice([-1, 0, 1, HOLD_MS, 3 * RETENTION_MS, 3 * RETENTION_MS, -HOLD_MS])
+    fingerprint = rng.choice([KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""])
+    return (Waiting(rng.choice(_TASKS), at_ms, fingerprint),)
+
+
+def _entry() -> bytes:
+    """Returns an outcome with the bytes of an entry of a waiting message."""
+    return entry(Waiting(_SECOND, 2**46, b""))
+
+
+def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Case) -> None:
+    values = [case.arguments.get(argument, 0) for argument in script.argv]
+    times = []
+    beside = f"{name}:{case.arguments.get('root', table.ROOTS[0]).hex()}"
+    other = f"{name}:{table.ROOTS[0].hex()}"
+    turn = f"{name}:t"
+    names = [name, turn]
+    if "backend" in case.arguments:
+        names.insert(1, f"{name}:b")
+    elif script.name in WITH_ENTRY:
+        names.insert(1, beside)
+    if script.name == "reserve_turn":
+        names = [turn]
+    everything = ((1, name, case.record), (len(names), turn, case.turn), (2, beside, case.entry))
+    for number, key, record in everything:
+        if record is None:
+            pipeline.delete(key)
+            continue
+        pipeline.set(key, timeless(record), pxat=record.expires)
+        times += times_of(number, record)
+    pipeline.evalsha(sha, len(names), *names, *values, ";".join(times))
+    pipeline.get(names[0] + MOMENT)
+    for key in (name, turn, beside, other):
+        pipeline.get(key).pttl(key)
+    pipeline.time().delete(*names, beside, other)
+
+
+def _compare(
+    script: scripts.Script, case: Case, raw_reply: Any, moment: bytes, raw: Any, ttl_ms: int,
+    turn_raw: Any, turn_ttl_ms: int, entry_raw: Any, entry_ttl_ms: int, other_raw: Any,
+    other_ttl_ms: int, time: tuple[int, int],
+) -> str:  # fmt: skip
+    """Returns how the call differs from the model, or ""."""
+    if not isinstance(raw_reply, bytes):
+        return f"replies {raw_reply!r}"
+    reply = script.reply(raw_reply)
+    record, turn = at(case.record, int(moment)), at(case.turn, int(moment))
+    beside = at(case.entry, int(moment))
+    now_ms = reply.now_ms or int(moment)
+    microseconds = {microsecond(now_ms, raw), microsecond(now_ms, turn_raw)}
+    clock = Clock(now_ms, max(microseconds))
+    arguments = case.arguments | ({"entry": beside} if script.name in WITH_ENTRY else {})
+    expected: TurnResult = getattr(TurnProtocol(), script.name)(record, turn, clock, **arguments)
+    if reply.case != expected.case:
+        return f"replies {reply.case}, not {expected.case}"
+    if reply.raw != (encode(expected.replied) or b""):
+        return f"replies {reply.raw!r}, not {encode(expected.replied)!r}"
+    after_entry = beside if expected.entry is UNCHANGED else expected.entry
+    stored = [
+        ("record", raw, ttl_ms, expected.after), ("turn", turn_raw, turn_ttl_ms, expected.turn),
+        ("entry", entry_raw, entry_ttl_ms, after_entry),
+    ]  # fmt: skip
+    if case.arguments.get("root") not in (None, table.ROOTS[0]):
+        stored.append(("other entry", other_raw, other_ttl_ms, expected.moved))
+    for what, value, left_ms, after in stored:
+        if after is not None and after.expires <= now_ms + 1:
+            continue  # the server may have forgotten it already
+        if value != encode(after):
+            return f"stores the {what} {value!r}, not {encode(after)!r}"
+        if after is not None:
+            expires = time[0] * 1000 + left_ms
+            if left_ms < 0 or abs(expires - after.expires) > TOLERANCE_MS:
+                return f"stores the {what} for {left_ms} ms"
+    return ""

@@ -1,0 +1,35 @@
+"""Runs two outages of ``make outages`` with fewer messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from celery_idempotent.testing.server import RedisServer
+from labs.outages.deployments import find_outage
+from labs.outages.outage import Outage
+from labs.outages.report import is_met
+from labs.outages.run import run
+
+pytestmark = [pytest.mark.worker, pytest.mark.slow]
+
+MESSAGES = 100
+
+
+@pytest.mark.parametrize(
+    "outage", [find_outage("killed"), find_outage("black-hole")], ids=lambda o: o.name
+)
+@pytest.mark.exhaustive
+def test_no_message_is_lost_or_executed_twice(outage: Outage, tmp_path: Path) -> None:
+    with RedisServer.start(config={"databases": "2"}) as server:
+        url = server.url.rpartition("/")[0]
+        settings = {"broker_url": f"{url}/0", "result_backend": f"{url}/1"}
+        verdict = run(
+            replace(outage, seconds=2.0), MESSAGES, settings, tmp_path, lambda answered: None
+        )
+
+    assert is_met(outage, verdict), verdict
+    assert verdict.executed == verdict.keys == 80
+    assert verdict.settled_after > 0

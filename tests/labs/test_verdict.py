@@ -1,0 +1,346 @@
+"""Tests of verdicts on constructed evidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labs.chaos import schedule
+from labs.chaos.downstream import Downstream, send
+from labs.chaos.schedule import LEASE, STORE_KILLED
+from labs.chaos.verdict import (
+    DISCONNECTED,
+    FORGOTTEN,
+    FROZEN,
+    KILLED,
+    UNEXPLAINED,
+    Verdict,
+    judge,
+)
+from labs.comparison.contestants import OURS
+from labs.outages.ledger import Ledger
+
+#: Process ids.
+ONE, OTHER = 1, 2
+#: Seeds with a single server, and with Sentinel and without `wait_replicas`.
+SINGLE, SENTINEL = 0, 7
+
+
+class Run:
+    """Writes the evidence of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "ledger").touch()
+        self._folder = folder
+        self._ledger = Ledger(folder / "ledger")
+        self._downstream = Downstream(folder / "downstream.sqlite")
+        self._results: list[dict[str, Any]] = []
+        self._unanswered: list[dict[str, Any]] = []
+        self._rows: list[dict[str, str]] = []
+
+    def execution(
+        self,
+        token: int,
+        *,
+        pid: int = ONE,
+        started: float = 0.0,
+        done: float | None = None,
+        completes: bool = False,
+        order: str = "order",
+    ) -> None:
+        """Records an execution of the order; without `done`, it has no effect."""
+        details = {"execution": f"{token}", "order": order, "token": token}
+        self._ledger.write("started", **details, task_id="task", pid=pid, at=started)
+        if done is not None:
+            self._ledger.write("effect", **details, receipt=f"r{token}", accepted=True, at=done)
+        if completes:
+            self._ledger.write("completed", task_id="task", token=token)
+
+    def request(self, token: int, receipt: str | None = None) -> bool:
+        """Sends a request to the downstream system."""
+        return send(self._downstream.port, "order", f"{token}", token, receipt)
+
+    def row(self, token: int, order: str = "order") -> None:
+        """Records that the effect of an execution is committed."""
+        self._rows.append({"name": order, "execution": f"{token}", "receipt": f"r{token}"})
+
+    def fault(self, kind: str, at: float, until: float, *pids: int) -> None:
+        """Records a fault."""
+        self._ledger.write("fault", kind=kind, at=at, until=until, pids=pids)
+
+    def message(self, event: str) -> None:
+        """Records that the message is published or acknowledged."""
+        self._ledger.write(event, task_id="task")
+
+    def result(self, outcome: str, order: str = "order") -> None:
+        """Records the result of a caller."""
+        line = {"task_id": f"{len(self._results)}", "order": order, "called_at": 0.0, "at": 1.0}
+        self._results.append(line | {"outcome": outcome})
+
+    def no_result(self) -> None:
+        """Records a caller without a result."""
+        self._unanswered.append({"task_id": "task", "order": "order", "at": 0.0})
+
+    def judge(self, seed: int = SINGLE, *, transaction: bool = False) -> Verdict:
+        """Returns the verdict."""
+        observations = {
+            "started_at": 0.0,
+            "ended_at": 60.0,
+            "rejected": 0,
+            "messages_left": 0,
+            "results": self._results,
+            "unanswered": self._unanswered,
+            "effects": self._rows,
+        }
+        (self._folder / "observations.json").write_text(json.dumps(observations))
+        made = schedule.make(seed, 100, transaction=transaction)
+        return judge(made, OURS.name, self._folder)
+
+    def close(self) -> None:
+        self._ledger.close()
+        self._downstream.stop()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.close()
+
+
+def test_one_effect_with_equal_results_keeps_all_promises(run: Run) -> None:
+    run.execution(1, done=1.0, completes=True)
+    run.request(1)
+    run.request(1, "r1")
+    run.result("SUCCESS r1")
+    run.result("SUCCESS r1")
+
+    assert run.judge().keeps_promises
+
+
+class TestLost:
+    def test_result_without_an_effect(self, run: Run) -> None:
+        run.execution(1)
+        run.result("FAILURE")
+
+        assert run.judge().lost == 1
+
+    def test_order_without_a_result(self, run: Run) -> None:
+        run.message("published")
+        run.message("acknowledged")
+        run.no_result()
+
+        verdict = run.judge()
+        assert (verdict.lost, verdict.unanswered, verdict.lost_by_broker) == (1, 1, 0)
+        assert not verdict.keeps_promises
+
+    def test_unacknowledged_message_that_is_not_in_the_broker_does_not_count(
+        self, run: Run
+    ) -> None:
+        run.message("published")
+        run.no_result()
+
+        verdict = run.judge()
+        assert (verdict.lost, verdict.unanswered, verdict.lost_by_broker) == (0, 1, 1)
+
+    def test_caller_without_a_result_breaks_a_promise(self, run: Run) -> None:
+        run.execution(1, done=1.0)
+        run.request(1, "r1")
+        run.result("SUCCESS r1")
+        run.no_result()
+
+        verdict = run.judge()
+        assert (verdict.lost, verdict.unanswered) == (0, 1)
+        assert not verdict.keeps_promises
+
+
+class TestDuplicates:
+    def twice(self, run: Run, *, done: float = 1.0, again: float = 20.0) -> None:
+        run.execution(1, pid=ONE, started=0.5, done=done)
+        run.execution(2, pid=OTHER, started=again, done=again + 1, completes=True)
+
+    def test_without_a_reason(self, run: Run) -> None:
+        self.twice(run)
+
+        verdict = run.judge()
+        assert verdict.duplicates == {UNEXPLAINED: 1}
+        assert not verdict.keeps_promises
+
+    def test_with_faults_of_another_process(self, run: Run) -> None:
+        self.twice(run)
+        run.fault("child killed", 1.0, 1.0, OTHER)
+        run.fault("child frozen past the lease", 0.6, 0.6 + LEASE + 2, OTHER)
+
+        assert run.judge().duplicates == {UNEXPLAINED: 1}
+
+    def test_after_a_freeze_shorter_than_the_lease(self, run: Run) -> None:
+        self.twice(run)
+        run.fault("worker frozen", 0.6, 1.0, ONE)
+
+        assert run.judge().duplicates == {UNEXPLAINED: 1}
+
+    def test_killed_before_completion(self, run: Run) -> None:
+        self.twice(run)
+        run.fault("worker killed", 1.1, 1.1, 99, ONE)
+
+        assert run.judge().duplicates == {KILLED: 1}
+
+    def test_frozen(self, run: Run) -> None:
+        self.twice(run, done=10.0, again=8.0)
+        run.fault("child frozen past the lease", 0.6, 9.9, ONE)
+
+        assert run.judge().duplicates == {FROZEN: 1}
+
+    def test_frozen_before_the_body(self, run: Run) -> None:
+        run.execution(2, pid=OTHER, started=8.0, done=9.0, completes=True)
+        run.execution(1, pid=ONE, started=10.0, done=10.5)
+        run.fault("child frozen past the lease", 0.6, 9.9, ONE)
+
+        assert run.judge().duplicates == {FROZEN: 1}
+
+    def test_killed_while_frozen_before_a_takeover(self, run: Run) -> None:
+        self.twice(run)
+        run.fault("worker frozen past the lease", 0.9, 0.9 + LEASE + 2, 98, ONE)
+        run.fault("parent killed", 1.5, 1.5, 98, ONE)
+
+        assert run.judge().duplicates == {KILLED: 1}
+
+    def test_after_a_later_failover(self, run: Run) -> None:
+        self.twice(run, done=3.0)
+        run.fault(STORE_KILLED, 2.0, 2.5)
+
+        assert run.judge(SENTINEL).duplicates == {UNEXPLAINED: 1}
+
+    def test_during_a_failover_without_wait_replicas(self, run: Run) -> None:
+        self.twice(run)
+        run.fault(STORE_KILLED, 1.2, 4.0)
+
+        assert run.judge(SENTINEL).duplicates == {FORGOTTEN: 1}
+        assert run.judge(SINGLE).duplicates == {UNEXPLAINED: 1}
+
+    def test_with_an_unavailable_store(self, run: Run) -> None:
+        self.twice(run)
+        run.fault(STORE_KILLED, 0.7, 0.7 + LEASE)
+
+        assert run.judge(SINGLE).duplicates == {DISCONNECTED: 1}
+
+
+def test_two_completions_are_counted(run: Run) -> None:
+    for token in (1, 2):
+        run.execution(token, done=1.0, completes=True)
+
+    assert run.judge().completed_twice == 1
+
+
+@pytest.mark.parametrize(
+    ("decisions", "ends", "miscounted"), [(1, True, 0), (0, False, 0), (0, True, 1), (2, True, 1)]
+)
+def test_each_delivery_that_ends_has_one_decision(
+    run: Run, decisions: int, ends: bool, miscounted: int
+) -> None:
+    for _ in range(decisions):
+        run._ledger.write("decided", delivery="first", decision="run")
+    if ends:
+        run._ledger.write("ended", delivery="first")
+
+    verdict = run.judge()
+    assert verdict.miscounted == miscounted
+    assert verdict.keeps_promises is not bool(miscounted)
+
+
+def test_different_results_break_a_promise(run: Run) -> None:
+    run.execution(1, done=1.0)
+    run.result("SUCCESS r1")
+    run.result("SUCCESS r2")
+
+    verdict = run.judge()
+    assert verdict.differing == 1
+    assert not verdict.keeps_promises
+
+
+class TestDownstream:
+    def test_stale_write_is_rejected(self, run: Run) -> None:
+        assert run.request(1)
+        assert run.request(2)
+        assert not run.request(1, "r1")
+        assert run.request(2, "r2")
+
+        verdict = run.judge()
+        assert (verdict.stale_rejected, verdict.stale_accepted) == (1, 0)
+
+    def test_accepted_stale_write_breaks_a_promise(self, run: Run) -> None:
+        """Contestants without tokens always send 0."""
+        for execution in ("first", "second"):
+            send(run._downstream.port, "order", execution, 0)
+        assert send(run._downstream.port, "order", "first", 0, "r1")
+
+        verdict = run.judge()
+        assert verdict.stale_accepted == 1
+        assert not verdict.keeps_promises
+
+    def test_receipt_that_differs_from_the_result_breaks_a_promise(self, run: Run) -> None:
+        run.execution(1, done=1.0)
+        run.request(1, "r1")
+        run.result("SUCCESS r2")
+
+        verdict = run.judge()
+        assert verdict.disagreeing == 1
+        assert not verdict.keeps_promises
+
+
+class TestTransaction:
+    """Effects that are rows in a database."""
+
+    #: An order of the schedule that ends in an error.
+    DECLINED = next(
+        call.order for call in schedule.make(SINGLE, 100).calls if call.ending == "declined"
+    )
+
+    def test_an_effect_that_is_rolled_back_is_not_duplicated(self, run: Run) -> None:
+        run.execution(1, done=1.0)
+        run.execution(2, started=2.0, done=3.0, completes=True)
+        run.row(2)
+        run.result("SUCCESS r2")
+
+        verdict = run.judge(transaction=True)
+        assert verdict.keeps_promises, verdict
+        assert (verdict.executions, verdict.orders_with_duplicates) == (2, 0)
+
+    def test_no_reason_explains_a_duplicate_effect(self, run: Run) -> None:
+        run.execution(1, done=1.0)
+        run.execution(2, pid=OTHER, started=20.0, done=21.0, completes=True)
+        run.fault("worker killed", 1.1, 1.1, 99, ONE)
+        run.row(1)
+        run.row(2)
+        run.result("SUCCESS r2")
+
+        verdict = run.judge(transaction=True)
+        assert verdict.duplicates == {KILLED: 1}
+        assert not verdict.keeps_promises
+
+    def test_a_result_without_a_committed_effect_is_lost(self, run: Run) -> None:
+        run.execution(1, done=1.0, completes=True)
+        run.result("SUCCESS r1")
+
+        assert run.judge(transaction=True).lost == 1
+
+    def test_a_receipt_that_is_not_committed_breaks_a_promise(self, run: Run) -> None:
+        run.execution(1, done=1.0)
+        run.execution(2, started=2.0, done=3.0)
+        run.row(2)
+        run.result("SUCCESS r1")
+
+        assert run.judge(transaction=True).disagreeing == 1
+
+    @pytest.mark.parametrize("has_row", [False, True])
+    def test_a_declined_order_has_no_effect(self, run: Run, has_row: bool) -> None:
+        run.execution(1, done=1.0, order=self.DECLINED)
+        run.result("FAILURE r1", self.DECLINED)
+        if has_row:
+            run.row(1, self.DECLINED)
+
+        assert run.judge(transaction=True).keeps_promises is not has_row
