@@ -44,9 +44,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "option of a task": (
         {"options": {"idempotency_fused_completion": False}}, "idempotency_fused_completion",
     ),
-    "other database": ({"idempotency_redis_url": "{url}1"}, "different servers, databases or users"),
+    "other database": ({"idempotency_redis_url": "{url}1"}, "different servers, databases"),
     "other user": (
-        {"idempotency_redis_url": "redis://default@{address}/0"}, "different servers, databases or users",
+        {"idempotency_redis_url": "redis://default@{address}/0"}, "different servers, databases",
     ),
     "subclass": (
         {"result_backend": f"{__name__}:OwnBackend+{{url}}0", "idempotency_redis_url": "{url}0"},
