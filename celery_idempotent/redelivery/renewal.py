@@ -51,7 +51,7 @@ class Renewal:
         threading.Thread(target=self._run, name="idempotency-redelivery", daemon=True).start()
 
     def stop(self) -> None:
-        """Tells the thread to stop."""
+        """Asks the thread to stop."""
         self._stopped.set()
 
     def snapshot(self) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def identity_of(
 
 
 def with_root(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the headers of a publish, with a root that tells it from others of its task id.
+    """Returns the headers of a publish, with the root of this publish.
 
     A message that is published again already has its root. Messages of a continuation get the same
     root each time the continuation is sent.

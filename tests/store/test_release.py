@@ -88,7 +88,7 @@ class TestHeld:
 @pytest.mark.parametrize("hold_ms", [0, HOLD_MS], ids=["free", "hold"])
 class TestLost:
     @pytest.mark.parametrize(
-        "rival",
+        "other",
         [
             lambda harness, token: None,
             lambda harness, token: harness.complete(token),
@@ -100,10 +100,10 @@ class TestLost:
         self,
         harness: RecordHarness,
         hold_ms: int,
-        rival: Callable[[RecordHarness, int], RecordReply | None],
+        other: Callable[[RecordHarness, int], RecordReply | None],
     ) -> None:
         stale = harness.expired()
-        rival(harness, harness.started(task_id=SECOND).token)
+        other(harness, harness.started(task_id=SECOND).token)
         before = harness.record()
 
         reply = harness.release(stale.token, hold_ms)
