@@ -194,6 +194,14 @@ class IdempotentRequest(Request):
         """The id under which this process sends errbacks."""
         return os.urandom(layout.ID_BYTES)
 
+    def idempotency_key(self) -> Key | None:
+        """Returns the key of the message's record; None if it is not protected.
+
+        Raises:
+            KeyRuleError: if the rule cannot derive a key from the arguments.
+        """
+        return self._identity[0]
+
     @cached_property
     def _identity(self) -> tuple[Key | None, bytes, int]:
         """The key of the message's record (None if it is not protected), its root and generation.

@@ -247,6 +247,7 @@ class TestInspect:
         findings = json.loads(command_line.run(shop.app, "doctor", "--json", code=1))["findings"]
 
         sampler = Sampler(shop.app, "")
+        sampler.start()
         shown = [finding.to_json() for finding in sampler.findings()]
         sampler.close()
 
