@@ -39,8 +39,10 @@ SETTINGS: dict[str, Any] = {
 
 def scores(shop: Shop) -> dict[str, float]:
     """Returns the seconds, by task, in which its message comes back without a renewal."""
+    index = shop.redis.zrange("unacked_index", 0, -1, withscores=True)
+    # Read afterwards: a message that is delivered meanwhile comes back no later than it should.
     now, scores = time.time(), {}
-    for tag, score in shop.redis.zrange("unacked_index", 0, -1, withscores=True):
+    for tag, score in index:
         message = shop.redis.hget("unacked", tag)
         if message is not None:
             for task in ("shop.pack", "shop.open_door"):
