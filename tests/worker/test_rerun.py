@@ -21,7 +21,7 @@ from celery_idempotent import PoisonedTaskError, State, signals
 from celery_idempotent.cli.target import resolve_records
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import rerunning
-from tests import command_line
+from tests.command_line import run as celery
 from tests.exhaustive import exhaustive_except
 from tests.servers.cluster import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
@@ -40,11 +40,6 @@ from tests.worker.harness import Shop
 from tests.worker.tasks import frail, pack, rejecting
 
 pytestmark = pytest.mark.worker
-
-
-def celery(shop: Shop, *arguments: str, code: int = 0, answer: str | None = None) -> str:
-    """Runs ``celery -A shop idempotency …`` in this process; asserts its exit code."""
-    return command_line.run(shop.app, *arguments, code=code, answer=answer)
 
 
 @pytest.fixture(scope="module")
