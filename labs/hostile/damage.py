@@ -93,7 +93,7 @@ def _meet(receiver: Worker, args: Any, answer: str | None, verdict: Verdict) -> 
     """Sends a duplicate; returns what is wrong with its end.
 
     Args:
-        answer: the only one that it may get; None if other values cannot be told from it.
+        answer: the only one that it may get; None if other values cannot be distinguished from it.
     """
     try:
         status, value = receiver.receive(args, {})
