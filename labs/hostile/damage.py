@@ -117,7 +117,16 @@ def headers() -> Verdict:
     written = [
         bind(NAME, task_id, {"idempotency_key": "order-1", "idempotency_result_ttl": 60}),
         bind(NAME, task_id, {"idempotency_key": ["a", "b"]}),
-        with_derived_key(None, key, task_id, b"12345678", 3, b"\1" * 16, 2, 77),
+        with_derived_key(
+            None,
+            key,
+            task_id,
+            b"12345678",
+            requeue_count=3,
+            rollback_count=2,
+            unanswered_ids=b"\1" * 16,
+            forgets=77,
+        ),
     ]
     for original in written:
         as_written = MessageHeaders.read(NAME, task_id, original)
