@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -44,7 +44,7 @@ _SIMILAR = 0.88
 _LONGEST = 64
 
 
-def check(function: str, options: Iterable[str], known: tuple[str, ...] = CALL_OPTIONS) -> None:
+def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CALL_OPTIONS) -> None:
     """Rejects options of a call that are named like this package's, and do not exist.
 
     Args:
@@ -53,9 +53,10 @@ def check(function: str, options: Iterable[str], known: tuple[str, ...] = CALL_O
     Raises:
         TypeError: suggesting the right name.
     """
-    for name in _misplaced(name for name in options if name not in known):
+    for name in _misplaced({name: options[name] for name in options if name not in known}):
         if name in CALL_OPTIONS:
-            raise TypeError(f"{function}() takes no {name}")
+            place = " among the properties" if name in known else ""
+            raise TypeError(f"{function}() takes no {name}{place}")
         if name in OPTIONS:
             raise TypeError(f"{function}() got the option {name!r} of tasks; set it on the task")
         hint = f"; did you mean {_nearest(name)!r}?" if known else ""
@@ -94,7 +95,8 @@ def check_headers(task: str, headers: Mapping[str, Any] | None) -> None:
 @lru_cache(1024)
 def names_any(names: tuple[str, ...]) -> bool:
     """Returns whether any of `names`, of headers, properties or arguments, may mean an option."""
-    return any(n != DERIVED_KEY_HEADER and _means_option(n) for n in map(str, names))
+    own = DERIVED_KEY_HEADER  # written by this package
+    return any(n == "properties" or (n != own and _means_option(n)) for n in map(str, names))
 
 
 def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) -> None:
@@ -104,6 +106,8 @@ def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) ->
         KeyRuleError: naming the place.
     """
     headers, properties = request.headers or {}, request.properties or {}
+    if not names_any((*headers, *properties, *kwargs)):
+        return
     check_headers(rule.task, headers)
     check_arguments(rule, kwargs, KeyRuleError)
     misplaced = _misplaced(properties)
@@ -135,8 +139,10 @@ def _mark_misplaced(
         )  # fmt: skip
 
 
-def _misplaced(names: Iterable[str]) -> list[str]:
-    """Returns those of `names` that mean options of this package."""
+def _misplaced(options: Mapping[str, Any]) -> list[str]:
+    """Returns the names in `options`, and in their `properties`, that mean options of a call."""
+    nested = options.get("properties")
+    names = (*options, *(nested if isinstance(nested, Mapping) else ()))
     return [name for name in map(str, names) if _means_option(name)]
 
 

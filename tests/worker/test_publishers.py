@@ -165,6 +165,7 @@ class TestAnotherPlace:
         [
             {"idempotency_key": "req-7"},
             {"idempotency_keyy": "req-7"},
+            {"properties": {"idempotency_key": "req-7"}},
         ],
         ids=repr,
     )

@@ -127,6 +127,14 @@ def test_a_map_takes_no_key(shop: Shop, publish: str, function: str) -> None:
     assert shop.published() == []
 
 
+def test_a_key_among_the_properties_is_rejected(shop: Shop) -> None:
+    with pytest.raises(TypeError) as caught:
+        shop.charge.apply_async((1,), properties={"idempotency_key": "req-7"})
+
+    assert str(caught.value) == "apply_async() takes no idempotency_key among the properties"
+    assert shop.published() == []
+
+
 @pytest.mark.parametrize("options", [{"idempotency_key": "req-8"}, {"idempotency_keyy": "req-8"}])
 def test_a_retry_takes_no_option_of_this_package(shop: Shop, options: dict[str, Any]) -> None:
     shop.charge.push_request(id="an id", args=(1,), kwargs={}, called_directly=False)
