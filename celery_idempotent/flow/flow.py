@@ -139,13 +139,14 @@ async def admit(call: ActiveCall) -> Admission:
         if reply.case == "corrupt":
             raise layout.corrupt(str(call.key))
         record = call.runtime.store.record(call.key, reply.raw)
-        reserved = reservation.read(record, reply.raw)
+        has_outcome = reply.case in ("finished", "sent")
+        reserved = None if has_outcome else reservation.read(record, reply.raw)
     except CorruptRecordError as error:
         raise refuse(call, error) from None
     replaced = record.format == DELEGATED and record.task_id != call.task_id
     if replaced and await _release_replaced(call, record, reply.raw):
         return AGAIN
-    if reply.case in ("finished", "sent"):
+    if has_outcome:
         return Finished(record, sent=reply.case == "sent")
     if reserved and reserved.task_id != call.stale_task_id and call.host.is_stale(reserved):
         call.stale_task_id = reserved.task_id
