@@ -14,6 +14,7 @@ from celery_idempotent import signals
 from celery_idempotent.dashboard import Access
 from celery_idempotent.record.record import State
 from tests.monitoring.conftest import Shop
+from tests.waiting import eventually
 
 Open = Callable[..., httpx.Client]
 
@@ -79,9 +80,11 @@ def test_many_records_are_forgotten_by_a_filter(
         shop.charge.apply((number, 13))
     shop.charge.apply((99, 999))
 
-    question = web.get("/forget?state=FAILED")
-    assert "Forget 30 records?" in question.text
-    assert "and 10 more" in question.text
+    question = eventually(
+        lambda: "Forget 30 records?" in (page := web.get("/forget?state=FAILED").text) and page,
+        "the index has the records",
+    )
+    assert "and 10 more" in question
     response = confirm(web, "state=FAILED")
 
     assert "30 records forgotten" in response.text
@@ -95,8 +98,10 @@ def test_records_are_selected_one_by_one(shop: Shop, web: httpx.Client) -> None:
     for number in range(3):
         shop.charge.apply((number, 999))
     keys = [str(shop.charge.idempotency_key_of(number, 999)) for number in range(3)]
-    page = web.get("/records").text
-    assert all(f'name="key" value="{key}"' in page for key in keys)
+    eventually(
+        lambda: all(f'name="key" value="{key}"' in web.get("/records").text for key in keys),
+        "the page shows the records",
+    )
 
     response = web.get("/forget", params={"key": keys[:2]})
     assert "Forget 2 records?" in response.text
