@@ -12,6 +12,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from kombu import serialization
+
 
 class Colour(Enum):
     RED = "red"
@@ -48,6 +50,7 @@ _RICH: tuple[Any, ...] = (
     *(timedelta(1), timedelta(seconds=86400), timedelta(microseconds=1)),
     *(Colour.RED, Colour.ONE, Size.RED, Size.SMALL, object(), len, int),
 )
+_SCALARS = _CONFUSABLE + _RICH
 
 
 class Arguments(NamedTuple):
@@ -58,10 +61,8 @@ class Arguments(NamedTuple):
 class Generator:
     """Draws arguments for a task with the parameters ``a, b=0, *rest, c=None, **more``."""
 
-    def __init__(self, seed: int, *, rich: bool) -> None:
+    def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._scalars = _CONFUSABLE + _RICH if rich else _CONFUSABLE
-        self._rich = rich
 
     def draw(self) -> Arguments:
         args = tuple(self._value(3) for _ in range(self._random.choice((1, 1, 1, 2, 2, 3))))
@@ -73,7 +74,7 @@ class Generator:
     def _value(self, depth: int) -> Any:
         kind = self._random.random()
         if depth == 0 or kind < 0.55:
-            return self._random.choice(self._scalars)
+            return self._random.choice(_SCALARS)
         if kind < 0.65:
             return self._random.randrange(-(10**6), 10**6)
         if kind < 0.7:
@@ -83,11 +84,11 @@ class Generator:
             return members
         if kind < 0.85:
             return tuple(members)
-        if self._rich and kind < 0.9:
+        if kind < 0.9:
             return {value for value in members if _is_hashable(value)}
-        if self._rich and kind < 0.93:
+        if kind < 0.93:
             return Point(members[0] if members else None, depth)
-        names = [self._random.choice(self._scalars) for _ in members]
+        names = [self._random.choice(_SCALARS) for _ in members]
         hashable = [name if _is_hashable(name) else "name" for name in names]
         return dict(zip(hashable, members, strict=True))
 
@@ -100,19 +101,31 @@ def _is_hashable(value: Any) -> bool:
     return True
 
 
+def received(call: Arguments, serializer: str) -> Arguments | None:
+    """Returns the arguments as a worker receives them; None if no publisher can send them."""
+    try:
+        content_type, encoding, data = serialization.dumps(
+            [list(call.args), call.kwargs], serializer
+        )
+        args, kwargs = serialization.loads(data, content_type, encoding, accept=[content_type])
+    except Exception:
+        return None
+    return Arguments(tuple(args), kwargs)
+
+
 class NotComparableError(Exception):
     """The value equals nothing, or has no value at all."""
 
 
-def identity_of(received: Arguments) -> Any:
-    """Returns what is equal for two calls that a worker cannot tell apart, and for no others.
+def identity_of(call: Arguments) -> Any:
+    """Returns a value that two calls share exactly if a worker cannot distinguish them.
 
     Raises:
         NotComparableError: if an argument has no identity.
     """
-    a, *others = received.args
+    a, *others = call.args
     b, rest = (others[0] if others else 0), tuple(others[1:])
-    named = {"a": a, "b": b, "*": rest, "c": None, **received.kwargs}
+    named = {"a": a, "b": b, "*": rest, "c": None, **call.kwargs}
     defaults = {"b": 0, "*": (), "c": None}
     return frozenset(
         (name, identity)

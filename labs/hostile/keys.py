@@ -12,7 +12,13 @@ from kombu import serialization
 from celery_idempotent.configuration.arguments import normalised
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.rule import KeyRule
-from labs.hostile.arguments import Arguments, Generator, NotComparableError, identity_of
+from labs.hostile.arguments import (
+    Arguments,
+    Generator,
+    NotComparableError,
+    identity_of,
+    received,
+)
 
 SERIALIZERS = ("json", "pickle", "msgpack", "yaml")
 
@@ -46,7 +52,7 @@ def run(serializer: str, calls: int, seed: int) -> Verdict:
     """Derives the keys of random calls."""
     serialization.enable_insecure_serializers()
     rule = KeyRule("hostile.task", None, inspect.signature(task), partial(normalised, serializer))
-    generator, verdict = Generator(seed, rich=True), Verdict()
+    generator, verdict = Generator(seed), Verdict()
     for _ in range(calls):
         _check(rule, serializer, generator.draw(), verdict)
     return verdict
@@ -54,18 +60,14 @@ def run(serializer: str, calls: int, seed: int) -> Verdict:
 
 def _check(rule: KeyRule, serializer: str, call: Arguments, verdict: Verdict) -> None:
     verdict.calls += 1
-    try:
-        data = serialization.dumps([list(call.args), call.kwargs], serializer)
-        args, kwargs = serialization.loads(data[2], data[0], data[1], accept=[data[0]])
-        received = Arguments(tuple(args), kwargs)
-    except Exception:
+    in_worker = received(call, serializer)
+    if in_worker is None:
         verdict.unsendable += 1
-        received = None
     try:
         sent = _derived(rule, call)
-        if received is None:
+        if in_worker is None:
             return  # any answer but a crash
-        key, identity = _derived(rule, received), _identity(received)
+        key, identity = _derived(rule, in_worker), _identity(in_worker)
     except Exception as error:
         verdict.failures.append(f"raises {type(error).__name__}: {call!r}")
         return
@@ -86,9 +88,9 @@ def _derived(rule: KeyRule, call: Arguments) -> bytes | None:
         return None
 
 
-def _identity(received: Arguments) -> bytes | None:
+def _identity(call: Arguments) -> bytes | None:
     try:
-        identity = identity_of(received)
+        identity = identity_of(call)
     except NotComparableError:
         return None
     return blake2b(_ordered(identity), digest_size=12).digest()

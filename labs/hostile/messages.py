@@ -13,7 +13,7 @@ from kombu import serialization
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.errors import IdempotencyError
-from labs.hostile.arguments import Generator, stable_repr
+from labs.hostile.arguments import Generator, received, stable_repr
 
 #: First arguments at which the task raises an error that is stored, is retried in an hour, or calls
 #: `Worker.during`.
@@ -86,17 +86,15 @@ class Verdict:
 def run(url: str, serializer: str, calls: int, seed: int) -> Verdict:
     """Sends each call twice, under two task ids."""
     serialization.enable_insecure_serializers()
-    receiver, generator, verdict = worker(url, serializer), Generator(seed, rich=True), Verdict()
+    receiver, generator, verdict = worker(url, serializer), Generator(seed), Verdict()
     for _ in range(calls):
         call = generator.draw()
-        try:
-            data = serialization.dumps([list(call.args), call.kwargs], serializer)
-            args, kwargs = serialization.loads(data[2], data[0], data[1], accept=[data[0]])
-        except Exception:
-            continue  # no publisher can send it
+        in_worker = received(call, serializer)
+        if in_worker is None:
+            continue
         verdict.calls += 1
         before = receiver.runs.total()
-        first, second = (receiver.receive(tuple(args), kwargs) for _ in range(2))
+        first, second = (receiver.receive(*in_worker) for _ in range(2))
         ran = receiver.runs.total() - before
         if first[0] == "FAILURE" and isinstance(first[1], IdempotencyError) and not ran:
             verdict.refused += 1
