@@ -18,12 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from celery import Celery, chain, chord, group
 from celery.exceptions import TimeoutError as ResultTimeoutError
+from celery.result import GroupResult
 from redis import Redis
 
 from celery_idempotent.testing.server import RedisServer
-from labs.canvases.app import SETTINGS_VARIABLE, DeclinedError, make_app
+from labs.canvases.app import SETTINGS_VARIABLE, database, make_app, rows
+from labs.canvases.shapes import Shape, shapes
 from labs.chaos.workers import children_of
 from tests.apps import close
 from tests.waiting import eventually
@@ -34,65 +35,25 @@ WORKERS, CHILDREN = 2, 3
 PUBLISH_INTERVAL, FAULT_INTERVAL = 0.08, 0.8
 #: Seconds after which the messages of a killed worker are delivered again.
 REDELIVERY = 3
+#: … beside idempotent tasks, messages of plain ones: also those of Celery, such as ``starmap``.
+VISIBILITY_TIMEOUT = 8
 #: Seconds for all that was published to end after the last fault.
 SETTLE = 90.0
 
 
-class Shape(NamedTuple):
-    """A canvas of one kind; `units` are the names of what has to run."""
-
-    units: tuple[str, ...]
-    publish: Callable[[], Any]
-    fails: bool = False
-
-
-def shapes(app: Celery, name: str, chance: random.Random) -> dict[str, Shape]:
-    """Returns a canvas of each kind."""
-    kinds = "work", "tail", "decline", "apologise", "again", "hand_over"
-    work, tail, decline, apologise, again, hand_over = (
-        app.tasks[f"canvases.{each}"] for each in kinds
-    )
-    seconds = [chance.uniform(0, 0.4) for _ in range(4)]
-    names = [f"{name}.{letter}" for letter in "abcde"]
-    works = [work.si(*each) for each in zip(names, seconds, strict=False)]
-    first, last = names[0], names[4]
-    inside = (f"{first} inside", f"{first} inside, tail")
-    return {
-        "plain": Shape((first,), works[0].delay),
-        "countdown": Shape((first,), lambda: works[0].apply_async(countdown=1)),
-        "link": Shape((first, last), lambda: works[0].apply_async(link=tail.s(last))),
-        "errback": Shape(
-            (first, last),
-            lambda: decline.apply_async((first,), link_error=apologise.si(last)),
-            fails=True,
-        ),
-        "chain": Shape(
-            (first, names[1], last), lambda: chain(works[0], tail.s(names[1]), tail.s(last)).delay()
-        ),
-        "chord": Shape((*names[:3], last), lambda: chord(works[:3])(tail.s(last))),
-        "group in a chain": Shape(
-            (*names[:4], last),
-            lambda: chain(works[0], group(works[1:4]), tail.s(last)).delay(),
-        ),
-        "retries": Shape((first, last), lambda: again.apply_async((first,), link=tail.s(last))),
-        "replaced": Shape(
-            (*inside, last), lambda: chain(hand_over.si(first, seconds[0]), tail.s(last)).delay()
-        ),
-    }
-
-
 class Published(NamedTuple):
     kind: str
-    units: tuple[str, ...]
+    shape: Shape
     #: Of each time that it was published.
     results: list[Any]
-    fails: bool
 
 
 class Run:
     """One seed with one contestant."""
 
-    def __init__(self, server: RedisServer, notes: RedisServer, folder: Path, plain: bool) -> None:
+    def __init__(
+        self, server: RedisServer, notes: RedisServer, folder: Path, plain: bool, kinds: list[str]
+    ) -> None:
         url = f"{server.url.rpartition('/')[0]}/0"
         redelivery = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
         self.settings = {
@@ -100,8 +61,9 @@ class Run:
             "broker_url": url,
             "result_backend": url,
             "ledger": notes.url,
+            "database": str(folder / f"{'plain' if plain else 'ours'}.db"),
             "broker_transport_options": {
-                "visibility_timeout": REDELIVERY if plain else 3600,
+                "visibility_timeout": REDELIVERY if plain else VISIBILITY_TIMEOUT,
                 **redelivery,
             },
             "idempotency_redeliver_after": REDELIVERY,
@@ -110,6 +72,7 @@ class Run:
         self.redis, self.notes = Redis.from_url(url), notes.client()
         self.redis.flushall()
         self.notes.flushall()
+        self.kinds = kinds
         self.faults: Counter[str] = Counter()
         self.folder, self.number = folder, 0
         self.workers = [self.start() for _ in range(WORKERS)]
@@ -134,9 +97,10 @@ class Run:
                 if children:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(chance.choice(children), signal.SIGKILL)
-            elif kind < 0.75:
-                self.faults["worker killed"] += 1
-                worker.kill()
+            elif kind < 0.8:
+                killed = kind < 0.7
+                self.faults["worker killed" if killed else "worker restarted"] += 1
+                (worker.kill if killed else worker.stop)()
                 self.workers[number] = self.start()
             else:
                 self.faults["connections cut"] += 1
@@ -146,13 +110,13 @@ class Run:
         published = []
         for number in range(canvases):
             made = shapes(self.app, f"{number}", chance)
-            kind = chance.choice([*made])
+            kind = chance.choice(self.kinds or [*made])
             times = chance.choice([1, 1, 2, 3])
             results = []
             for _ in range(times):
                 results.append(self.persist(made[kind].publish))
                 time.sleep(chance.expovariate(1 / PUBLISH_INTERVAL))
-            published.append(Published(kind, made[kind].units, results, made[kind].fails))
+            published.append(Published(kind, made[kind], results))
         return published
 
     @staticmethod
@@ -169,16 +133,20 @@ class Run:
                 time.sleep(0.05)
 
     def ends(self) -> Counter[str]:
+        """Returns how often each unit has run, and each row was written."""
         names: list[bytes] = self.notes.lrange("ends", 0, -1)  # type: ignore[assignment]
-        return Counter(map(bytes.decode, names))
+        with database(self.app.conf.database).connect() as connection:
+            written = connection.execute(rows.select()).scalars()
+            return Counter([*map(bytes.decode, names), *written])
 
     def settle(self, published: list[Published]) -> None:
         """Waits until everything has run, and the broker has nothing left."""
-        expected = {unit for each in published for unit in each.units}
+        expected = {name for each in published for name in (*each.shape.units, *each.shape.rows)}
 
         def is_over() -> bool:
-            left = self.redis.llen("celery") + self.redis.hlen("unacked")
-            return left == 0 and expected <= self.ends().keys()
+            queues: list[bytes] = self.redis.keys("celery*")  # type: ignore[assignment]
+            left = any(self.redis.type(queue) == b"list" for queue in queues)
+            return not left and not self.redis.hlen("unacked") and expected <= self.ends().keys()
 
         with contextlib.suppress(TimeoutError):
             eventually(is_over, "everything has ended", SETTLE)
@@ -186,28 +154,33 @@ class Run:
     def judge(self, published: list[Published]) -> Iterator[tuple[str, str, str]]:
         """Yields what is wrong: the kind of canvas, what, and its name."""
         ends = self.ends()
-        for each in published:
-            for unit in each.units:
-                if ends[unit] == 0:
-                    yield each.kind, "lost", unit
-                elif ends[unit] > 1:
-                    yield each.kind, "again", f"{unit} × {ends[unit]}"
-            values = {self.outcome(result, each.fails) for result in each.results}
+        for kind, shape, results in published:
+            for unit in (*shape.units, *shape.rows, *shape.optional, *shape.repeatable):
+                if ends[unit] == 0 and unit not in shape.optional:
+                    yield kind, "lost", unit
+                elif ends[unit] > 1 and unit not in shape.repeatable:
+                    yield kind, "again", f"{unit} × {ends[unit]}"
+            if not shape.same_result:
+                continue
+            outcomes = [self.outcome(result, shape.fails) for result in results]
+            values = {*outcomes}
+            name = next(iter(shape.units or shape.optional))
             for value in values & {"PENDING", "wrong"}:
-                yield each.kind, f"result {value}", each.units[0]
+                ids = [each.id for each, how in zip(results, outcomes, strict=True) if how == value]
+                yield kind, f"result {value}", f"{name}: {' '.join(ids)}"
             if len(values) > 1 and not values & {"PENDING", "wrong"}:
-                yield each.kind, "results differ", f"{each.units[0]}: {sorted(values)}"
+                yield kind, "results differ", f"{name}: {sorted(values)}"
 
     @staticmethod
     def outcome(result: Any, fails: bool) -> str:
         try:
-            value = repr(result.get(timeout=5))
+            # A group that has ended before it is asked would wait for a message of its result.
+            results = result.results if isinstance(result, GroupResult) else [result]
+            value = repr([each.get(timeout=5) for each in results])
         except ResultTimeoutError:
             return "PENDING"
-        except DeclinedError as error:
-            return f"declined {error}" if fails else "wrong"
         except Exception as error:
-            return f"declined {error}" if fails and "Declined" in repr(error) else "wrong"
+            return "declined" if fails and "Declined" in repr(error) else "wrong"
         return "wrong" if fails else value
 
     def close(self) -> None:
@@ -218,15 +191,17 @@ class Run:
         close(self.app)
 
 
-def run(seed: int, canvases: int, *, plain: bool) -> tuple[int, Counter[str]]:
-    """Runs a seed; returns how many units there were, and what was wrong."""
+def run(
+    seed: int, canvases: int, kinds: list[str], logs: Path | None, *, plain: bool
+) -> Counter[str]:
+    """Runs a seed; returns what was wrong."""
     chance = random.Random(seed)
     with (
         RedisServer.start() as server,
         RedisServer.start() as notes,
         tempfile.TemporaryDirectory() as folder,
     ):
-        game = Run(server, notes, Path(folder), plain)
+        game = Run(server, notes, logs or Path(folder), plain, kinds)
         try:
             for worker in game.workers:
                 worker.ready()
@@ -244,7 +219,7 @@ def run(seed: int, canvases: int, *, plain: bool) -> tuple[int, Counter[str]]:
             gc.collect()  # before their server ends
         finally:
             game.close()
-    units = sum(len(each.units) for each in published)
+    units = sum(len(each.shape.units + each.shape.rows) for each in published)
     found = Counter(what for _, what, _ in wrong)
     name = "plain Celery" if plain else "celery-idempotent"
     print(
@@ -256,7 +231,7 @@ def run(seed: int, canvases: int, *, plain: bool) -> tuple[int, Counter[str]]:
     if not plain:
         for kind, what, unit in wrong[:20]:
             print(f"    {kind}: {what}: {unit}", flush=True)
-    return units, found
+    return found
 
 
 def main() -> int:
@@ -264,12 +239,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--canvases", type=int, default=150)
+    parser.add_argument("--kinds", nargs="+", default=[], help="only these (%(default)s: all)")
+    parser.add_argument("--logs", type=Path, help="a folder that keeps the logs of the workers")
     parser.add_argument("--ours", action="store_true", help="without plain Celery")
     arguments = parser.parse_args()
     failed = False
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         for plain in (False,) if arguments.ours else (False, True):
-            _, wrong = run(seed, arguments.canvases, plain=plain)
+            wrong = run(seed, arguments.canvases, arguments.kinds, arguments.logs, plain=plain)
             failed |= bool(wrong) and not plain
     return int(failed)
 

@@ -8,24 +8,43 @@ import time
 from functools import cache
 from typing import Any
 
+import sqlalchemy as sa
 from celery import Celery, Task, chain
 from celery.signals import worker_init
 from redis import Redis
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.contrib.sqlalchemy import metadata
 from tests.worker.parent_death import die_with_parent
 
 SETTINGS_VARIABLE = "CANVASES_SETTINGS"
 LEASE = 4.0
+
+#: What the bodies with a transaction write.
+rows = sa.Table("rows", metadata, sa.Column("name", sa.String(64)))
 
 
 class DeclinedError(Exception):
     """The order is declined."""
 
 
+class BusyError(Exception):
+    """The order can be tried again."""
+
+
 @cache
 def ledger(url: str) -> Redis:
     return Redis.from_url(url, decode_responses=True)
+
+
+@cache
+def database(path: str) -> sa.Engine:
+    """Returns the engine of the SQLite database at `path`, and creates its tables."""
+    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
+    with engine.begin() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    metadata.create_all(engine)
+    return engine
 
 
 def make_app(settings: dict[str, Any]) -> Celery:
@@ -40,7 +59,7 @@ def make_app(settings: dict[str, Any]) -> Celery:
         "idempotency_replay_errors": (DeclinedError,),
         **settings,
     })  # fmt: skip
-    base = Task if settings["plain"] else IdempotentTask
+    plain = settings["plain"]
 
     def note(name: str) -> None:
         ledger(app.conf.ledger).rpush("ends", name)
@@ -61,22 +80,67 @@ def make_app(settings: dict[str, Any]) -> Celery:
     def apologise(name: str) -> None:
         note(name)
 
-    def again(self: Any, name: str) -> str:
+    def again(self: Any, name: str, throw: bool = True) -> str:
         if self.request.retries < 2:
-            raise self.retry(countdown=0.3)
+            error = self.retry(countdown=0.3, throw=throw)
+            if throw:
+                raise error
+            return "later"
+        note(name)
+        return name
+
+    def busy(self: Any, name: str) -> str:
+        if self.request.retries < 2:
+            raise BusyError
+        note(name)
+        return name
+
+    def order(name: str, seconds: float) -> str:
+        work.delay(f"{name}, ordered", seconds)
         note(name)
         return name
 
     def hand_over(self: Any, name: str, seconds: float) -> None:
-        work, tail = app.tasks["canvases.work"], app.tasks["canvases.tail"]
-        replacement = chain(work.si(f"{name} inside", seconds), tail.s(f"{name} inside, tail"))
-        raise self.replace(replacement)
+        raise self.replace(inside(name, seconds))
 
-    for function in (work, tail, decline, apologise):
-        app.task(function, base=base, name=f"canvases.{function.__name__}", shared=False)
+    def book(self: Any, name: str, seconds: float, hands_over: bool = False) -> str:
+        if plain:
+            with database(app.conf.database).begin() as connection:
+                connection.execute(rows.insert(), {"name": name})
+        else:
+            self.idempotency.connection.execute(rows.insert(), {"name": name})
+        time.sleep(seconds)
+        if hands_over:
+            raise self.replace(inside(name, seconds))
+        return name
+
+    def inside(name: str, seconds: float) -> Any:
+        return chain(work.si(f"{name}, inside", seconds), tail.s(f"{name}, inside, tail"))
+
+    def task(function: Any, *, base: type[Task] = IdempotentTask, **options: Any) -> Any:
+        return app.task(
+            function,
+            base=Task if plain else base,
+            name=f"canvases.{function.__name__}",
+            shared=False,
+            **options,
+        )
+
+    work, tail = task(work), task(tail)
+    for function in (decline, apologise, order):
+        task(function)
     for method in (again, hand_over):
-        name = f"canvases.{method.__name__}"
-        app.task(method, base=base, name=name, shared=False, bind=True)
+        task(method, bind=True)
+    task(busy, bind=True, autoretry_for=(BusyError,), default_retry_delay=0.3)
+    # Writing a row takes the lock of the whole database.
+    booked = {} if plain else {"idempotency_transaction": database(app.conf.database)}
+    task(book, bind=True, **booked)
+
+    def unprotected(before: Any, name: str) -> Any:
+        note(name)
+        return [before, name]
+
+    task(unprotected, base=Task)
     return app
 
 
