@@ -43,9 +43,11 @@ def broker_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]
     )
     channel = app.connection_for_read().default_channel
     # All apps of a process share the messages in memory.
-    channel.queue_purge("celery")
+    for queue in ("celery", "reports"):
+        channel.queue_purge(queue)
     yield app
-    channel.queue_purge("celery")
+    for queue in ("celery", "reports"):
+        channel.queue_purge(queue)
 
 
 @pytest.fixture
