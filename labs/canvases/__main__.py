@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from celery.exceptions import ChordError
 from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import GroupResult
 from redis import Redis
@@ -35,7 +36,7 @@ WORKERS, CHILDREN = 2, 3
 PUBLISH_INTERVAL, FAULT_INTERVAL = 0.08, 0.8
 #: Seconds after which the messages of a killed worker are delivered again.
 REDELIVERY = 3
-#: … beside idempotent tasks, messages of plain ones: also those of Celery, such as ``starmap``.
+#: The same for plain tasks of a worker that has idempotent ones, such as Celery's ``starmap``.
 VISIBILITY_TIMEOUT = 8
 #: Seconds for all that was published to end after the last fault.
 SETTLE = 90.0
@@ -61,7 +62,7 @@ class Run:
             "broker_url": url,
             "result_backend": url,
             "ledger": notes.url,
-            "database": str(folder / f"{'plain' if plain else 'ours'}.db"),
+            "database": str(folder / "rows.db"),
             "broker_transport_options": {
                 "visibility_timeout": REDELIVERY if plain else VISIBILITY_TIMEOUT,
                 **redelivery,
@@ -69,6 +70,9 @@ class Run:
             "idempotency_redeliver_after": REDELIVERY,
         }
         self.app = make_app(self.settings)
+        known = shapes(self.app, "", random.Random()).keys()
+        if unknown := set(kinds) - known:
+            raise SystemExit(f"unknown kinds {sorted(unknown)}: use some of {sorted(known)}")
         self.redis, self.notes = Redis.from_url(url), notes.client()
         self.redis.flushall()
         self.notes.flushall()
@@ -144,8 +148,7 @@ class Run:
         expected = {name for each in published for name in (*each.shape.units, *each.shape.rows)}
 
         def is_over() -> bool:
-            queues: list[bytes] = self.redis.keys("celery*")  # type: ignore[assignment]
-            left = any(self.redis.type(queue) == b"list" for queue in queues)
+            left = any(self.redis.scan_iter("celery*", _type="list"))  # a queue for each priority
             return not left and not self.redis.hlen("unacked") and expected <= self.ends().keys()
 
         with contextlib.suppress(TimeoutError):
@@ -164,7 +167,7 @@ class Run:
                 continue
             outcomes = [self.outcome(result, shape.fails) for result in results]
             values = {*outcomes}
-            name = next(iter(shape.units or shape.optional))
+            name = shape.units[0]
             for value in values & {"PENDING", "wrong"}:
                 ids = [each.id for each, how in zip(results, outcomes, strict=True) if how == value]
                 yield kind, f"result {value}", f"{name}: {' '.join(ids)}"
@@ -174,13 +177,15 @@ class Run:
     @staticmethod
     def outcome(result: Any, fails: bool) -> str:
         try:
-            # A group that has ended before it is asked would wait for a message of its result.
+            # GroupResult.get misses results that were published before the call.
             results = result.results if isinstance(result, GroupResult) else [result]
             value = repr([each.get(timeout=5) for each in results])
         except ResultTimeoutError:
             return "PENDING"
         except Exception as error:
-            return "declined" if fails and "Declined" in repr(error) else "wrong"
+            # A ChordError has the id of the part that failed, another one for each publish.
+            text = "" if isinstance(error, ChordError) else f" {error}"
+            return f"declined{text}" if fails and "Declined" in repr(error) else "wrong"
         return "wrong" if fails else value
 
     def close(self) -> None:
@@ -196,12 +201,16 @@ def run(
 ) -> Counter[str]:
     """Runs a seed; returns what was wrong."""
     chance = random.Random(seed)
+    name = "plain Celery" if plain else "celery-idempotent"
     with (
         RedisServer.start() as server,
         RedisServer.start() as notes,
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as temporary,
     ):
-        game = Run(server, notes, logs or Path(folder), plain, kinds)
+        # Each run has a folder of its own: rows of an earlier one would count again.
+        folder = (logs or Path(temporary)) / f"{name}-{seed}"
+        folder.mkdir(parents=True)
+        game = Run(server, notes, folder, plain, kinds)
         try:
             for worker in game.workers:
                 worker.ready()
@@ -221,7 +230,6 @@ def run(
             game.close()
     units = sum(len(each.shape.units + each.shape.rows) for each in published)
     found = Counter(what for _, what, _ in wrong)
-    name = "plain Celery" if plain else "celery-idempotent"
     print(
         f"seed {seed}, {name}: {canvases} canvases, {units} units, "
         f"{publishes} publishes, {dict(game.faults)}: "
@@ -239,8 +247,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--canvases", type=int, default=150)
-    parser.add_argument("--kinds", nargs="+", default=[], help="only these (%(default)s: all)")
-    parser.add_argument("--logs", type=Path, help="a folder that keeps the logs of the workers")
+    parser.add_argument("--kinds", nargs="+", default=[], help="only these; by default all")
+    parser.add_argument("--logs", type=Path, help="a folder for logs and rows")
     parser.add_argument("--ours", action="store_true", help="without plain Celery")
     arguments = parser.parse_args()
     failed = False

@@ -20,8 +20,8 @@ from tests.worker.parent_death import die_with_parent
 SETTINGS_VARIABLE = "CANVASES_SETTINGS"
 LEASE = 4.0
 
-#: What the bodies with a transaction write.
-rows = sa.Table("rows", metadata, sa.Column("name", sa.String(64)))
+#: Written by the bodies that have a transaction.
+rows = sa.Table("rows", sa.MetaData(), sa.Column("name", sa.String(64)))
 
 
 class DeclinedError(Exception):
@@ -40,10 +40,14 @@ def ledger(url: str) -> Redis:
 @cache
 def database(path: str) -> sa.Engine:
     """Returns the engine of the SQLite database at `path`, and creates its tables."""
-    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
+    # A body locks the whole database. Without a pool, no connection outlives the file.
+    engine = sa.create_engine(
+        f"sqlite:///{path}", connect_args={"timeout": 30}, poolclass=sa.NullPool
+    )
     with engine.begin() as connection:
         connection.exec_driver_sql("PRAGMA journal_mode=WAL")
     metadata.create_all(engine)
+    rows.metadata.create_all(engine)
     return engine
 
 
@@ -73,6 +77,10 @@ def make_app(settings: dict[str, Any]) -> Celery:
         note(name)
         return [before, name]
 
+    def unprotected(before: Any, name: str) -> Any:
+        note(name)
+        return [before, name]
+
     def decline(name: str) -> None:
         note(name)
         raise DeclinedError(name)
@@ -82,9 +90,7 @@ def make_app(settings: dict[str, Any]) -> Celery:
 
     def again(self: Any, name: str, throw: bool = True) -> str:
         if self.request.retries < 2:
-            error = self.retry(countdown=0.3, throw=throw)
-            if throw:
-                raise error
+            self.retry(countdown=0.3, throw=throw)
             return "later"
         note(name)
         return name
@@ -132,14 +138,8 @@ def make_app(settings: dict[str, Any]) -> Celery:
     for method in (again, hand_over):
         task(method, bind=True)
     task(busy, bind=True, autoretry_for=(BusyError,), default_retry_delay=0.3)
-    # Writing a row takes the lock of the whole database.
     booked = {} if plain else {"idempotency_transaction": database(app.conf.database)}
     task(book, bind=True, **booked)
-
-    def unprotected(before: Any, name: str) -> Any:
-        note(name)
-        return [before, name]
-
     task(unprotected, base=Task)
     return app
 

@@ -1,4 +1,4 @@
-"""The canvases: what each of them publishes, and what has to run."""
+"""The kinds of canvases, each with its effects."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from celery.result import AsyncResult
 
 
 class Shape(NamedTuple):
-    """A canvas of one kind."""
+    """A canvas of one kind; effects have names."""
 
-    #: Names of what has to run once.
+    #: Effects that have to happen once.
     units: tuple[str, ...]
     publish: Callable[[], Any]
     #: Callers get a DeclinedError.
     fails: bool = False
-    #: Names of rows, which have to be in the database once.
+    #: Rows that have to be in the database once.
     rows: tuple[str, ...] = ()
-    #: Names of what may run once or not at all, since it expires or is revoked.
+    #: Effects that may happen once or not at all: the message expires or is revoked.
     optional: tuple[str, ...] = ()
-    #: Names of what may run again, since its task is a plain one.
+    #: Effects of a plain task, which may be repeated.
     repeatable: tuple[str, ...] = ()
     #: Each publish has the same result.
     same_result: bool = True
@@ -31,10 +31,8 @@ class Shape(NamedTuple):
 
 def shapes(app: Celery, name: str, chance: random.Random) -> dict[str, Shape]:
     """Returns a canvas of each kind."""
-    task = {each.partition(".")[2]: app.tasks[each] for each in app.tasks if "canvases." in each}
-    work, tail, decline, apologise = (
-        task[each] for each in ("work", "tail", "decline", "apologise")
-    )
+    task = {each.removeprefix("canvases."): app.tasks[each] for each in app.tasks}
+    work, tail, decline, apologise = map(task.get, ("work", "tail", "decline", "apologise"))
     seconds = [chance.uniform(0, 0.4) for _ in range(4)]
     names = [f"{name}.{letter}" for letter in "abcde"]
     calls = [*zip(names, seconds, strict=False)]
