@@ -44,21 +44,19 @@ def doctor(
     """
     before = None if snapshot is None else _read(snapshot)
     replies = inspect_commands.ask(obj.app, timeout)
-    counts = replies.totals()
-    findings = doctor_checks.examine(obj.app, counts, replies.all_leases(), before)
+    findings = doctor_checks.examine(obj.app, replies.totals, replies.leases, before)
     stores = list(dict.fromkeys(str(store.config) for store in app_tasks.stores(tasks)))
     if as_json:
         print_json(
             {
                 "versions": versions.installed(),
                 "stores": stores,
-                "workers_answered": counts is not None,
+                "workers_answered": bool(replies.workers),
                 "findings": [finding.to_json() for finding in findings],
             }
         )
     else:
-        unknown = "" if counts is not None else replies.error
-        _print(findings, stores, doctor_checks.ignored(obj.app), unknown)
+        _print(findings, stores, doctor_checks.ignored(obj.app), replies.error)
     severities = [] if fail_on == "never" else [finding.severity for finding in findings]
     raise SystemExit(int(any(each >= Severity[fail_on.upper()] for each in severities)))
 
