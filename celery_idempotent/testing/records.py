@@ -29,7 +29,7 @@ _NO_ROOT = bytes(8)
 @cache
 def private_server() -> RedisServer:
     """Starts the server of this process at the first call; it ends with the process."""
-    return RedisServer.start()
+    return RedisServer()
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent import IdempotentTask, signals
-from celery_idempotent.testing.server import RedisServer
 from tests.monitoring.conftest import Shop, list_json
 from tests.monitoring.shop import URL_VARIABLE, make_app
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 
 ROOT = Path(__file__).parents[2]
