@@ -1,4 +1,4 @@
-"""``doctor``: finds settings that weaken the guarantees."""
+"""``doctor`` finds settings that weaken the guarantees, ``keys`` prints what it compares."""
 
 from __future__ import annotations
 
@@ -89,3 +89,18 @@ def _print(
         out.print("No findings.")
     if ignored:
         out.print(console.text(f"Ignored: {', '.join(ignored)}"))
+
+
+@click.command(cls=AppCommand, has_json=False)
+@click.option("--json", is_flag=True, expose_value=False, hidden=True)  # always JSON
+def keys(tasks: Tasks) -> None:
+    """Print a snapshot of the key rules, as JSON.
+
+    It has the rule of each task, its parameters, and the keys of sample calls, whose arguments are
+    made from the types of the parameters. Key rules that are callables are called with them.
+
+    \b
+    celery -A shop idempotency keys > keys.json          (with the old code)
+    celery -A shop idempotency doctor --against keys.json     (with the new code)
+    """
+    print_json(key_snapshot.document_of(tasks))

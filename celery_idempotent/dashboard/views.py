@@ -165,7 +165,7 @@ class Views:
             headers = {"etag": f'"{version(view)}"'}
             if access.forget:
                 shown = [(key, version(view))]
-                headers["x-csrf-token"] = self._context.tokens.sign(access.user, shown)
+                headers["x-csrf-token"] = self._context.sign(access.user, shown)
             return json_response(document, headers=headers)
         sql_outcome = find_outcome(self._context.tasks, key)
         if view is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.redelivery.redis import RedisBroker
+from celery_idempotent.redelivery.broker import RedisBroker
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.servers.sentinel import SentinelServers
