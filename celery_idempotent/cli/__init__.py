@@ -9,12 +9,11 @@ from __future__ import annotations
 import click
 from celery.bin.control import inspect
 
-from celery_idempotent.cli.changes import forget, rerun
+from celery_idempotent.cli.changes import forget, purge, rerun
 from celery_idempotent.cli.dashboard import dashboard
 from celery_idempotent.cli.doctor import doctor, keys
 from celery_idempotent.cli.explain import explain
 from celery_idempotent.cli.listing import list_records
-from celery_idempotent.cli.purge import purge
 from celery_idempotent.cli.show import show
 from celery_idempotent.cli.stats import stats
 

@@ -1,9 +1,11 @@
-"""``forget`` and ``rerun``: delete records or run ended calls again, after confirmation."""
+"""``forget``, ``rerun`` and ``purge``: delete records, run calls again, delete expired rows."""
 
 from __future__ import annotations
 
 import getpass
 import os
+import time
+from collections import Counter
 from typing import Any
 
 import click
@@ -15,9 +17,11 @@ from celery_idempotent.cli.command import (
     confirm,
     databases_option,
     end,
+    print_json,
     record_options,
 )
 from celery_idempotent.cli.target import RECORD_HELP, resolve_records
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import changes
 from celery_idempotent.monitoring.changes import (
@@ -29,8 +33,12 @@ from celery_idempotent.monitoring.changes import (
     EndedCall,
 )
 from celery_idempotent.monitoring.lookup import Target
+from celery_idempotent.printable import plural
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database
+
+#: Rows that one transaction deletes.
+BATCH = 500
 
 _FORGET_HELP = f"""Forget records: the next call with their key runs.
 
@@ -141,6 +149,36 @@ def _find(tasks: Tasks, target: Target, names: tuple[str, ...]) -> EndedCall | s
 
 def _described_call(call: EndedCall) -> str:
     return f"{call.key} ({call.state or 'a rejected duplicate'})"
+
+
+@click.command(cls=AppCommand)
+@click.option(
+    "--batch", type=click.IntRange(1, 10_000), default=BATCH, help="Rows per transaction."
+)
+@click.option(
+    "--pause", type=click.FloatRange(0), default=0.0, help="Seconds between two transactions."
+)
+@databases_option
+def purge(tasks: Tasks, batch: int, pause: float, databases: set[Database], as_json: bool) -> None:
+    """Delete expired outcomes from the databases of idempotency_transaction, and of --database.
+
+    Rows are deleted in batches, oldest first, each in a short transaction. Run it from cron, at any
+    time; several may run at once. Expired rows that are not deleted do no harm.
+    """
+    deleted: Counter[str] = Counter()
+    for database in app_tasks.databases(tasks) | databases:
+        found, after = batch, 0
+        while found == batch:
+            found, after = database.purge(batch, after)
+            deleted[database.engine.name] += found
+            time.sleep(pause if found == batch else 0)
+    if as_json:
+        print_json({"deleted": deleted})
+        return
+    for name, number in deleted.items():
+        click.echo(f"{name}: deleted {plural(number, 'expired outcome')}")
+    if not deleted:
+        click.echo("No task has idempotency_transaction.")
 
 
 def _user_name() -> str:

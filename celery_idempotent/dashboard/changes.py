@@ -12,11 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from celery_idempotent.dashboard.access import Access
 from celery_idempotent.dashboard.context import Context, ShownRecord
 from celery_idempotent.dashboard.index import Query
 from celery_idempotent.dashboard.presentation import json_response, render
-from celery_idempotent.dashboard.protection import read_form
+from celery_idempotent.dashboard.protection import Access, read_form
 from celery_idempotent.dashboard.tree import tree
 from celery_idempotent.monitoring import changes
 from celery_idempotent.monitoring.changes import MESSAGES, EndedCall

@@ -104,7 +104,7 @@ class Context:
         offset = cursor or "0"
         if not re.fullmatch("[0-9]{1,7}", offset):
             raise HTTPException(400, f"{cursor!r} is not a cursor")
-        if error := self.sampler.snapshot().error:
+        if error := self.sampler.wait().error:
             raise StoreUnavailableError(error)
         index = self.sampler.index
         index.refresh()

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from celery_idempotent.dashboard.access import Access
 from celery_idempotent.dashboard.changes import version
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.dashboard.history import RANGES
@@ -28,7 +27,7 @@ from celery_idempotent.dashboard.presentation import (
     key_path,
     render,
 )
-from celery_idempotent.dashboard.protection import parse_json, read_body, read_form
+from celery_idempotent.dashboard.protection import Access, parse_json, read_body, read_form
 from celery_idempotent.dashboard.timeline import timeline
 from celery_idempotent.dashboard.tree import tree
 from celery_idempotent.doctor import versions
@@ -68,23 +67,23 @@ class Views:
 
     def overview(self, request: Request) -> Response:
         """Shows running calls, charts, records by task, and the worst findings."""
-        sampler, parameters = self._context.sampler, request.query_params
-        snapshot, now = sampler.snapshot(), time.time()
+        sampler, parameters = self._context.sampler.wait(), request.query_params
+        now = time.time()
         chosen, order = parameters.get("range", "1h"), parameters.get("sort", "task")
         if chosen not in RANGES:
             raise HTTPException(400, f"{chosen!r} is not one of {', '.join(RANGES)}")
-        history, counts = sampler.history.range(chosen, now), snapshot.replies.totals
+        history, counts = sampler.history.range(chosen, now), sampler.replies.totals
         names = {task.name for task in self._context.tasks}
         rows = [
-            TaskRow.of(name, snapshot.records.get(name), history)
-            for name in sorted(names | set(history.tasks) | set(snapshot.records))
+            TaskRow.of(name, sampler.records.get(name), history)
+            for name in sorted(names | set(history.tasks) | set(sampler.records))
         ]
         if order != "task":
             rows.sort(key=lambda row: row.columns.get(order) or 0.0, reverse=True)
         return render(
             request,
             "overview.html",
-            snapshot=snapshot,
+            sampler=sampler,
             charts=[history.chart(title, names) for title, names in DECISIONS.items()],
             history=history,
             since=datetime.fromtimestamp(history.since, tz=timezone.utc),
@@ -99,23 +98,22 @@ class Views:
             idle=[row.name for row in rows if not any(row.columns.values())],
             shadowed={name: n for name, n in sorted(counts.items()) if any(map(n.get, SHADOW))},
             findings=sampler.known_findings(),
-            sql_outcomes=sampler.sql_outcomes,
         )
 
     def stats(self, request: Request) -> Response:
         """Returns the number of records by task and state, and the workers' counters."""
-        snapshot = self._context.sampler.snapshot(asked=True)
-        counts, counted_at = snapshot.replies.totals, snapshot.counted_at
+        sampler = self._context.sampler.wait(asked=True)
+        counts, counted_at = sampler.replies.totals, sampler.index.finished_at
         tasks: dict[str, Any] = {
             task: {
-                "states": found.states if (found := snapshot.records.get(task)) else {},
+                "states": found.states if (found := sampler.records.get(task)) else {},
                 "counts": counts.get(task, {}),
             }
-            for task in sorted({*snapshot.records, *counts})
+            for task in sorted({*sampler.records, *counts})
         }
         return json_response(
             {
-                "workers_answered": bool(snapshot.replies.workers),
+                "workers_answered": bool(sampler.replies.workers),
                 "counted_at": counted_at and counted_at.isoformat(),
                 "tasks": tasks,
             }
@@ -139,8 +137,7 @@ class Views:
             next_cursor=next_cursor,
             tasks=self._context.tasks,
             states=STATES,
-            snapshot=self._context.sampler.snapshot(),
-            full=self._context.sampler.index.full,
+            sampler=self._context.sampler.wait(),
         )
 
     def search(self, request: Request) -> Response:
@@ -217,14 +214,14 @@ class Views:
 
     def workers(self, request: Request) -> Response:
         """Returns the workers that reply, their leases and counters."""
-        snapshot = self._context.sampler.snapshot(asked=True)
+        sampler = self._context.sampler.wait(asked=True)
         if is_api(request):
             names = ("leases", "counts", "redelivery")
-            workers = snapshot.replies.workers.items()
+            workers = sampler.replies.workers.items()
             return json_response(
                 {name: {each: getattr(worker, each) for each in names} for name, worker in workers}
             )
-        return render(request, "workers.html", snapshot=snapshot)
+        return render(request, "workers.html", sampler=sampler)
 
     def doctor(self, request: Request) -> Response:
         """Returns all findings."""

@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from threading import Thread
 from typing import Any, NamedTuple
 
 from celery import Celery, signature
@@ -25,7 +24,7 @@ from celery.worker.control import inspect_command
 
 from celery_idempotent import doctor, shared_counters
 from celery_idempotent.configuration.app_tasks import MAP_TASKS, IdempotentTaskLike
-from celery_idempotent.configuration.broker import connection_error
+from celery_idempotent.configuration.broker import connection_error, within
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import MARGIN
@@ -95,14 +94,9 @@ def idempotency_doctor(state: Any) -> list[dict[str, str]]:
 
 
 #: Names of the commands, as Celery's command line accepts them.
-COMMANDS = tuple(
-    command.__name__
-    for command in (
-        idempotency_leases,
-        idempotency_counts,
-        idempotency_redelivery,
-        idempotency_doctor,
-    )
+COMMANDS = (
+    *("idempotency_leases", "idempotency_counts", "idempotency_redelivery"),
+    "idempotency_doctor",
 )
 
 
@@ -168,7 +162,6 @@ def ask(app: Celery, timeout: float) -> Replies:
     Args:
         timeout: seconds to wait for the workers; 0 asks none.
     """
-    found: list[Replies] = []
 
     def broadcast(command: str) -> dict[str, Any]:
         # Not from the app's pool: broadcast threads that each hold one pooled connection can wait
@@ -179,30 +172,25 @@ def ask(app: Celery, timeout: float) -> Replies:
             replies = mailbox.multi_call(command, timeout=timeout)
         return {worker: reply for by_worker in replies or () for worker, reply in by_worker.items()}
 
-    def run() -> None:
+    def run() -> Replies:
         # First, since a broadcast would try to connect forever.
-        error = connection_error(app, BROKER_TIMEOUT)
-        if error:
-            found.append(Replies({}, f"The broker {error}"))
-            return
+        if error := connection_error(app, BROKER_TIMEOUT):
+            return Replies({}, f"The broker {error}")
         try:
             with ThreadPoolExecutor() as pool:
                 leases, counts, redelivery = pool.map(broadcast, COMMANDS[:3])
-            workers = {
-                name: Worker.of(leases[name], counts[name], redelivery.get(name, {}))
-                for name in leases.keys() & counts.keys()
-            }
-            found.append(Replies(workers, "" if workers else "No worker replied"))
         except Exception as lost:
-            found.append(Replies({}, f"The workers cannot be asked: {lost}"))
+            return Replies({}, f"The workers cannot be asked: {lost}")
+        workers = {
+            name: Worker.of(leases[name], counts[name], redelivery.get(name, {}))
+            for name in leases.keys() & counts.keys()
+        }
+        return Replies(workers, "" if workers else "No worker replied")
 
     if not timeout:
         return Replies({}, "No worker was asked")
-    # In a thread, because a broker may stop replying at any time.
-    thread = Thread(target=run, name="idempotency inspect", daemon=True)
-    thread.start()
-    thread.join(2 * BROKER_TIMEOUT + timeout)
-    return found[0] if found else Replies({}, "The broker does not reply")
+    silent = Replies({}, "The broker does not reply")
+    return within(2 * BROKER_TIMEOUT + timeout, run, silent)
 
 
 def _active_calls(request: Any) -> Iterator[_ActiveCall]:

