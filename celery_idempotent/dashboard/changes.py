@@ -16,7 +16,6 @@ from celery_idempotent.dashboard.context import Context, ShownRecord
 from celery_idempotent.dashboard.index import Query
 from celery_idempotent.dashboard.presentation import json_response, render
 from celery_idempotent.dashboard.protection import Access, read_form
-from celery_idempotent.dashboard.tree import tree
 from celery_idempotent.monitoring import changes
 from celery_idempotent.monitoring.changes import MESSAGES, EndedCall
 from celery_idempotent.monitoring.lookup import Target, find_outcome
@@ -96,7 +95,7 @@ class Changes:
             request,
             "rerun.html",
             call=call,
-            arguments=tree(call.arguments) if access.results else None,
+            arguments=call.arguments if access.results else None,
             token=self._context.sign(access.user, [(str(call.key), version(call))]),
         )
 

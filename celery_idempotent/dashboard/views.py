@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -18,18 +19,17 @@ from starlette.routing import Route
 from celery_idempotent.dashboard.changes import version
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.dashboard.history import RANGES
-from celery_idempotent.dashboard.index import STATES, Query
+from celery_idempotent.dashboard.index import STATES, Query, TaskTotals
 from celery_idempotent.dashboard.presentation import (
     DECISIONS,
-    TaskRow,
     is_api,
     json_response,
     key_path,
     render,
+    task_columns,
 )
 from celery_idempotent.dashboard.protection import Access, parse_json, read_body, read_form
 from celery_idempotent.dashboard.timeline import timeline
-from celery_idempotent.dashboard.tree import tree
 from celery_idempotent.doctor import versions
 from celery_idempotent.monitoring import formatting, json_format
 from celery_idempotent.monitoring.lookup import find_outcome
@@ -68,35 +68,34 @@ class Views:
     def overview(self, request: Request) -> Response:
         """Shows running calls, charts, records by task, and the worst findings."""
         sampler, parameters = self._context.sampler.wait(), request.query_params
-        now = time.time()
         chosen, order = parameters.get("range", "1h"), parameters.get("sort", "task")
         if chosen not in RANGES:
             raise HTTPException(400, f"{chosen!r} is not one of {', '.join(RANGES)}")
-        history, counts = sampler.history.range(chosen, now), sampler.replies.totals
-        names = {task.name for task in self._context.tasks}
-        rows = [
-            TaskRow.of(name, sampler.records.get(name), history)
-            for name in sorted(names | set(history.tasks) | set(sampler.records))
-        ]
+        history = sampler.history.range(chosen, time.time())
+        totals, names = sampler.replies.totals, {task.name for task in self._context.tasks}
+        rows = {}
+        for name in sorted(names | set(history.tasks) | set(sampler.records)):
+            records = sampler.records.get(name) or TaskTotals()
+            counts = history.tasks.get(name, Counter())
+            rows[name] = task_columns(records, counts, history.seen)
         if order != "task":
-            rows.sort(key=lambda row: row.columns.get(order) or 0.0, reverse=True)
+            by_value = sorted(rows, key=lambda name: rows[name].get(order) or 0.0, reverse=True)
+            rows = {name: rows[name] for name in by_value}
+        tasks = {name: row for name, row in rows.items() if any(row.values())}
+        titles = next(iter(rows.values()), {})
         return render(
             request,
             "overview.html",
             sampler=sampler,
-            charts=[history.chart(title, names) for title, names in DECISIONS.items()],
+            charts={title: history.sums(names) for title, names in DECISIONS.items()},
             history=history,
             since=datetime.fromtimestamp(history.since, tz=timezone.utc),
             chosen=chosen,
             order=order,
-            tasks=[row for row in rows if any(row.columns.values())],
-            columns=[
-                title
-                for title in (rows[0].columns if rows else ())
-                if title != "Corrupt" or any(row.columns[title] for row in rows)
-            ],
-            idle=[row.name for row in rows if not any(row.columns.values())],
-            shadowed={name: n for name, n in sorted(counts.items()) if any(map(n.get, SHADOW))},
+            tasks=tasks,
+            columns=[t for t in titles if t != "Corrupt" or any(r[t] for r in rows.values())],
+            idle=[name for name in rows if name not in tasks],
+            shadowed={name: n for name, n in sorted(totals.items()) if any(map(n.get, SHADOW))},
             findings=sampler.known_findings(),
         )
 
@@ -247,5 +246,4 @@ def _outcome(record: Record | None, access: Access) -> dict[str, Any]:
         return {"hidden": "You may not see results and errors."}
     if record.format.startswith(OFFLOADED):
         return {"hidden": "It is stored outside of Redis: celery idempotency show fetches it."}
-    fields = json_format.outcome_fields(record)
-    return fields | {"tree": tree(fields["result"])} if "result" in fields else fields
+    return json_format.outcome_fields(record)
