@@ -22,6 +22,7 @@ from celery_idempotent.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.statistics import double_executions
 from celery_idempotent.printable import plural
+from celery_idempotent.record import layout
 from celery_idempotent.signals import SHADOW
 
 #: Has an entry for every finding.
@@ -148,6 +149,8 @@ environment.filters.update(
     number=lambda number: f"{number:,}",
     seconds=formatting.duration,
     counts=_counts,
+    deaths=formatting.deaths,
+    is_poisoned=layout.is_poisoned,
     run_time=formatting.run_time,
 )
 environment.globals.update(

@@ -29,7 +29,6 @@ from celery_idempotent.dashboard.presentation import (
     task_columns,
 )
 from celery_idempotent.dashboard.protection import Access, parse_json, read_body, read_form
-from celery_idempotent.dashboard.timeline import timeline
 from celery_idempotent.doctor import versions
 from celery_idempotent.monitoring import formatting, json_format
 from celery_idempotent.monitoring.lookup import find_outcome
@@ -169,15 +168,13 @@ class Views:
             evicted = [finding for finding in found if finding.name == "evicted"]
             values = {"key": key, "evicted": evicted, "sql_outcome": sql_outcome}
             return render(request, "absent.html", status=404, **values)
-        steps = formatting.finished_steps(view.record)
         return render(
             request,
             "record.html",
             view=view,
             record=view.record,
-            events=timeline(view, steps),
             outcome=_outcome(view.record, access),
-            steps=steps,
+            steps=formatting.finished_steps(view.record),
             sql_outcome=sql_outcome,
         )
 
