@@ -24,14 +24,7 @@ from celery_idempotent.cli.target import RECORD_HELP, resolve_records
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import changes
-from celery_idempotent.monitoring.changes import (
-    ABSENT,
-    FORGOTTEN,
-    MESSAGES,
-    PUBLISHED,
-    RUNNING,
-    EndedCall,
-)
+from celery_idempotent.monitoring.changes import EndedCall
 from celery_idempotent.monitoring.lookup import Target
 from celery_idempotent.printable import plural
 from celery_idempotent.record.record import State
@@ -80,8 +73,9 @@ def forget(
         confirm("Forget {}?", [_described(target) for target in targets], "record")
     options: dict[str, Any] = {"user": _user_name(), "force": force, "databases": databases}
     cases = {str(target.key): changes.forget(target, tasks, **options) for target in targets}
-    running = f"{MESSAGES[RUNNING]} (use --force to forget it)"
-    end(cases, {**MESSAGES, RUNNING: running}, (FORGOTTEN, ABSENT), as_json=as_json)
+    running = f"{changes.MESSAGES[changes.RUNNING]} (use --force to forget it)"
+    messages = changes.MESSAGES | {changes.RUNNING: running}
+    end(cases, messages, (changes.FORGOTTEN, changes.ABSENT), as_json=as_json)
 
 
 def _described(target: Target) -> str:
@@ -136,7 +130,7 @@ def rerun(
         name: call if isinstance(call, str) else changes.rerun(call, user=user)
         for name, call in found.items()
     }
-    end(cases, MESSAGES, (PUBLISHED,), as_json=as_json)
+    end(cases, changes.MESSAGES, (changes.PUBLISHED,), as_json=as_json)
 
 
 def _find(tasks: Tasks, target: Target, names: tuple[str, ...]) -> EndedCall | str | None:

@@ -11,7 +11,7 @@ from celery_idempotent.cli import console
 from celery_idempotent.cli.command import AppCommand, CallKey, Tasks, key_option, print_json
 from celery_idempotent.cli.target import RECORD_HELP, describe, resolve_records
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.monitoring import formatting, json_format
+from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.lookup import SqlOutcome, find_outcome
 from celery_idempotent.record import turn
 from celery_idempotent.record.record import State
@@ -28,10 +28,10 @@ def show(tasks: Tasks, names: tuple[str, ...], explicit_key: CallKey, as_json: b
     """Shows records. Its help is the text above, a part of which is shared."""
     for key, view, *_ in resolve_records(tasks, names, explicit_key):
         if view is None:
-            document = json_format.key_fields(key, "ABSENT")
+            document = formatting.key_fields(key, "ABSENT")
             fields = {"key": str(key), "state": "ABSENT: Redis has no record of this key"}
         else:
-            document = json_format.view_fields(view) | json_format.outcome_fields(view.record)
+            document = formatting.view_fields(view) | formatting.outcome_fields(view.record)
             fields = _fields(view)
         try:
             outcome = find_outcome(tasks, key)

@@ -25,15 +25,12 @@ from celery_idempotent.store.inspection.record_reader import RecordView
 #: Maximum records per confirmation.
 MAX_SELECTED = 500
 
-#: The status of the response, by what became of the record.
+#: The status of the response, by what became of the record; 409 if it is kept for another reason.
 _STATUSES = {
     changes.FORGOTTEN: 200,
     changes.PUBLISHED: 202,
     changes.ABSENT: 404,
     changes.CHANGED: 412,
-    changes.RUNNING: 409,
-    changes.NOT_ENDED: 409,
-    changes.NO_MESSAGE: 409,
 }
 
 
@@ -202,6 +199,6 @@ def _permitted(request: Request) -> Access:
 
 
 def _response(shown: ShownRecord, case: str) -> Response:
-    status, document = _STATUSES[case], {"key": shown[0], "case": case}
+    status, document = _STATUSES.get(case, 409), {"key": shown[0], "case": case}
     error = {"error": MESSAGES[case]} if status >= 400 else {}
     return json_response(document | error, status)

@@ -30,7 +30,7 @@ from celery_idempotent.dashboard.presentation import (
 )
 from celery_idempotent.dashboard.protection import Access, parse_json, read_body, read_form
 from celery_idempotent.doctor import versions
-from celery_idempotent.monitoring import formatting, json_format
+from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.lookup import find_outcome
 from celery_idempotent.record.payload import OFFLOADED
 from celery_idempotent.record.record import Record
@@ -124,7 +124,7 @@ class Views:
         limit = _limit(parameters.get("limit", str(PAGE_SIZE)))
         views, next_cursor = self._context.page(query, cursor, limit)
         if is_api(request):
-            records = [json_format.view_fields(view) for view in views]
+            records = [formatting.view_fields(view) for view in views]
             return json_response({"records": records, "cursor": next_cursor or None})
         return render(
             request,
@@ -154,9 +154,9 @@ class Views:
         if is_api(request):
             if view is None:
                 raise HTTPException(404, "There is no such record.")
-            document = json_format.view_fields(view)
+            document = formatting.view_fields(view)
             if access.results:
-                document |= json_format.outcome_fields(view.record)
+                document |= formatting.outcome_fields(view.record)
             headers = {"etag": f'"{version(view)}"'}
             if access.forget:
                 shown = [(key, version(view))]
@@ -243,4 +243,4 @@ def _outcome(record: Record | None, access: Access) -> dict[str, Any]:
         return {"hidden": "You may not see results and errors."}
     if record.format.startswith(OFFLOADED):
         return {"hidden": "It is stored outside of Redis: celery idempotency show fetches it."}
-    return json_format.outcome_fields(record)
+    return formatting.outcome_fields(record)

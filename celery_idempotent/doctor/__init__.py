@@ -48,7 +48,7 @@ def examine(
     findings += [*versions.check(), *broker.check(app), *tasks.check(app)]
     if before is not None:
         findings += key_changes.check(app, before)
-    return joined(_reported(app, findings))
+    return _reported(app, findings)
 
 
 def ignored(app: Celery) -> Sequence[str]:
@@ -66,19 +66,18 @@ def ignored(app: Celery) -> Sequence[str]:
     return tuple(names)
 
 
-def _reported(app: Celery, findings: Iterable[Finding]) -> Iterator[Finding]:
-    names = ignored(app)
-    for finding in findings:
-        if not {finding.name, f"{finding.name}:{finding.subject}"} & {*names}:
-            yield finding
+def _reported(app: Celery, findings: Iterable[Finding]) -> list[Finding]:
+    names = {*ignored(app)}
+    return joined(
+        each for each in findings if not {each.name, f"{each.name}:{each.subject}"} & names
+    )
 
 
 def check_at_start(app: Celery) -> list[Finding]:
     """Returns what a worker logs before its first message."""
     findings = [*versions.check(), *broker.check_visibility_timeout(app)]
     findings += _check_servers(app, START_TIMEOUT)
-    found = joined(_reported(app, findings))
-    return [finding for finding in found if finding.severity >= Severity.WARNING]
+    return [finding for finding in _reported(app, findings) if finding.severity >= Severity.WARNING]
 
 
 def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
-from celery_idempotent.monitoring import json_format
+from celery_idempotent.monitoring import formatting
 from celery_idempotent.sql.outcomes import CLAIMED, Row, committed_without_outcome
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
@@ -34,7 +34,7 @@ class SqlOutcome(NamedTuple):
         if self.row.state == CLAIMED:
             return {"not_stored": str(committed_without_outcome())}
         codec = self.task.idempotency_configuration.executor.codec
-        return json_format.outcome_fields(self.row.record(self.key, codec.decode))
+        return formatting.outcome_fields(self.row.record(self.key, codec.decode))
 
     @property
     def finished_at(self) -> datetime:

@@ -12,7 +12,7 @@ from celery_idempotent.key.explanation import Argument, Explanation
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
-from celery_idempotent.monitoring import json_format
+from celery_idempotent.monitoring import formatting
 from celery_idempotent.printable import did_you_mean
 from celery_idempotent.record import turn
 from celery_idempotent.record.record import Record, State
@@ -160,7 +160,7 @@ class ExplainedCall(NamedTuple):
             "explicit": explanation.key.explicit,
             "fingerprint": explanation.key.fingerprint.hex(),
             "redis_name": self.redis_name,
-            "record": None if self.view is None else json_format.view_fields(self.view),
+            "record": None if self.view is None else formatting.view_fields(self.view),
             "prediction": self.prediction._asdict(),
         }
 

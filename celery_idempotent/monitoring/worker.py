@@ -10,12 +10,7 @@ import logging
 from collections import Counter
 from typing import Any
 
-from celery.signals import (
-    celeryd_after_setup,
-    celeryd_init,
-    worker_process_init,
-    worker_shutting_down,
-)
+from celery import signals
 
 from celery_idempotent import shared_counters
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
@@ -23,7 +18,7 @@ from celery_idempotent.errors import SettingsError, StoreUnavailableError
 logger = logging.getLogger(__name__)
 
 
-@celeryd_init.connect(weak=False)
+@signals.celeryd_init.connect(weak=False)
 def _add_to_worker(instance: Any, **_: Any) -> None:
     import celery_idempotent.monitoring.inspect_commands  # noqa: F401 - registers its commands
     from celery_idempotent.monitoring.bootstep import Idempotency
@@ -32,7 +27,7 @@ def _add_to_worker(instance: Any, **_: Any) -> None:
     instance.app.steps["consumer"].update((Idempotency, Redelivery))
 
 
-@celeryd_after_setup.connect(weak=False)
+@signals.celeryd_after_setup.connect(weak=False)
 def _on_set_up(instance: Any, **_: Any) -> None:
     """Checks the databases, logs doctor's warnings and errors, and starts counting.
 
@@ -90,13 +85,13 @@ def _start_metrics(setting: Any, tasks: list[str]) -> None:
         ) from None
 
 
-@worker_process_init.connect(weak=False)
+@signals.worker_process_init.connect(weak=False)
 def _on_process_start(**_: Any) -> None:
     if shared_counters.current is not None:
         shared_counters.current.enter_process()
 
 
-@worker_shutting_down.connect(weak=False)
+@signals.worker_shutting_down.connect(weak=False)
 def _on_shutdown(**_: Any) -> None:
     if shared_counters.current is not None:
         shared_counters.current.shutting_down = True

@@ -206,12 +206,7 @@ def _isolated_stores(url: str) -> Iterator[str]:
     def isolated(config: StoreConfig) -> StoreConfig:
         suffix = SHADOW_SUFFIX if config.prefix.endswith(SHADOW_SUFFIX) else ""
         return replace(
-            config,
-            url=url,
-            prefix=prefix + suffix,
-            options={},
-            client=None,
-            wait_replicas=0,
+            config, url=url, prefix=prefix + suffix, options={}, client=None, wait_replicas=0
         )
 
     def values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:

@@ -352,7 +352,7 @@ class TestSettings:
     def test_all_options_of_the_middleware_are_settings(self) -> None:
         import inspect
 
-        from celery_idempotent.contrib.django.settings import OPTIONS
+        from celery_idempotent.contrib.django.middleware import OPTIONS
         from celery_idempotent.contrib.http.middleware import BaseMiddleware
 
         arguments = set(inspect.signature(BaseMiddleware).parameters) - {"app"}

@@ -28,7 +28,7 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.contrib.django.models import Outcome
 from celery_idempotent.contrib.django.tasks import idempotent_tasks
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.monitoring import changes, formatting, json_format
+from celery_idempotent.monitoring import changes, formatting
 from celery_idempotent.monitoring.lookup import SqlOutcome, Target, moment
 from celery_idempotent.printable import plural
 from celery_idempotent.record.payload import OFFLOADED
@@ -90,7 +90,7 @@ class ShownOutcome:
     def comparison(self) -> list[tuple[str, Any, Any]]:
         """The name of each field, with its values in the database and in Redis."""
         record = self.view.record if self.view else None
-        in_redis = json_format.record_fields(record) if record else {}
+        in_redis = formatting.record_fields(record) if record else {}
         in_redis["state"] = self.view.state if self.view else "absent"
         in_database = {name: getattr(self.row, name, "") for name in _COMPARED}
         in_database |= {name: _time(in_database[name]) for name in ("finished_at", "expires_at")}
