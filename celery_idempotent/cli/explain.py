@@ -13,7 +13,7 @@ from celery_idempotent.cli.command import (
     parse_arguments,
     print_json,
 )
-from celery_idempotent.monitoring.explained_call import ExplainedCall, explain_call, text_of
+from celery_idempotent.monitoring.prediction import ExplainedCall, explain_call, text_of
 
 #: What follows from an explicit key.
 _NAMESPACE = ", which never equals a key that the task's rule derives"

@@ -26,7 +26,7 @@ from celery_idempotent.store.inspection.record_reader import RecordView
 @key_option
 def show(tasks: Tasks, names: tuple[str, ...], explicit_key: CallKey, as_json: bool) -> None:
     """Shows records. Its help is the text above, a part of which is shared."""
-    for key, view, _ in resolve_records(tasks, names, explicit_key):
+    for key, view, *_ in resolve_records(tasks, names, explicit_key):
         if view is None:
             document = json_format.key_fields(key, "ABSENT")
             fields = {"key": str(key), "state": "ABSENT: Redis has no record of this key"}

@@ -10,10 +10,9 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from celery import Celery
 
@@ -52,22 +51,6 @@ MAX_STARTED = 200
 FINDINGS_AGE = 15.0
 
 
-@dataclass(frozen=True)
-class Worker:
-    """A worker's replies."""
-
-    name: str
-    leases: list[dict[str, Any]]
-    #: Counters by task.
-    counts: dict[str, dict[str, int]]
-    #: Why its leases are unknown; empty if they are known.
-    error: str
-    #: When it replied, on a monotonic clock.
-    replied_at: float
-    #: Its reply about redelivery; empty if it has none.
-    redelivery: dict[str, Any]
-
-
 class SqlCount(NamedTuple):
     """The number of outcomes in a database."""
 
@@ -82,11 +65,10 @@ class SqlCount(NamedTuple):
 class Snapshot:
     """What the sampler knows at one time."""
 
-    workers: tuple[Worker, ...] = ()
+    #: The workers' last replies, in the order of their names.
+    replies: Replies
     #: Whether the workers were asked; records are read first.
     asked: bool = False
-    #: Why no worker has replied; empty if one has.
-    workers_error: str = ""
     #: STARTED records: those with an expired lease first, then oldest first.
     started: tuple[RecordView, ...] = ()
     records: dict[str, TaskTotals] = field(default_factory=dict)
@@ -107,19 +89,6 @@ class Snapshot:
         """Number of records."""
         return sum(found.states.total() for found in self.records.values())
 
-    @property
-    def leases(self) -> list[dict[str, Any]]:
-        """The leases of all workers."""
-        return [lease for worker in self.workers for lease in worker.leases]
-
-    def totals(self) -> dict[str, Counter[str]]:
-        """Returns the sum of the workers' counters by task."""
-        totals: dict[str, Counter[str]] = defaultdict(Counter)
-        for worker in self.workers:
-            for task, counter in worker.counts.items():
-                totals[task].update(counter)
-        return dict(totals)
-
 
 class Sampler(threading.Thread):
     """Samples an app's workers and records.
@@ -135,8 +104,10 @@ class Sampler(threading.Thread):
         self.history = History(history or ":memory:")
         #: The records.
         self.index = RecordIndex(app_tasks.stores(app_tasks.load(app)))
-        self._snapshot = Snapshot()
+        self._snapshot = Snapshot(Replies({}))
         self._requested_at, self._asked_at = time.monotonic(), -math.inf
+        #: When each worker last replied.
+        self._replied_at: dict[str, float] = {}
         self._closed = False
         #: Ends a pause.
         self._wake = threading.Event()
@@ -170,8 +141,8 @@ class Sampler(threading.Thread):
         """Returns doctor's findings, at most `FINDINGS_AGE` old."""
         with self._findings_lock:
             if self._findings is None or self._are_findings_old():
-                snapshot = self.snapshot(asked=True)
-                self._findings = doctor.examine(self._app, snapshot.totals(), snapshot.leases)
+                replies = self.snapshot(asked=True).replies
+                self._findings = doctor.examine(self._app, replies.totals, replies.leases)
                 databases = app_tasks.databases(app_tasks.load(self._app))
                 self.sql_outcomes = sorted(map(_count, databases))
                 self._found_at = time.monotonic()
@@ -228,14 +199,13 @@ class Sampler(threading.Thread):
     def _ask_workers(self) -> None:
         self._asked_at = now = time.monotonic()
         replies = inspect_commands.ask(self._app, WORKER_TIMEOUT)
-        known = {w.name: w for w in self._snapshot.workers if now - w.replied_at < WORKER_GRACE}
-        # A worker that replied to both commands replaces its earlier entry.
-        for name in replies.leases.keys() & replies.counts.keys():
-            known[name] = _worker(name, replies)
-        workers = tuple(known[name] for name in sorted(known))
-        self.history.add(time.time(), {worker.name: worker.counts for worker in workers})
+        self._replied_at |= dict.fromkeys(replies.workers, now)
+        known = self._snapshot.replies.workers | replies.workers
+        names = (name for name in sorted(known) if now - self._replied_at[name] < WORKER_GRACE)
+        workers = {name: known[name] for name in names}
+        self.history.add(time.time(), {name: each.counts for name, each in workers.items()})
         self._snapshot = replace(
-            self._snapshot, workers=workers, asked=True, workers_error=replies.error
+            self._snapshot, replies=replies._replace(workers=workers), asked=True
         )
 
     def _read_started(self, index: RecordIndex, snapshot: Snapshot) -> list[RecordView]:
@@ -243,7 +213,7 @@ class Sampler(threading.Thread):
         keys = index.started(MAX_STARTED)
         for store in index.stores:
             # A worker replies with task and digest; prefixes may differ.
-            named = (key_of(lease["key"], store.config.prefix) for lease in snapshot.leases)
+            named = (key_of(lease["key"], store.config.prefix) for lease in snapshot.replies.leases)
             keys[store] += [key for key in named if key is not None and key not in keys[store]]
         views = [view for store in keys for view in index.read(store, keys[store]).values()]
         started = [view for view in views if view.state == State.STARTED]
@@ -256,17 +226,3 @@ def _count(database: Database) -> SqlCount:
         return SqlCount(name, *database.count())
     except IdempotencyError as error:
         return SqlCount(name, error=str(error))
-
-
-def _worker(name: str, replies: Replies) -> Worker:
-    leases, counts = replies.leases[name], replies.counts[name]
-    redelivery = replies.redelivery.get(name, {})
-    # A command that fails, or that an earlier version lacks, replies with an error.
-    return Worker(
-        name,
-        leases=leases if isinstance(leases, list) else [],
-        counts={} if "error" in counts else counts,
-        error=leases.get("error", "") if isinstance(leases, dict) else "",
-        replied_at=time.monotonic(),
-        redelivery=redelivery if "messages_held" in redelivery else {},
-    )

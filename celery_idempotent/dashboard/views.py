@@ -73,7 +73,7 @@ class Views:
         chosen, order = parameters.get("range", "1h"), parameters.get("sort", "task")
         if chosen not in RANGES:
             raise HTTPException(400, f"{chosen!r} is not one of {', '.join(RANGES)}")
-        history, counts = sampler.history.range(chosen, now), snapshot.totals()
+        history, counts = sampler.history.range(chosen, now), snapshot.replies.totals
         names = {task.name for task in self._context.tasks}
         rows = [
             TaskRow.of(name, snapshot.records.get(name), history)
@@ -105,7 +105,7 @@ class Views:
     def stats(self, request: Request) -> Response:
         """Returns the number of records by task and state, and the workers' counters."""
         snapshot = self._context.sampler.snapshot(asked=True)
-        counts, counted_at = snapshot.totals(), snapshot.counted_at
+        counts, counted_at = snapshot.replies.totals, snapshot.counted_at
         tasks: dict[str, Any] = {
             task: {
                 "states": found.states if (found := snapshot.records.get(task)) else {},
@@ -115,7 +115,7 @@ class Views:
         }
         return json_response(
             {
-                "workers_answered": bool(snapshot.workers),
+                "workers_answered": bool(snapshot.replies.workers),
                 "counted_at": counted_at and counted_at.isoformat(),
                 "tasks": tasks,
             }
@@ -165,7 +165,7 @@ class Views:
             headers = {"etag": f'"{version(view)}"'}
             if access.forget:
                 shown = [(key, version(view))]
-                headers["x-csrf-token"] = self._context.tokens.sign(access.user, shown)
+                headers["x-csrf-token"] = self._context.sign(access.user, shown)
             return json_response(document, headers=headers)
         sql_outcome = find_outcome(self._context.tasks, key)
         if view is None:
@@ -220,8 +220,9 @@ class Views:
         snapshot = self._context.sampler.snapshot(asked=True)
         if is_api(request):
             names = ("leases", "counts", "redelivery")
+            workers = snapshot.replies.workers.items()
             return json_response(
-                {w.name: {name: getattr(w, name) for name in names} for w in snapshot.workers}
+                {name: {each: getattr(worker, each) for each in names} for name, worker in workers}
             )
         return render(request, "workers.html", snapshot=snapshot)
 

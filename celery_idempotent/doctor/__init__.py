@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.doctor import broker, databases, key_changes, server, tasks, versions
+from celery_idempotent.doctor import broker, key_changes, server, tasks, versions
 from celery_idempotent.doctor.finding import Finding, Severity, joined
 from celery_idempotent.doctor.key_snapshot import Snapshot
 from celery_idempotent.errors import IdempotencyError, SettingsError
@@ -23,6 +23,8 @@ __all__ = ["Finding", "Severity", "check_at_start", "examine"]
 
 #: Seconds that a starting worker waits for the server's reply.
 START_TIMEOUT = 2.0
+#: Seconds after which an expired row should be gone, since the cron job runs daily.
+PURGE_AFTER = 2 * 86400.0
 
 
 def examine(
@@ -41,7 +43,7 @@ def examine(
         before: the keys of another version of the code, by task, for comparison.
     """
     # Current faults precede mere settings, since the dashboard shows the first findings.
-    findings = [*_check_servers(app), *broker.check_connection(app), *databases.check(app)]
+    findings = [*_check_servers(app), *broker.check_connection(app), *_check_databases(app)]
     findings += [*tasks.check_leases(leases), *tasks.check_counts(counted or {})]
     findings += [*versions.check(), *broker.check(app), *tasks.check(app)]
     if before is not None:
@@ -93,3 +95,23 @@ def _check_server(store: RecordStore, timeout: float) -> list[Finding]:
     except IdempotencyError as error:
         return [server.unreachable(subject, error)]
     return list(server.check(info, subject, store.config.wait_replicas))
+
+
+def _check_databases(app: Celery) -> Iterator[Finding]:
+    for database in app_tasks.databases(app_tasks.enabled(app)):
+        try:
+            overdue = database.purge_is_overdue(PURGE_AFTER)
+        except IdempotencyError as error:
+            yield Finding(
+                "database-unreachable", Severity.ERROR, str(database),
+                str(error), "the database, its URL and its table",
+                "tasks with idempotency_transaction cannot run",
+            )  # fmt: skip
+            continue
+        if overdue:
+            yield Finding(
+                "purge-overdue", Severity.WARNING, database.engine.name,
+                f"outcomes have been expired for more than {PURGE_AFTER / 86400:g} days",
+                "a cron job that runs 'celery idempotency purge' every day",
+                "the table of outcomes grows without end",
+            )  # fmt: skip

@@ -106,34 +106,60 @@ COMMANDS = tuple(
 )
 
 
-class Replies(NamedTuple):
-    """Replies to the commands, by worker."""
+class Worker(NamedTuple):
+    """A worker's replies."""
 
-    leases: dict[str, Any]
-    counts: dict[str, Any]
+    leases: list[dict[str, Any]]
+    #: Counters by task.
+    counts: dict[str, dict[str, int]]
+    #: What `idempotency_redelivery` returns; empty if the worker renews no messages.
     redelivery: dict[str, Any]
+    #: Why its leases are unknown; empty if they are known.
+    error: str = ""
+
+    @classmethod
+    def of(cls, leases: Any, counts: Any, redelivery: Any) -> Worker:
+        """Returns a worker by its replies: a command that failed, or is unknown, returns an error.
+
+        Workers of earlier versions lack a command.
+        """
+        error = leases["error"] if isinstance(leases, dict) else ""
+        return cls(
+            [] if error else leases,
+            {} if "error" in counts else counts,
+            redelivery if "messages_held" in redelivery else {},
+            error,
+        )
+
+
+class Replies(NamedTuple):
+    """Replies of the workers to the commands."""
+
+    #: By name: those that have replied about leases and counts.
+    workers: dict[str, Worker]
     #: Why no worker replied; empty otherwise.
     error: str = ""
 
-    def totals(self) -> dict[str, Counter[str]] | None:
-        """Returns the summed counters by task; None if no worker replied."""
+    @property
+    def totals(self) -> dict[str, Counter[str]]:
+        """The summed counters by task."""
         totals: dict[str, Counter[str]] = defaultdict(Counter)
-        for by_task in self.counts.values():
-            for task, counter in by_task.items() if "error" not in by_task else ():
+        for worker in self.workers.values():
+            for task, counter in worker.counts.items():
                 totals[task].update(counter)
-        return dict(totals) if self.counts else None
+        return dict(totals)
 
+    @property
+    def leases(self) -> list[dict[str, Any]]:
+        """The leases of all workers."""
+        return [lease for worker in self.workers.values() for lease in worker.leases]
+
+    @property
     def messages_held(self) -> int | None:
-        """Returns how many messages the workers hold; None if no worker renews them."""
-        replies = self.redelivery.values()
-        # Workers of earlier versions lack the command.
-        numbers = [reply["messages_held"] for reply in replies if "messages_held" in reply]
+        """How many messages the workers hold; None if no worker renews them."""
+        redelivery = [worker.redelivery for worker in self.workers.values()]
+        numbers = [reply["messages_held"] for reply in redelivery if reply]
         return sum(numbers) if numbers else None
-
-    def all_leases(self) -> list[dict[str, Any]]:
-        """Returns the leases of all workers that could read theirs."""
-        lists = (leases for leases in self.leases.values() if isinstance(leases, list))
-        return [lease for leases in lists for lease in leases]
 
 
 def ask(app: Celery, timeout: float) -> Replies:
@@ -157,23 +183,26 @@ def ask(app: Celery, timeout: float) -> Replies:
         # First, since a broadcast would try to connect forever.
         error = connection_error(app, BROKER_TIMEOUT)
         if error:
-            found.append(Replies({}, {}, {}, f"The broker {error}"))
+            found.append(Replies({}, f"The broker {error}"))
             return
         try:
             with ThreadPoolExecutor() as pool:
                 leases, counts, redelivery = pool.map(broadcast, COMMANDS[:3])
-            error = "" if counts else "No worker replied"
-            found.append(Replies(leases, counts, redelivery, error))
+            workers = {
+                name: Worker.of(leases[name], counts[name], redelivery.get(name, {}))
+                for name in leases.keys() & counts.keys()
+            }
+            found.append(Replies(workers, "" if workers else "No worker replied"))
         except Exception as lost:
-            found.append(Replies({}, {}, {}, f"The workers cannot be asked: {lost}"))
+            found.append(Replies({}, f"The workers cannot be asked: {lost}"))
 
     if not timeout:
-        return Replies({}, {}, {}, "No worker was asked")
+        return Replies({}, "No worker was asked")
     # In a thread, because a broker may stop replying at any time.
     thread = Thread(target=run, name="idempotency inspect", daemon=True)
     thread.start()
     thread.join(2 * BROKER_TIMEOUT + timeout)
-    return found[0] if found else Replies({}, {}, {}, "The broker does not reply")
+    return found[0] if found else Replies({}, "The broker does not reply")
 
 
 def _active_calls(request: Any) -> Iterator[_ActiveCall]:

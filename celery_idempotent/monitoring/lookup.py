@@ -67,6 +67,26 @@ class SqlOutcome(NamedTuple):
         }
 
 
+class Target(NamedTuple):
+    """A key that a user has named, and what is stored under it."""
+
+    key: Key
+    #: None if Redis has no record of it.
+    view: RecordView | None
+    #: None if its database has no row, or was not asked.
+    outcome: SqlOutcome | None = None
+    #: The task id by which it was named, if that is a duplicate's.
+    duplicate: str = ""
+
+    def with_outcome(self, tasks: Iterable[IdempotentTaskLike]) -> Target:
+        """Reads the row.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        return self._replace(outcome=find_outcome(tasks, self.key))
+
+
 def find_outcome(tasks: Iterable[IdempotentTaskLike], name: Key | str) -> SqlOutcome | None:
     """Returns the outcome of a key in the database of its task; None if there is none.
 

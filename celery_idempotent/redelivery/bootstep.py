@@ -10,11 +10,14 @@ from celery import bootsteps
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration import broker as configured_broker
 from celery_idempotent.redelivery import renewal
-from celery_idempotent.redelivery.broker import OwnConnection
+from celery_idempotent.redelivery.broker import (
+    OwnConnection,
+    RedisBroker,
+    SqsBroker,
+    hide_from_delivery_on,
+)
 from celery_idempotent.redelivery.held import HeldMessages
-from celery_idempotent.redelivery.redis import RedisBroker, hide_from_delivery_on
 from celery_idempotent.redelivery.renewal import Renewal
-from celery_idempotent.redelivery.sqs import SqsBroker
 from celery_idempotent.task import request
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply, Script
 from celery_idempotent.store.transport.connection import connect
 from celery_idempotent.store.transport.server import ServerTransport
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 TASK = "shop.charge"
 TASK_ID = "9612edd3-1a0a-4651-aeb1-15d47af714d9"

@@ -23,11 +23,11 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import GroupResult
 from redis import Redis
 
-from celery_idempotent.testing.server import RedisServer
 from labs.canvases.app import SETTINGS_VARIABLE, database, make_app, rows
 from labs.canvases.shapes import Shape, shapes
 from labs.chaos.workers import children_of
 from tests.apps import close
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 from tests.worker.harness import WorkerProcess
 

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from celery_idempotent.testing.server import find_servers
 from labs.verification import (
     conformance_run,
     lua_mutants,
@@ -30,6 +29,7 @@ from labs.verification.equivalent_mutants import EQUIVALENT_MUTANTS
 from labs.verification.model_mutants import MUTANTS
 from labs.verification.search import SearchResult, format_counterexample, search
 from labs.verification.turn_environment import TurnEnvironment
+from tests.servers.redis_server import find_servers
 
 PROCESSES = 2
 _MUTANTS = [*MUTANTS, *turn_environments.MUTANTS]

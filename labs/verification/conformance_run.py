@@ -13,9 +13,9 @@ from hypothesis import Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from celery_idempotent.testing.server import RedisServer
 from labs.verification import table, turn_table
 from labs.verification.conformance import Machine, lengths
+from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import RecordHarness, close_stores, store_at
 
 #: Sequences of one job, and their length.

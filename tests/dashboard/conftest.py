@@ -14,8 +14,8 @@ import uvicorn
 
 from celery_idempotent.dashboard import asgi
 from celery_idempotent.dashboard.access import local_user
-from celery_idempotent.testing.server import RedisServer
 from tests.monitoring.conftest import Shop, client, shop  # noqa: F401
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 

@@ -33,9 +33,9 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.transport.server import pack
 from celery_idempotent.task import straight
-from celery_idempotent.testing.server import RedisServer
 from tests.exhaustive import exhaustive_except
 from tests.flow.deliveries import Deliveries, End, SignalAtLine, begin_elsewhere
+from tests.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("STRAIGHT_LINE") == "off", reason="STRAIGHT_LINE is off"

@@ -14,7 +14,6 @@ import pytest
 from celery_idempotent import Idempotency, State
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.functions.cancellation import (
     FOREVER,
@@ -32,6 +31,7 @@ from tests.functions.cancellation import (
     in_the_body,
     waiting,
 )
+from tests.servers.redis_server import RedisServer
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 

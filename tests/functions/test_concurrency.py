@@ -24,9 +24,9 @@ from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.testing.server import RedisServer
 from tests.functions.cancellation import eventually_async
 from tests.functions.conftest import LEASE
+from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, eventually
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -20,7 +20,7 @@ from asgiref.sync import async_to_sync
 from celery_idempotent import Decision, Idempotency
 from celery_idempotent.lease.asyncio_heartbeat import AsyncioHeartbeat
 from celery_idempotent.store.transport import per_loop
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, SOON, eventually
 
 LOOPS = 300

@@ -15,7 +15,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from celery_idempotent.contrib.http.key_header import parse_key
+from celery_idempotent.contrib.http.request import parse_key
 
 MAX_BODY, MAX_RESPONSE = 64, 256
 #: Statuses below 500 that do not end a key.

@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from celery_idempotent import Idempotency
-from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
 from tests.http.drivers.web_server import CHUNK
+from tests.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.usefixtures("django_project")
 

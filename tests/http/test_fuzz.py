@@ -21,7 +21,6 @@ from celery_idempotent import Idempotency
 from celery_idempotent.contrib import asgi, wsgi
 from celery_idempotent.contrib.http.middleware import record_key
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
 from tests.http.fuzz import (
@@ -34,6 +33,7 @@ from tests.http.fuzz import (
     check,
     check_end,
 )
+from tests.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.exhaustive
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from celery_idempotent import Idempotency
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
 from tests.sql import harness
 from tests.sql.databases import KINDS, LIBRARIES, TestDatabase

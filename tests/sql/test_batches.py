@@ -22,7 +22,7 @@ from celery_idempotent.errors import (
     SettingsError,
     StoreUnavailableError,
 )
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind
 from tests.sql.databases import REPOSITORY, TestDatabase, effects
 from tests.sql.function_shop import forget_records

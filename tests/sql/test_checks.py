@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.sql.databases import migrate
 from tests.sql.processes import output_of
 

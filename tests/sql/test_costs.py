@@ -9,7 +9,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from celery_idempotent import Idempotency
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind
 from tests.sql.databases import TestDatabase, effects, new_engine
 

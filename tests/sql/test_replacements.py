@@ -16,8 +16,8 @@ from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
 from celery_idempotent.store import commands
 from celery_idempotent.task import outbox
-from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import Deliveries, End
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import kinds
 from tests.sql.databases import TestDatabase, effects
 from tests.sql.test_poisoned import poison

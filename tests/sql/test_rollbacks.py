@@ -13,8 +13,8 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
 from celery_idempotent.key.key import default_root
 from celery_idempotent.task import message_headers
-from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import Deliveries, End
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import kinds
 from tests.sql.databases import TestDatabase, effects
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
 from labs.verification import table, turn_table
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.mark.core

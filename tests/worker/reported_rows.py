@@ -11,8 +11,8 @@ from typing import Any
 from celery.result import AsyncResult
 
 from celery_idempotent.store import commands
-from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import begin_elsewhere
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 from tests.worker.failing_tasks import final, flaky
 from tests.worker.harness import Shop

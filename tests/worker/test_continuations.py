@@ -22,9 +22,9 @@ from kombu.exceptions import EncodeError
 from redis import Redis
 
 from celery_idempotent import ResultNotStoredError, State
-from celery_idempotent.testing.server import RedisServer
 from tests.exhaustive import exhaustive_except
 from tests.servers.clock import Clock
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import (
     follow_up,

@@ -13,7 +13,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, ResultSet, denied_join_result, result_from_tuple
 
 from celery_idempotent import outcome_of
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 from tests.worker.failing_tasks import OutOfStockError, final
 from tests.worker.harness import Shop

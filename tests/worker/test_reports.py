@@ -20,8 +20,8 @@ pytest.importorskip("sentry_sdk")
 pytest.importorskip("pythonjsonlogger")
 
 from celery_idempotent.events.table import REFUSED_FOR
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.ports import Ports
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker import reporting
 from tests.worker.harness import Shop

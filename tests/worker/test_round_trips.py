@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 from tests.worker.canvas_tasks import PARTS, ship
 from tests.worker.failing_tasks import flaky

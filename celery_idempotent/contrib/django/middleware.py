@@ -18,10 +18,9 @@ from django.http.response import HttpResponseBase
 
 from celery_idempotent.contrib.django.settings import SETTING, middleware_options
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
-from celery_idempotent.contrib.http.key_header import KEY_HEADER
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.problem import Problem
-from celery_idempotent.contrib.http.request import fields_of, fingerprint
+from celery_idempotent.contrib.http.request import KEY_HEADER, fields_of, fingerprint
 from celery_idempotent.contrib.http.response import Response, stored_by_default
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.store.run_sync import run_sync

@@ -19,9 +19,8 @@ from hashlib import blake2b
 from inspect import isawaitable
 from typing import Any, NoReturn
 
-from celery_idempotent.contrib.http.key_header import KEY_HEADER, parse_key
 from celery_idempotent.contrib.http.problem import OF_ERRORS, TYPE_BASE, Problem
-from celery_idempotent.contrib.http.request import field_of, fields_of
+from celery_idempotent.contrib.http.request import KEY_HEADER, field_of, fields_of, parse_key
 from celery_idempotent.contrib.http.response import (
     UNPROTECTED_HEADER,
     Headers,

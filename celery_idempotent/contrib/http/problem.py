@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from celery_idempotent.contrib.http.key_header import MAX_KEY_LENGTH
+from celery_idempotent.contrib.http.request import MAX_KEY_LENGTH
 from celery_idempotent.errors import (
     CorruptRecordError,
     IdempotencyError,

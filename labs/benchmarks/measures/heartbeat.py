@@ -14,10 +14,10 @@ from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.transport.server import ServerTransport
-from celery_idempotent.testing.server import RedisServer
 from labs.benchmarks.bench import RETENTION_MS, Bench, private_server
 from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.measure import Measure, ProgressCallback
+from tests.servers.redis_server import RedisServer
 from tests.servers.waiting import wait_until
 
 #: The default lease in seconds, and its renewals per lease.

@@ -24,9 +24,9 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.functions.conftest import LEASE
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -11,8 +11,8 @@ import httpx
 import pytest
 import redis
 
-from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers.web_server import GTHREAD, LEASE, UVICORN, WebServer, post, serving
+from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, eventually
 
 pytestmark = pytest.mark.exhaustive

@@ -15,8 +15,8 @@ import redis
 from werkzeug.serving import make_server
 
 from celery_idempotent import Idempotency
-from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers.web_server import GTHREAD, GUNICORN, UVICORN, WebServer, post, serving
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 SERVERS = {

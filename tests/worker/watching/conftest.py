@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_idempotent.testing.ports import Ports
+from tests.servers.ports import Ports
 from tests.worker.harness import Shop, Worker
 from tests.worker.monitor import Monitor
 

@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from celery_idempotent.testing.ports import Ports
+from tests.servers.ports import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
 from tests.worker.harness import Shop, Worker
