@@ -142,7 +142,7 @@ async def outbox_of(call: ActiveCall, functions: Sequence[Callable[[], Any]]) ->
     payload = await call.codec.protect(
         payload, call.settings, key=key, token=call.token, field=OUTBOX
     )
-    if not payload.has_value:
+    if not payload.format:
         raise TransactionError(
             f"{key}: the messages that it publishes on commit cannot be stored with its "
             f"outcome: {payload.body.decode()}"

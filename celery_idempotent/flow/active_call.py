@@ -262,7 +262,7 @@ class ActiveCall:
         if self.stored is None or not self.settings.store_result:
             return None
         payload, field = self.stored
-        return None if payload.has_value else not_stored(payload, str(self.key), field)
+        return None if payload.format else not_stored(payload, str(self.key), field)
 
     @property
     def steps(self) -> Any:

@@ -143,7 +143,7 @@ class Idempotency:
             SettingsError: for the first invalid option, in one line.
         """
         # Not the executor's codec, which needs the encryption keys.
-        values = ValueCodec(ResultCodec(self.app), self._accept)
+        values = ValueCodec(self.app, self._accept)
         decorate = partial(idempotent_function, self, values, name, key, label, options)
         return decorate if func is None else decorate(func)
 

@@ -80,7 +80,7 @@ class KeyRule:
         args, kwargs = self._normalise(args, kwargs)
         bound = self._parameters.bind(args, kwargs)
         if self._rule is None and explicit is None:
-            hashed = self._encode_all(bound)
+            hashed = b"arguments" + self._parameters.encode(bound, self._refuse)
             return bound, hashed, Key.of(self.task, hashed)
         fingerprint = fingerprint_of(self._parameters.encode(bound, _encode_any_type))
         if explicit is None:
@@ -140,7 +140,7 @@ class KeyRule:
         The encoder takes the bound arguments, args and kwargs.
         """
         if rule is None:
-            return self._encode_all, (), "all arguments"
+            return (lambda *_: b""), (), "all arguments"
         if rule is TASK_ID:
             return (lambda *_: b""), (), "TASK_ID: the id of the message"
         if isinstance(rule, str):
@@ -178,9 +178,6 @@ class KeyRule:
                     f"{self.task}: {option} names {name!r}, which the task does not take "
                     f"(it takes: {takes})"
                 )
-
-    def _encode_all(self, bound: Mapping[str, Any], *_: Any) -> bytes:
-        return b"arguments" + self._parameters.encode(bound, self._refuse)
 
     def _encode_named(self, names: Sequence[str], bound: Mapping[str, Any]) -> bytes:
         values = self._parameters.with_defaults(bound)

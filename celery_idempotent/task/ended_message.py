@@ -59,7 +59,7 @@ def keep(call: ActiveCall, request: Context) -> None:
                 Payload("json", body), settings, key=str(key), token=token, field=MESSAGE
             )
         )
-        if not message.has_value:
+        if not message.format:
             report(table.MESSAGE_NOT_KEPT, call, error=message.body.decode())
             return
         store = call.runtime.store
