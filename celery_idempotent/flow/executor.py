@@ -1,17 +1,12 @@
-"""Runs calls through the flow, for code that blocks."""
+"""The store, the codec and the runtime that the calls of blocking code share."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from functools import partial
 
 from celery_idempotent.errors import CorruptRecordError
-from celery_idempotent.flow.active_call import ActiveCall, Plan
-from celery_idempotent.flow.call import Call, Host
-from celery_idempotent.flow.end import End
-from celery_idempotent.flow.flow import execute
-from celery_idempotent.flow.thread import BlockingRuntime, run_flow
+from celery_idempotent.flow.thread import BlockingRuntime
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.fields import MESSAGE
@@ -23,20 +18,12 @@ from celery_idempotent.store.run_sync import run_sync
 
 
 class Executor:
-    """Executes one call for each key; for code that blocks."""
+    """What calls need to run through the flow; for code that blocks."""
 
     def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
         self.store = store
         self.codec = codec
         self.runtime = BlockingRuntime(store)
-
-    def new_call(self, data: Call, host: Host, plan: Plan) -> ActiveCall:
-        """Returns a call that has not begun."""
-        return ActiveCall(data, host, self.runtime, self.codec, plan)
-
-    def enter(self, call: ActiveCall) -> End:
-        """Runs `call` through the flow; raises as :func:`.flow.execute`."""
-        return run_flow(partial(execute, call), call.data.soft_limit)
 
     def forget(
         self,
