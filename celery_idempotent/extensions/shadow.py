@@ -8,7 +8,6 @@ reach the call: if Redis does not reply in time, the call runs and is not counte
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from celery_idempotent.errors import (
     IdempotencyError,
@@ -45,7 +44,7 @@ async def execute(call: ActiveCall, *, deduplicated: bool = False) -> Answer:
         deduplicated: whether ``idempotency_dedupe_publish`` would not have published the call.
     """
     runtime = call.runtime
-    held: Lease[Any] | Command | None = None
+    held: Lease | Command | None = None
     if deduplicated:
         report(table.WOULD_DEDUPLICATE, call)
     else:
@@ -65,7 +64,7 @@ async def execute(call: ActiveCall, *, deduplicated: bool = False) -> Answer:
     return Answer(outcome)
 
 
-async def _begin(call: ActiveCall) -> Lease[Any] | Command | None:
+async def _begin(call: ActiveCall) -> Lease | Command | None:
     """Counts the decision about the call. Returns what must be given back when it ends.
 
     That is the lease if the call holds the key, or a command if the next turn is reserved for it.
@@ -79,7 +78,7 @@ async def _begin(call: ActiveCall) -> Lease[Any] | Command | None:
             begun = layout.begun(reply.raw)
             settings = call.settings
             extension = Extension(call.key, begun.token, settings.lease_ms, settings.result_ms)
-            lease: Lease[Any] = Lease(store, extension, sent_at, _ignore_loss)
+            lease: Lease = Lease(store, extension, sent_at, _ignore_loss)
             call.runtime.start_renewal(lease)
             report(table.WOULD_RUN if begun.attempt == 1 else table.WOULD_TAKE_OVER, call)
             return lease
@@ -132,7 +131,7 @@ def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
         report(table.WOULD_REPLAY, call, record=record)
 
 
-async def _end(call: ActiveCall, held: Lease[Any] | Command | None, outcome: Outcome) -> None:
+async def _end(call: ActiveCall, held: Lease | Command | None, outcome: Outcome) -> None:
     """Records that the execution has ended, if it holds the key. Does not retry."""
     if held is None:
         return

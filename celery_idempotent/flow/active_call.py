@@ -89,7 +89,7 @@ class ActiveCall:
         #: The fencing token; 0 without a record.
         self.token = 0
         #: None if nothing was granted, or there is no record.
-        self.lease: Lease[Any] | None = None
+        self.lease: Lease | None = None
         #: Passed to the body; set once the call may run.
         self.execution: BaseExecution | None = None
         #: The outcome is to be stored; else the body runs without protection.
@@ -160,7 +160,7 @@ class ActiveCall:
             report(table.BEGIN_REPLIED, self, case=reply.case, seconds=monotonic() - since)
         return reply
 
-    def resume(self, lease: Lease[Any]) -> Any:
+    def resume(self, lease: Lease) -> Any:
         """Continues the first execution of the key, which has begun outside the flow."""
         self._begun = Begun(lease.token, 1, b"")
         self.execution = self.runtime.execution(str(self.key), lease.token, 1, self)

@@ -85,12 +85,12 @@ class AsyncioRuntime:
         flow.add_done_callback(_log_failure)
         await asyncio.wait({flow}, timeout=CANCEL_TIMEOUT)
 
-    def start_renewal(self, lease: Lease[RecordStore]) -> None:
+    def start_renewal(self, lease: Lease) -> None:
         """Renews `lease` from now on."""
         self._heartbeat = asyncio_heartbeat()
         self._heartbeat.start_renewal(lease)
 
-    def stop_renewal(self, lease: Lease[RecordStore]) -> None:
+    def stop_renewal(self, lease: Lease) -> None:
         """Stops renewing `lease`."""
         if self._heartbeat is not None:
             self._heartbeat.stop_renewal(lease)

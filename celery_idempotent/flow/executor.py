@@ -10,9 +10,10 @@ from celery_idempotent.flow.thread import BlockingRuntime
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.fields import MESSAGE
+from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.sql.database import Database, forget_rows
-from celery_idempotent.store import commands, kept_messages
+from celery_idempotent.store import commands
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 
@@ -80,6 +81,15 @@ class Executor:
         Raises:
             StoreUnavailableError: if Redis is unavailable.
         """
-        message = kept_messages.delete(self.store, key, task_id)
-        if message is not None:
+        if (message := self.message(key, task_id)) is not None:
+            self.store.query("DEL", self.store.name(key.kept_message(task_id)))
             run_sync(self.codec.delete_object(message, str(key), MESSAGE))
+
+    def message(self, key: Key, task_id: str) -> Payload | None:
+        """Returns the message that was kept for `task_id`, beside the record of `key`, or None.
+
+        Raises:
+            StoreUnavailableError: if Redis is unavailable.
+        """
+        value = self.store.query("GET", self.store.name(key.kept_message(task_id)))
+        return None if value is None else Payload.from_bytes(value)

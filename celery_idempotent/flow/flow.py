@@ -166,7 +166,7 @@ async def admit(call: ActiveCall) -> Admission:
     return Held(record, reply, call.key if reply.case == "held" else call.key.turn)
 
 
-async def _begin_again(call: ActiveCall, lease: Lease[Any]) -> Admission:
+async def _begin_again(call: ActiveCall, lease: Lease) -> Admission:
     """Begins again after a lease that had expired when its reply came.
 
     The process was suspended, or Redis is slow.

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Signature
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.key import difference
 from celery_idempotent.key.canonical import NotCanonicalError, canonical
-from celery_idempotent.key.explanation import Explanation
 from celery_idempotent.key.explicit import as_text
 from celery_idempotent.key.key import Key, fingerprint_of
-from celery_idempotent.key.parameters import Parameters
+from celery_idempotent.key.parameters import Argument, Parameters
 from celery_idempotent.key.template import Template
 
 
@@ -25,6 +24,17 @@ class _TaskId:
 TASK_ID: Final = _TaskId()
 
 Normalise = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]
+
+
+class Explanation(NamedTuple):
+    """Why two calls share a key or do not: the key, and what it was derived from."""
+
+    #: A description of the rule.
+    rule: str
+    arguments: tuple[Argument, ...]
+    #: What was hashed, after the task's name.
+    canonical_bytes: bytes
+    key: Key
 
 
 class KeyRule:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import KeyRuleError
-from celery_idempotent.key.explanation import Argument, Explanation
 from celery_idempotent.key.explicit import message_form
-from celery_idempotent.key.rule import TASK_ID
+from celery_idempotent.key.parameters import Argument
+from celery_idempotent.key.rule import TASK_ID, Explanation
 from celery_idempotent.monitoring import json_format
 from celery_idempotent.monitoring.prediction import Prediction, predict
 from celery_idempotent.printable import did_you_mean
