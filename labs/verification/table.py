@@ -28,15 +28,13 @@ from labs.verification.model import (
     Waiting,
 )
 from labs.verification.wire import (
-    MOMENT,
     TIMES_FROM_NOW,
-    TOLERANCE_MS,
+    Call,
+    Effect,
     at,
     encode,
     entry,
     microsecond,
-    timeless,
-    times_of,
 )
 from tests.store.record_harness import (
     ERROR_MS,
@@ -166,31 +164,24 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
     """Yields a description of each call whose effect differs from the model's."""
     script = scripts.load(name)
     sha = client.script_load(TIMES_FROM_NOW + script.source)
-    drawn = _cases(client, name, cases)
+    seconds, _ = client.time()
+    drawn = all_cases(name, cases, seconds * 1000)
     while batch := list(islice(drawn, _PIPELINED)):
         pipeline = client.pipeline(transaction=False)
-        for number, case in enumerate(batch):
-            _queue(pipeline, script, sha, f"{_NAME}:{number}", case)
-        results = iter(pipeline.execute(raise_on_error=False))
-        for case in batch:
-            # Two keys are set before; of both, value and time to live are read.
-            _, _, reply, moment, raw, ttl_ms, other, other_ttl_ms, time, _ = (
-                next(results) for _ in range(10)
-            )
-            mismatch = _compare(script, case, reply, moment, raw, ttl_ms, time)
-            if "backend" in case.arguments:
-                mismatch = mismatch or _compare_backend(script, case, reply, other, other_ttl_ms)
-            else:
-                mismatch = mismatch or _compare_entry(
-                    script, case, reply, moment, other, other_ttl_ms, time
-                )
-            if mismatch:
+        calls = [
+            call(script, case, f"{_NAME}:{number}", seconds * 1000)
+            for number, case in enumerate(batch)
+        ]
+        for each in calls:
+            each.queue(pipeline, sha)
+        replies = iter(pipeline.execute(raise_on_error=False))
+        for case, each in zip(batch, calls, strict=True):
+            if mismatch := compare(script, case, each.effect(replies)):
                 yield f"{name}: {mismatch}: {case}"
 
 
-def _cases(client: redis.Redis, name: str, limit: int) -> Iterator[Case]:
-    seconds, microseconds = client.time()
-    now_ms = seconds * 1000 + microseconds // 1000
+def all_cases(name: str, limit: int, now_ms: int) -> Iterator[Case]:
+    """Yields as many cases of a script; they are the same each time."""
     calls, records = _calls(name), all_records()
     rng = random.Random(name)
     everything = range(len(calls) * len(records))
@@ -276,117 +267,98 @@ def all_records() -> list[Record | bytes | None]:
     return records
 
 
-def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Case) -> None:
-    values = [case.arguments.get(argument, 0) for argument in script.argv]
-    times = _put(pipeline, 1, name, case.record)
-    names = [name, name + _ENTRY]
-    if "backend" in case.arguments:
-        names[1] = name + _BACKEND
-        before = case.arguments["backend"]
-        if before is None:
-            pipeline.delete(names[1])
-        else:
-            pipeline.set(names[1], before, px=_BACKEND_MS)
+def call(script: scripts.Script, case: Case, name: str, now_ms: int) -> Call:
+    """Returns the call of a case; `name` is that of the record."""
+    backend = case.arguments.get("backend", UNCHANGED)
+    before: dict[str, tuple[Record | bytes | None, int]] = {
+        name: (case.record, _expiry(case.record, now_ms)),
+    }
+    if backend is UNCHANGED:
+        before[name + _ENTRY] = case.entry, _expiry(case.entry, now_ms)
     else:
-        times += _put(pipeline, 2, names[1], case.entry)
-    keys = names if "backend" in case.arguments or script.name in WITH_ENTRY else names[:1]
-    pipeline.evalsha(sha, len(keys), *keys, *values, ";".join(times))
-    pipeline.get(name + MOMENT)
-    for each in names:
-        pipeline.get(each).pttl(each)
-    pipeline.time().delete(*names)
+        before[name + _BACKEND] = backend, now_ms + _BACKEND_MS
+    is_given = backend is not UNCHANGED or script.name in WITH_ENTRY
+    argv = [case.arguments.get(argument, 0) for argument in script.argv]
+    return Call([*before] if is_given else [name], argv, before)
 
 
-def _put(pipeline: Any, number: int, name: str, record: Record | bytes | None) -> list[str]:
-    """Writes a record, and returns the times that the script is to set in it."""
-    if record is None:
-        pipeline.delete(name)
-    elif isinstance(record, bytes):
-        pipeline.set(name, record, px=RETENTION_MS)
-    else:
-        pipeline.set(name, timeless(record), pxat=record.expires)
-        return times_of(number, record)
-    return []
+def _expiry(value: Record | bytes | None, now_ms: int) -> int:
+    return value.expires if isinstance(value, Record) else now_ms + RETENTION_MS
 
 
-def _compare(
-    script: scripts.Script, case: Case, raw_reply: Any, moment: bytes | None, raw: Any, ttl_ms: int,
-    time: tuple[int, int],
-) -> str:  # fmt: skip
+def compare(script: scripts.Script, case: Case, effect: Effect) -> str:
     """Returns how the call differs from the model, or ""."""
-    if not isinstance(raw_reply, bytes):
-        return f"replies {raw_reply!r}"
-    reply = script.reply(raw_reply)
+    if not isinstance(effect.reply, bytes):
+        return f"replies {effect.reply!r}"
+    reply = script.reply(effect.reply)
+    mismatch = _compare_record(script, case, effect, reply)
+    if mismatch:
+        return mismatch
+    if "backend" in case.arguments:
+        return compare_backend(case.arguments, effect, reply, 1)
+    return _compare_entry(script, case, effect, reply)
+
+
+def _compare_record(
+    script: scripts.Script, case: Case, effect: Effect, reply: scripts.Reply
+) -> str:
+    raw, ttl_ms = effect.keys[0]
     if script.name == "get" and reply.case == "found":
         replied_ms, _, rest = reply.raw.partition(b" ")
-        if abs(int(replied_ms) - ttl_ms) > TOLERANCE_MS:
+        if abs(int(replied_ms) - ttl_ms) > effect.tolerance_ms:
             return f"replies a time to live of {replied_ms!r}, not {ttl_ms}"
         reply = reply._replace(raw=rest)
     if isinstance(case.entry, bytes) and script.name == "begin":
         return "" if reply.case == "corrupt" else f"replies {reply.case} for a damaged entry"
     if isinstance(case.record, bytes):
         return _compare_damaged(script, case, reply, raw)
-    expected = _expected(script, case, reply, int(moment or 0), raw)
+    expected = _expected(script, case, effect, reply)
     if reply.case != expected.case:
         return f"replies {reply.case}, not {expected.case}"
     if reply.raw != (encode(expected.replied) or b""):
         return f"replies {reply.raw!r}, not {encode(expected.replied)!r}"
-    return _difference("record", expected.after, raw, ttl_ms, time)
+    return effect.difference("record", 0, expected.after)
 
 
-def _expected(
-    script: scripts.Script, case: Case, reply: scripts.Reply, moment: int, raw: bytes | None
-) -> Result:
+def _expected(script: scripts.Script, case: Case, effect: Effect, reply: scripts.Reply) -> Result:
     assert not isinstance(case.record, bytes)
     arguments = dict(case.arguments)
     if script.name in WITH_ENTRY:
-        arguments["entry"] = None if isinstance(case.entry, bytes) else at(case.entry, moment)
+        arguments["entry"] = (
+            None if isinstance(case.entry, bytes) else at(case.entry, effect.moment)
+        )
     # A reply without a time: the script did not read the clock, which the model may not need, too.
-    now_ms = reply.now_ms or moment
-    clock = Clock(now_ms, microsecond(now_ms, raw))
-    result: Result = getattr(Protocol(), script.name)(at(case.record, moment), clock, **arguments)
+    now_ms = reply.now_ms or effect.moment
+    clock = Clock(now_ms, microsecond(now_ms, effect.keys[0][0]))
+    record = at(case.record, effect.moment)
+    result: Result = getattr(Protocol(), script.name)(record, clock, **arguments)
     return result
 
 
-def _compare_entry(
-    script: scripts.Script, case: Case, raw_reply: Any, moment: bytes | None, raw: Any, ttl_ms: int,
-    time: tuple[int, int],
-) -> str:  # fmt: skip
+def _compare_entry(script: scripts.Script, case: Case, effect: Effect, reply: scripts.Reply) -> str:
     """Returns how the entry differs from the model's, or ""."""
     if isinstance(case.record, bytes) or isinstance(case.entry, bytes):
         return ""
-    expected = at(case.entry, int(moment or 0))
+    expected = at(case.entry, effect.moment)
     if script.name in WITH_ENTRY:
-        result = _expected(script, case, script.reply(raw_reply), int(moment or 0), None)
+        result = _expected(script, case, effect, reply)
         expected = expected if result.entry is UNCHANGED else result.entry  # type: ignore[assignment]
-    return _difference("entry", expected, raw, ttl_ms, time)
+    return effect.difference("entry", 1, expected)
 
 
-def _difference(
-    what: str, expected: Record | None, raw: Any, ttl_ms: int, time: tuple[int, int]
-) -> str:
-    if raw != encode(expected):
-        return f"stores the {what} {raw!r}, not {encode(expected)!r}"
-    if expected is not None:
-        expires = time[0] * 1000 + ttl_ms
-        if ttl_ms < 0 or abs(expires - expected.expires) > TOLERANCE_MS:
-            return f"stores the {what} for {ttl_ms} ms"
-    return ""
-
-
-def _compare_backend(
-    script: scripts.Script, case: Case, raw_reply: bytes, backend: bytes | None, ttl_ms: int
+def compare_backend(
+    arguments: dict[str, Any], effect: Effect, reply: scripts.Reply, number: int
 ) -> str:
     """Returns how what the result backend holds differs from what the reply says, or ""."""
-    before, replied = case.arguments["backend"], script.reply(raw_reply).case
+    before, (backend, ttl_ms) = arguments["backend"], effect.keys[number]
     # A resend is `written`, too, if the result is there already.
-    is_written = replied == "written" and before != META
+    is_written = reply.case == "written" and before != META
     if backend != (META if is_written else before):
-        return f"{replied}: the result backend holds {backend!r}"
-    expected_ms = case.arguments["expires"] * 1000 if is_written else _BACKEND_MS
-    if backend is not None and abs(ttl_ms - (expected_ms or -1)) > TOLERANCE_MS:
-        return f"{replied}: the result backend keeps it for {ttl_ms} ms"
-    return ""
+        return f"{reply.case}: the result backend holds {backend!r}"
+    expected_ms = arguments["expires"] * 1000 if is_written else _BACKEND_MS
+    if backend is None or (not expected_ms and ttl_ms == -1):
+        return ""
+    return effect.expiry_difference("result", number, effect.moment + expected_ms)
 
 
 def _compare_damaged(script: scripts.Script, case: Case, reply: scripts.Reply, raw: Any) -> str:

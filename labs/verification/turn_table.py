@@ -25,15 +25,13 @@ from labs.verification.model import (
 )
 from labs.verification.turn_model import TurnProtocol, TurnResult
 from labs.verification.wire import (
-    MOMENT,
     TIMES_FROM_NOW,
-    TOLERANCE_MS,
+    Call,
+    Effect,
     at,
     encode,
     entry,
     microsecond,
-    timeless,
-    times_of,
 )
 from tests.store.record_harness import HOLD_MS, KEY, LEASE_MS, OTHER_ARGUMENTS, RETENTION_MS
 
@@ -76,21 +74,24 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
     script = scripts.load(name)
     sha = client.script_load(TIMES_FROM_NOW + script.source)
     seconds, _ = client.time()
-    drawn = _cases(random.Random(f"turn of {name}"), name, cases, seconds * 1000)
+    drawn = all_cases(name, cases, seconds * 1000)
     while batch := list(islice(drawn, _PIPELINED)):
         pipeline = client.pipeline(transaction=False)
-        for number, case in enumerate(batch):
-            _queue(pipeline, script, sha, f"idem:turns:{number}", case)
-        results = iter(pipeline.execute(raise_on_error=False))
-        for case in batch:
-            replies = [next(results) for _ in range(15)]
-            mismatch = _compare(script, case, *replies[3:14])
-            if mismatch:
+        calls = [
+            call(script, case, f"idem:turns:{number}", seconds * 1000)
+            for number, case in enumerate(batch)
+        ]
+        for each in calls:
+            each.queue(pipeline, sha)
+        replies = iter(pipeline.execute(raise_on_error=False))
+        for case, each in zip(batch, calls, strict=True):
+            if mismatch := compare(script, case, each.effect(replies)):
                 yield f"{name}: {mismatch}: {case}"
 
 
-def _cases(rng: random.Random, name: str, limit: int, now_ms: int) -> Iterator[Case]:
-    lists = ARGUMENTS[name]
+def all_cases(name: str, limit: int, now_ms: int) -> Iterator[Case]:
+    """Yields as many cases of a script; they are the same each time."""
+    rng, lists = random.Random(f"turn of {name}"), ARGUMENTS[name]
     for _ in range(limit):
         record = None if name == "reserve_turn" else _record(rng, now_ms)
         arguments = {argument: rng.choice(values) for argument, values in lists.items()}
@@ -159,47 +160,33 @@ def _entry() -> bytes:
     return entry(Waiting(_SECOND, 2**46, b""))
 
 
-def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Case) -> None:
-    values = [case.arguments.get(argument, 0) for argument in script.argv]
-    times = []
-    beside = f"{name}:{case.arguments.get('root', table.ROOTS[0]).hex()}"
-    other = f"{name}:{table.ROOTS[0].hex()}"
-    turn = f"{name}:t"
-    names = [name, turn]
+def call(script: scripts.Script, case: Case, name: str, now_ms: int) -> Call:
+    """Returns the call of a case; `name` is that of the message's record."""
+    turn, beside = f"{name}:t", f"{name}:{case.arguments.get('root', table.ROOTS[0]).hex()}"
+    before = {
+        key: (record, record.expires if record else 0)
+        for key, record in ((name, case.record), (turn, case.turn), (beside, case.entry))
+    }
+    # Begin may move the record to the entry of an earlier message.
+    before.setdefault(f"{name}:{table.ROOTS[0].hex()}", (None, 0))
     if "backend" in case.arguments:
-        names.insert(1, f"{name}:b")
+        keys = [name, f"{name}:b", turn]
+        before[keys[1]] = None, 0
     elif script.name in WITH_ENTRY:
-        names.insert(1, beside)
-    if script.name == "reserve_turn":
-        names = [turn]
-    everything = ((1, name, case.record), (len(names), turn, case.turn), (2, beside, case.entry))
-    for number, key, record in everything:
-        if record is None:
-            pipeline.delete(key)
-            continue
-        pipeline.set(key, timeless(record), pxat=record.expires)
-        times += times_of(number, record)
-    pipeline.evalsha(sha, len(names), *names, *values, ";".join(times))
-    pipeline.get(names[0] + MOMENT)
-    for key in (name, turn, beside, other):
-        pipeline.get(key).pttl(key)
-    pipeline.time().delete(*names, beside, other)
+        keys = [name, beside, turn]
+    else:
+        keys = [turn] if script.name == "reserve_turn" else [name, turn]
+    return Call(keys, [case.arguments.get(argument, 0) for argument in script.argv], before)
 
 
-def _compare(
-    script: scripts.Script, case: Case, raw_reply: Any, moment: bytes, raw: Any, ttl_ms: int,
-    turn_raw: Any, turn_ttl_ms: int, entry_raw: Any, entry_ttl_ms: int, other_raw: Any,
-    other_ttl_ms: int, time: tuple[int, int],
-) -> str:  # fmt: skip
+def compare(script: scripts.Script, case: Case, effect: Effect) -> str:
     """Returns how the call differs from the model, or ""."""
-    if not isinstance(raw_reply, bytes):
-        return f"replies {raw_reply!r}"
-    reply = script.reply(raw_reply)
-    record, turn = at(case.record, int(moment)), at(case.turn, int(moment))
-    beside = at(case.entry, int(moment))
-    now_ms = reply.now_ms or int(moment)
-    microseconds = {microsecond(now_ms, raw), microsecond(now_ms, turn_raw)}
-    clock = Clock(now_ms, max(microseconds))
+    if not isinstance(effect.reply, bytes):
+        return f"replies {effect.reply!r}"
+    reply = script.reply(effect.reply)
+    record, turn, beside = (at(each, effect.moment) for each in case[:3])
+    now_ms = reply.now_ms or effect.moment
+    clock = Clock(now_ms, max(microsecond(now_ms, raw) for raw, _ in effect.keys[:2]))
     arguments = case.arguments | ({"entry": beside} if script.name in WITH_ENTRY else {})
     expected: TurnResult = getattr(TurnProtocol(), script.name)(record, turn, clock, **arguments)
     if reply.case != expected.case:
@@ -207,19 +194,14 @@ def _compare(
     if reply.raw != (encode(expected.replied) or b""):
         return f"replies {reply.raw!r}, not {encode(expected.replied)!r}"
     after_entry = beside if expected.entry is UNCHANGED else expected.entry
-    stored = [
-        ("record", raw, ttl_ms, expected.after), ("turn", turn_raw, turn_ttl_ms, expected.turn),
-        ("entry", entry_raw, entry_ttl_ms, after_entry),
-    ]  # fmt: skip
-    if case.arguments.get("root") not in (None, table.ROOTS[0]):
-        stored.append(("other entry", other_raw, other_ttl_ms, expected.moved))
-    for what, value, left_ms, after in stored:
-        if after is not None and after.expires <= now_ms + 1:
-            continue  # the server may have forgotten it already
-        if value != encode(after):
-            return f"stores the {what} {value!r}, not {encode(after)!r}"
-        if after is not None:
-            expires = time[0] * 1000 + left_ms
-            if left_ms < 0 or abs(expires - after.expires) > TOLERANCE_MS:
-                return f"stores the {what} for {left_ms} ms"
-    return ""
+    stored = {"record": expected.after, "turn": expected.turn, "entry": after_entry}
+    if "backend" in case.arguments:
+        if difference := table.compare_backend(case.arguments, effect, reply, 3):
+            return difference
+    elif len(effect.keys) > len(stored):
+        stored["entry of an earlier message"] = expected.moved
+    differences = (
+        effect.difference(what, number, after)
+        for number, (what, after) in enumerate(stored.items())
+    )
+    return next(filter(None, differences), "")
