@@ -22,14 +22,14 @@ from celery_idempotent.testing.server import RedisServer
 from labs.verification import table, turn_table
 from labs.verification.lua_mutants import Mutant
 from labs.verification.model import Record
-from labs.verification.wire import Call, Effect, at, encode
+from labs.verification.wire import Call, Effect, OtherType, at, encode
 
 #: Cases of each script and table.
 CASES = 4_000
 #: Cases in one command: most mutants are detected by one of the first.
 _FIRST, _CHUNK = 60, 500
-#: The server's time, in microseconds.
-_NOW_US = 1_795_000_000_123_456
+#: The server's time, in microseconds; one that shows how it is rounded.
+_NOW_US = 1_795_000_000_999_501
 _NOW_MS = _NOW_US // 1000
 #: Seconds that a command may take.
 _TIMEOUT = 60.0
@@ -43,7 +43,7 @@ local expected = redis.call('GET', KEYS[2])
 expected = expected and cmsgpack.unpack(expected)
 local server, results_key = redis, KEYS[2]
 
-local KEYS, ARGV, values, expiries, now_us, published
+local KEYS, ARGV, values, expiries, now_us, published, is_mute
 
 local function is_absent(key)
   if expiries[key] and expiries[key] < math.floor(now_us / 1000) then
@@ -57,6 +57,7 @@ local function expire(key, ms)
   expiries[key] = math.floor(now_us / 1000) + ms
 end
 
+local ARITY = {TIME = 0, GET = 1, DEL = 1, PTTL = 1, PEXPIRE = 2, PUBLISH = 2}
 local commands = {}
 
 function commands.TIME()
@@ -65,7 +66,10 @@ function commands.TIME()
 end
 
 function commands.GET(key)
-  return not is_absent(key) and values[key]
+  if not is_absent(key) and values[key] == true then
+    error('WRONGTYPE', 0)
+  end
+  return values[key] or false
 end
 
 function commands.SET(key, value, option, number, ...)
@@ -104,6 +108,7 @@ function commands.PTTL(key)
 end
 
 function commands.PUBLISH(channel, message)
+  assert(not is_mute)
   published = published .. channel .. message .. ' '
   return 1
 end
@@ -119,6 +124,7 @@ function redis.call(name, ...)
     end
     assert(type(arguments[number]) == 'string')
   end
+  assert(name == 'SET' or #arguments == ARITY[name], 'wrong number of arguments')
   return commands[name](unpack(arguments))
 end
 
@@ -137,13 +143,15 @@ end
 local results, packed = {}, {}
 for number, case in ipairs(cases) do
   KEYS, ARGV, values, expiries, published, now_us = case.keys, case.argv, {}, {}, '', NOW
+  is_mute = case.is_mute
   for index, key in ipairs(case.names) do
     values[key], expiries[key] = case.values[index], case.expiries[index]
   end
   local succeeded, reply = pcall(script)
-  local result = {succeeded and reply or '', published}
+  local result = {(succeeded or reply == 'WRONGTYPE') and reply or '', published}
   for _, key in ipairs(case.names) do
-    table.insert(result, not is_absent(key) and values[key])
+    local value = not is_absent(key) and values[key]
+    table.insert(result, value == true and 'WRONGTYPE' or value)
     table.insert(result, commands.PTTL(key))
   end
   results[number], packed[number] = result, cmsgpack.pack(result)
@@ -276,7 +284,7 @@ def _packed_case(call: Call) -> bytes:
     argv = [each if isinstance(each, bytes) else str(each) for each in call.argv]
     return _packed({
         "keys": call.keys, "argv": argv, "names": [*call.before], "values": values,
-        "expiries": expiries,
+        "expiries": expiries, "is_mute": call.is_mute,
     })  # fmt: skip
 
 
@@ -284,6 +292,8 @@ def _packed(value: Any) -> bytes:
     """Returns a value in the form of MessagePack, for cmsgpack."""
     if value is None:
         return b"\xc0"
+    if isinstance(value, bool | OtherType):
+        return b"\xc3" if value else b"\xc2"
     if isinstance(value, int):
         return b"\xcf" + value.to_bytes(8, "big")
     if isinstance(value, list):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import cache
-from itertools import islice, product
+from itertools import compress, islice, product
 from typing import Any, NamedTuple
 
 import redis
@@ -28,9 +28,13 @@ from labs.verification.model import (
     Waiting,
 )
 from labs.verification.wire import (
+    OTHER_TYPE,
     TIMES_FROM_NOW,
+    WRONG_TYPE,
     Call,
     Effect,
+    OtherType,
+    Value,
     at,
     encode,
     entry,
@@ -62,7 +66,13 @@ _ONE, _TWO, _THREE = b"%a.*-?[%", b"." * 8, b"3" * 8
 ROOTS = [b"%.-root1", b"%.-root2"]
 FIRST_ID, SECOND_ID = layout.write_task_id(FIRST), layout.write_task_id(SECOND)
 _WORKER, _OTHER = WORKER.encode(), OTHER_WORKER.encode()
-_FINGERPRINTS = [KEY.fingerprint, KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""]
+#: With labels, with zeros in place of a fingerprint, and with a difference in one byte.
+LABELLED = [
+    KEY.fingerprint + b"label", KEY.fingerprint + b"other", OTHER_ARGUMENTS.fingerprint + b"label",
+    bytes(8), bytes(8) + b"label", bytes(8) + b"other", KEY.fingerprint[:7] + b"?",
+    b"?" + KEY.fingerprint[1:], b"\0" + KEY.fingerprint[1:],
+]  # fmt: skip
+_FINGERPRINTS = [*[KEY.fingerprint] * 16, OTHER_ARGUMENTS.fingerprint, b"", *LABELLED]
 ENTRY = entries.write("one", "json", b"1")
 _LEASE = {"lease_ms": [LEASE_MS], "ttl_ms": [LEASE_MS + RETENTION_MS]}
 #: Differs from TOKEN - 1 and TOKEN + 1 in the last of its 16 digits only.
@@ -80,9 +90,9 @@ _UNTIL = (-LEASE_MS, -1, 0, 1, LEASE_MS)
 _SENDING_MS = 2 * LEASE_MS + RETENTION_MS
 _SENDING = {"lease_ms": ["", "", 0, _SENDING_MS]}
 #: Long enough to be parsed as the entry of a waiting message, except for its name.
-_LONG_ENTRY = entries.write("one", "json", bytes(60))
+LONG_ENTRY = entries.write("one", "json", (2**46).to_bytes(6, "big") + bytes(60))
 #: Steps in a body; the last one is cut short.
-_BODIES = [b"", b"", ENTRY, _LONG_ENTRY, b"\0"]
+_BODIES = [b"", b"", ENTRY, LONG_ENTRY, b"\0"]
 _REPLACEMENT = layout.write_replacement(1, FIRST, ENTRY)
 #: Formats and bodies of outcomes: some look like errors or replacements; some are of a task that
 #: replaced itself: with finished steps, without any, and cut short.
@@ -95,7 +105,7 @@ _OUTCOMES = [
 
 META = b'{"status": "SUCCESS"}'
 #: What the result backend may hold before: `None`: nothing.
-BACKENDS = [
+BACKENDS: list[Any] = [
     None, b"", META, b'{"status": "STARTED"}', b'{"status": "SUCCESS", "result": 1}', b"status",
     b"\x80\x04\x8c\x06status\x94\x8c\x05RETRY", b"compressed", b"SUCCESS",
     b"tatus statu", b"status SUCCES UCCESS",
@@ -103,18 +113,24 @@ BACKENDS = [
 #: How long it is kept.
 _BACKEND_MS = 3 * RETENTION_MS
 
-#: The values of each argument, and `backend`.
+#: How long an outcome is kept for a call that meets its execution, and until when it has been.
+_KEEP_MS = 4 * RETENTION_MS
+_MET = (-1, 0, 1, HOLD_MS, _KEEP_MS // 2 - 1, _KEEP_MS // 2, _KEEP_MS // 2 + 1, _KEEP_MS)
+
+#: The values of each argument; `backend`, which the result backend holds, and `is_mute`.
 ARGUMENTS: dict[str, dict[str, list[Any]]] = {
     "begin": {
         "execution_id": [_ONE, _TWO], "unanswered_ids": [b"", _ONE, _THREE + _ONE, _THREE],
         "task_id": [FIRST_ID, SECOND_ID], "root": ROOTS, "generation": [0, 1, 2],
         "fingerprint": _FINGERPRINTS, "worker": [_WORKER, _OTHER],
         **_LEASE, "max_attempts": [1, 2, 5], "error_ms": [ERROR_MS], "continues": [0, 1],
+        "wait_ms": [0], "keep_ms": [None, 0, 1, _KEEP_MS, _KEEP_MS, _KEEP_MS],
     },
     "complete": {**_TOKENS, **_OUTCOME, "retention_ms": [RETENTION_MS], **_SENDING},
     "fused_complete": {
         "token": [*_TOKENS["token"], 0], **_OUTCOME, "retention_ms": [RETENTION_MS],
-        "meta": [META], "expires": [0, 500], "backend": BACKENDS,
+        "meta": [META], "expires": [0, 500],
+        "backend": [*BACKENDS, OTHER_TYPE], "is_mute": [False] * 4 + [True],
     },
     "fail": {**_TOKENS, **_OUTCOME, "retention_ms": [ERROR_MS], **_SENDING},
     "release": {
@@ -134,7 +150,9 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
     },
     "continuation": {"execution_id": [_ONE, _TWO], "lease_ms": ["", "", 0, _SENDING_MS]},
     "get": {},
-    "forget": {"state": ["", "R", "S", "C", "F", "?"], "token": ["", TOKEN, TOKEN, TOKEN - 1, 17]},
+    "forget": {
+        "state": ["", "R", "S", "C", "F", "?", "-"], "token": ["", TOKEN, TOKEN, TOKEN - 1, 17],
+    },
 }  # fmt: skip
 
 #: The time field of a record, from now.
@@ -147,6 +165,7 @@ AHEAD = 86_400_000_000 - TOKEN
 DAMAGED = [
     b"", b"S", b"S" * 14, b"S" * 15, b"Z" * 40, b"s" + bytes(39), bytes(range(200)), b"{}",
     b"." + bytes(39), b"%" + bytes(39), b"S" + bytes(14) + b"\xff" * 9,
+    *(letter + bytes(18) + b"\x10" + bytes(17) for letter in (b"P", b"Q")),
 ]  # fmt: skip
 #: The replies of scripts to them, if not `lost`.
 _DAMAGED_CASES = {"begin": "corrupt", "reserve": "corrupt", "get": "found"}
@@ -154,9 +173,9 @@ _DAMAGED_CASES = {"begin": "corrupt", "reserve": "corrupt", "get": "found"}
 
 class Case(NamedTuple):
     #: Its times are from now.
-    record: Record | bytes | None
+    record: Value
     #: Of the message, for a script that gets it.
-    entry: Record | bytes | None
+    entry: Value
     arguments: dict[str, Any]
 
 
@@ -172,10 +191,11 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
             call(script, case, f"{_NAME}:{number}", seconds * 1000)
             for number, case in enumerate(batch)
         ]
-        for each in calls:
+        lasting = [each.is_lasting(seconds * 1000) for each in calls]
+        for each in compress(calls, lasting):
             each.queue(pipeline, sha)
         replies = iter(pipeline.execute(raise_on_error=False))
-        for case, each in zip(batch, calls, strict=True):
+        for case, each in compress(zip(batch, calls, strict=True), lasting):
             if mismatch := compare(script, case, each.effect(replies)):
                 yield f"{name}: {mismatch}: {case}"
 
@@ -189,17 +209,29 @@ def all_cases(name: str, limit: int, now_ms: int) -> Iterator[Case]:
         record = records[number % len(records)]
         arguments = calls[number // len(records)]
         if isinstance(record, Record):
+            record = vary(rng, record)
             ahead = AHEAD + now_ms * 1000 if record.token > TOKEN else 0
             if ahead and arguments.get("token") == TOKEN:
                 arguments = {**arguments, "token": record.token + ahead}
             record = record._replace(token=record.token + ahead, expires=record.expires + now_ms)
-        beside: Record | bytes | None = None
-        if name in WITH_ENTRY and not isinstance(record, bytes) and rng.random() < 0.6:
+        beside: Value = None
+        if name in WITH_ENTRY and isinstance(record, Record | None) and rng.random() < 0.6:
             beside = rng.choice(all_entries())
             if isinstance(beside, Record):
                 root = arguments.get("root", ROOTS[0])
                 beside = beside._replace(expires=beside.expires + now_ms, root=root)
         yield Case(record, beside, arguments)
+
+
+def vary(rng: random.Random, record: Record) -> Record:
+    """Returns a record with a label, with calls that have met its execution, or one that ends."""
+    if rng.random() < 0.2:
+        record = record._replace(fingerprint=rng.choice(LABELLED))
+    if rng.random() < 0.4 and not record.finished and record.owner != NOBODY:
+        record = record._replace(met=rng.choice(_MET))
+    if rng.random() < 0.1:
+        record = record._replace(expires=rng.choice([0, 1, LEASE_MS // 2]))
+    return record
 
 
 @cache
@@ -224,13 +256,14 @@ def _calls(name: str) -> list[dict[str, Any]]:
 
 
 @cache
-def all_records() -> list[Record | bytes | None]:
+def all_records() -> list[Value]:
     """Returns the records, relative to a server time of 0.
 
     A token above TOKEN stands for one that is ahead of the clock.
     """
-    records: list[Record | bytes | None] = [None] * 60
+    records: list[Value] = [None] * 60
     records += DAMAGED * 8
+    records += [OTHER_TYPE] * 16
     endings = [(b"", b"", "CF", 0), (ROOTS[0], _ONE, "CF", 0)]
     endings += [(ROOTS[0], _ONE, "PQ", until) for until in _UNTIL]
     for at_ms, token, fingerprint, (form, body), attempt, (root, owner, states, until) in product(
@@ -270,7 +303,7 @@ def all_records() -> list[Record | bytes | None]:
 def call(script: scripts.Script, case: Case, name: str, now_ms: int) -> Call:
     """Returns the call of a case; `name` is that of the record."""
     backend = case.arguments.get("backend", UNCHANGED)
-    before: dict[str, tuple[Record | bytes | None, int]] = {
+    before: dict[str, tuple[Value, int]] = {
         name: (case.record, _expiry(case.record, now_ms)),
     }
     if backend is UNCHANGED:
@@ -278,11 +311,20 @@ def call(script: scripts.Script, case: Case, name: str, now_ms: int) -> Call:
     else:
         before[name + _BACKEND] = backend, now_ms + _BACKEND_MS
     is_given = backend is not UNCHANGED or script.name in WITH_ENTRY
-    argv = [case.arguments.get(argument, 0) for argument in script.argv]
-    return Call([*before] if is_given else [name], argv, before)
+    argv = argv_of(script, case.arguments)
+    is_mute = case.arguments.get("is_mute", False)
+    return Call([*before] if is_given else [name], argv, before, is_mute)
 
 
-def _expiry(value: Record | bytes | None, now_ms: int) -> int:
+def argv_of(script: scripts.Script, arguments: dict[str, Any]) -> list[Any]:
+    """Returns the arguments in the order of the script's; those at the end may be missing."""
+    argv = [arguments[argument] for argument in script.argv]
+    while argv and argv[-1] is None:
+        argv.pop()
+    return argv
+
+
+def _expiry(value: Value, now_ms: int) -> int:
     return value.expires if isinstance(value, Record) else now_ms + RETENTION_MS
 
 
@@ -290,6 +332,12 @@ def compare(script: scripts.Script, case: Case, effect: Effect) -> str:
     """Returns how the call differs from the model, or ""."""
     if not isinstance(effect.reply, bytes):
         return f"replies {effect.reply!r}"
+    if isinstance(case.record, OtherType) and not _is_forgotten(script, case):
+        expected = WRONG_TYPE, WRONG_TYPE
+        actual = effect.reply, effect.keys[0][0]
+        if case.arguments.get("token") == 0:  # a replay, which does not read the record
+            expected = effect.reply, WRONG_TYPE
+        return "" if actual == expected else f"replies and stores {actual}, not {expected}"
     reply = script.reply(effect.reply)
     mismatch = _compare_record(script, case, effect, reply)
     if mismatch:
@@ -310,7 +358,7 @@ def _compare_record(
         reply = reply._replace(raw=rest)
     if isinstance(case.entry, bytes) and script.name == "begin":
         return "" if reply.case == "corrupt" else f"replies {reply.case} for a damaged entry"
-    if isinstance(case.record, bytes):
+    if isinstance(case.record, bytes | OtherType):
         return _compare_damaged(script, case, reply, raw)
     expected = _expected(script, case, effect, reply)
     if reply.case != expected.case:
@@ -321,7 +369,7 @@ def _compare_record(
 
 
 def _expected(script: scripts.Script, case: Case, effect: Effect, reply: scripts.Reply) -> Result:
-    assert not isinstance(case.record, bytes)
+    assert isinstance(case.record, Record | None)
     arguments = dict(case.arguments)
     if script.name in WITH_ENTRY:
         arguments["entry"] = (
@@ -330,6 +378,8 @@ def _expected(script: scripts.Script, case: Case, effect: Effect, reply: scripts
     # A reply without a time: the script did not read the clock, which the model may not need, too.
     now_ms = reply.now_ms or effect.moment
     clock = Clock(now_ms, microsecond(now_ms, effect.keys[0][0]))
+    if isinstance(arguments.get("backend"), OtherType):
+        arguments["backend"] = WRONG_TYPE
     record = at(case.record, effect.moment)
     result: Result = getattr(Protocol(), script.name)(record, clock, **arguments)
     return result
@@ -337,7 +387,7 @@ def _expected(script: scripts.Script, case: Case, effect: Effect, reply: scripts
 
 def _compare_entry(script: scripts.Script, case: Case, effect: Effect, reply: scripts.Reply) -> str:
     """Returns how the entry differs from the model's, or ""."""
-    if isinstance(case.record, bytes) or isinstance(case.entry, bytes):
+    if not isinstance(case.record, Record | None) or isinstance(case.entry, bytes):
         return ""
     expected = at(case.entry, effect.moment)
     if script.name in WITH_ENTRY:
@@ -351,6 +401,8 @@ def compare_backend(
 ) -> str:
     """Returns how what the result backend holds differs from what the reply says, or ""."""
     before, (backend, ttl_ms) = arguments["backend"], effect.keys[number]
+    if isinstance(before, OtherType):
+        before = WRONG_TYPE
     # A resend is `written`, too, if the result is there already.
     is_written = reply.case == "written" and before != META
     if backend != (META if is_written else before):
@@ -361,12 +413,16 @@ def compare_backend(
     return effect.expiry_difference("result", number, effect.moment + expected_ms)
 
 
+def _is_forgotten(script: scripts.Script, case: Case) -> bool:
+    """Whether the call deletes a record that cannot be read."""
+    state, token = case.arguments.get("state"), case.arguments.get("token")
+    return script.name == "forget" and (state == "" or (state, token) == ("?", ""))
+
+
 def _compare_damaged(script: scripts.Script, case: Case, reply: scripts.Reply, raw: Any) -> str:
     """A script that must read the record reports that it cannot, and does not change it."""
     if script.name == "forget":
-        any_state = case.arguments["state"] == ""
-        as_displayed = (case.arguments["state"], case.arguments["token"]) == ("?", "")
-        expected = ("ok", b"", None) if any_state or as_displayed else (
+        expected = ("ok", b"", None) if _is_forgotten(script, case) else (
             "changed", case.record, case.record
         )  # fmt: skip
     elif case.arguments.get("token") == 0:  # a replay, which does not read the record

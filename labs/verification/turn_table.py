@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import islice
+from itertools import compress, islice
 from typing import Any, NamedTuple
 
 import redis
@@ -55,6 +55,7 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
         **table.ARGUMENTS["fused_complete"],
         "token": table.ARGUMENTS["complete"]["token"],
         "backend": [None],
+        "is_mute": [False],
     },
     "reserve_turn": {**table.ARGUMENTS["reserve"], "waits": [0, 1]},
 }
@@ -81,10 +82,11 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
             call(script, case, f"idem:turns:{number}", seconds * 1000)
             for number, case in enumerate(batch)
         ]
-        for each in calls:
+        lasting = [each.is_lasting(seconds * 1000) for each in calls]
+        for each in compress(calls, lasting):
             each.queue(pipeline, sha)
         replies = iter(pipeline.execute(raise_on_error=False))
-        for case, each in zip(batch, calls, strict=True):
+        for case, each in compress(zip(batch, calls, strict=True), lasting):
             if mismatch := compare(script, case, each.effect(replies)):
                 yield f"{name}: {mismatch}: {case}"
 
@@ -95,7 +97,13 @@ def all_cases(name: str, limit: int, now_ms: int) -> Iterator[Case]:
     for _ in range(limit):
         record = None if name == "reserve_turn" else _record(rng, now_ms)
         arguments = {argument: rng.choice(values) for argument, values in lists.items()}
-        turn = _turn(rng, record, now_ms)
+        turn = _turn(rng, record)
+        if turn is not None:
+            turn = table.vary(rng, turn)
+            if rng.random() < 0.03:
+                turn = turn._replace(state="Z")
+            ahead = table.AHEAD + now_ms * 1000 if turn.token == table.TOKEN + 10 else 0
+            turn = turn._replace(token=turn.token + ahead, expires=turn.expires + now_ms)
         if turn is not None and "token" in arguments and rng.random() < 0.7:
             arguments["token"] = turn.token
         beside = None
@@ -114,19 +122,20 @@ def _record(rng: random.Random, now_ms: int) -> Record | None:
         record = rng.choice(table.all_records())
         if isinstance(record, Record):
             break
+    record = table.vary(rng, record)
     ahead = table.AHEAD + now_ms * 1000 if record.token > table.TOKEN else 0
-    return record._replace(token=record.token + ahead, expires=now_ms + RETENTION_MS)
+    return record._replace(token=record.token + ahead, expires=record.expires + now_ms)
 
 
-def _turn(rng: random.Random, record: Record | None, now_ms: int) -> Record | None:
-    """Returns a record of the turn: often that of the same execution."""
+def _turn(rng: random.Random, record: Record | None) -> Record | None:
+    """Returns a record of the turn, from now: often that of the same execution."""
     if rng.random() < 0.12:
         return None
     state = rng.choice("SSSSSRRC")
     same = record is not None and rng.random() < 0.6
     token = record.token if same and record is not None else table.TOKEN + rng.choice([-9, 9])
     if rng.random() < 0.1:
-        token = table.TOKEN + 10 + table.AHEAD + now_ms * 1000
+        token = table.TOKEN + 10
     fingerprint = rng.choice([KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""])
     if state == "C":
         form, body = rng.choice(
@@ -135,7 +144,7 @@ def _turn(rng: random.Random, record: Record | None, now_ms: int) -> Record | No
         root, owner = rng.choice([(b"", b""), *((root, b"12345678") for root in table.ROOTS)])
         return Record(
             rng.choice("CF"), 1, token, -LEASE_MS, fingerprint, rng.choice(_TASKS), b"w", owner,
-            form, body, now_ms + _TURN_MS, root,
+            form, body, _TURN_MS, root,
         )  # fmt: skip
     owners = {"S": [b"", b"1" * 8], "R": [b"", b"1", NOBODY]}
     owner = rng.choice(owners[state])
@@ -144,14 +153,15 @@ def _turn(rng: random.Random, record: Record | None, now_ms: int) -> Record | No
     root = table.ROOTS[0] if owner not in (b"", NOBODY) else b""
     return Record(
         state, attempt, token, rng.choice(_TIMES), fingerprint, rng.choice(_TASKS), b"w", owner,
-        b"17" if attempt == 2 else b"", rng.choice([b"", b"", table.ENTRY]), now_ms + _TURN_MS,
+        b"17" if attempt == 2 else b"", rng.choice([b"", b"", table.ENTRY, table.LONG_ENTRY]),
+        _TURN_MS,
         root, 0, waiting,
     )  # fmt: skip
 
 
 def _waiting(rng: random.Random) -> tuple[Waiting, ...]:
     at_ms = rng.choice([-1, 0, 1, HOLD_MS, 3 * RETENTION_MS, 3 * RETENTION_MS, -HOLD_MS])
-    fingerprint = rng.choice([KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""])
+    fingerprint = rng.choice([KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b"", *table.LABELLED])
     return (Waiting(rng.choice(_TASKS), at_ms, fingerprint),)
 
 
@@ -176,7 +186,7 @@ def call(script: scripts.Script, case: Case, name: str, now_ms: int) -> Call:
         keys = [name, beside, turn]
     else:
         keys = [turn] if script.name == "reserve_turn" else [name, turn]
-    return Call(keys, [case.arguments.get(argument, 0) for argument in script.argv], before)
+    return Call(keys, table.argv_of(script, case.arguments), before)
 
 
 def compare(script: scripts.Script, case: Case, effect: Effect) -> str:
