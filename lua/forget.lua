@@ -17,9 +17,9 @@ local record = KEYS[1]
 local state, token = unpack(ARGV)
 
 -- A value of another type can be deleted like a record that cannot be read.
-local raw = (token == '' and redis.pcall or redis.call)('GET', record)
+local raw = ((state == '' or state == '?') and redis.pcall or redis.call)('GET', record)
 local stored_state, _, stored_token, _, _, _, _, owner, _, position = unpack_record(raw)
-local is_absent = is_remnant(stored_state, owner, raw, position)
+local is_absent = is_remnant(owner, raw, position)
 if state ~= '' and raw then
   if is_absent then
     return reply('absent')

@@ -13,7 +13,7 @@ from celery_idempotent.cli.target import RECORD_HELP, describe, resolve_records
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.lookup import SqlOutcome, find_outcome
-from celery_idempotent.record import turn
+from celery_idempotent.record import reservation
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_reader import RecordView
 
@@ -83,7 +83,7 @@ def _fields(view: RecordView) -> dict[str, str]:
         verb = "expired" if view.is_past_deadline else "until"
         fields[label] = f"{verb} {formatting.absolute_time(record.deadline, now)}"
         with contextlib.suppress(IdempotencyError):
-            waiting = turn.waiting(record)
+            waiting = reservation.waiting(record)
             fields["next"] = waiting.task_id if waiting else ""
         fields["ended by"] = (record.ended_by or "").replace("_", " ")
         fields["finished steps"] = ", ".join(formatting.finished_steps(record))

@@ -31,11 +31,14 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.conflict import requeue_delay
 from celery_idempotent.flow.end import Answer, Drop, Reject, Requeue
 from celery_idempotent.flow.execution import BaseExecution
+from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.outcome import Failure, Result
+from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.functions.direct_call import DirectHost, direct_call
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
@@ -166,7 +169,9 @@ class IdempotentConsumer(ConsumerMixin):
         host = _MessageHost(call, partial(self._handler, body, message), self._idem.app)
         executor = self._idem.executor
         try:
-            end = executor.enter(executor.new_call(call, host, plan_for(self._settings)))
+            plan = plan_for(self._settings)
+            active = ActiveCall(call, host, executor.runtime, executor.codec, plan)
+            end = run_flow(partial(execute, active))
         except Exception as error:
             end = Answer(Failure(error))
         if isinstance(end, Requeue):

@@ -70,7 +70,7 @@ class Steps(Extension):
         payload, outcome = self._restored(name, outcome.value)
         if transaction is None:
             await self._save(name, await self._protected(name, payload))
-        if payload.has_value:
+        if payload.format:
             self._payloads[name] = payload
         return outcome
 

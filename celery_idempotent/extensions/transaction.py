@@ -18,7 +18,6 @@ from celery_idempotent.extensions.outbox import (
     begin_at_rows,
     claim_of,
     commit_with_outbox,
-    host_of,
     publish_found,
 )
 from celery_idempotent.flow import conflict, continuation, flow, replacement
@@ -183,7 +182,7 @@ class RowTransaction(Extension):
         if self._in_batch:
             return await await_effect(COMMIT, (call, self._claim, settlement))  # type: ignore[no-any-return]
         delegates = isinstance(settlement.disposition, Delegate)
-        replacements = host_of(call).replacements if delegates else ()
+        replacements = call.host.replacements if delegates else ()
         outcomes = {self._claim: ended_of(settlement)}
         return await commit_with_outbox(call, self.transaction, outcomes, replacements)
 

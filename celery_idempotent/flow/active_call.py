@@ -89,7 +89,7 @@ class ActiveCall:
         #: The fencing token; 0 without a record.
         self.token = 0
         #: None if nothing was granted, or there is no record.
-        self.lease: Lease[Any] | None = None
+        self.lease: Lease | None = None
         #: Passed to the body; set once the call may run.
         self.execution: BaseExecution | None = None
         #: The outcome is to be stored; else the body runs without protection.
@@ -160,7 +160,7 @@ class ActiveCall:
             report(table.BEGIN_REPLIED, self, case=reply.case, seconds=monotonic() - since)
         return reply
 
-    def resume(self, lease: Lease[Any]) -> Any:
+    def resume(self, lease: Lease) -> Any:
         """Continues the first execution of the key, which has begun outside the flow."""
         self._begun = Begun(lease.token, 1, b"")
         self.execution = self.runtime.execution(str(self.key), lease.token, 1, self)
@@ -262,7 +262,7 @@ class ActiveCall:
         if self.stored is None or not self.settings.store_result:
             return None
         payload, field = self.stored
-        return None if payload.has_value else not_stored(payload, str(self.key), field)
+        return None if payload.format else not_stored(payload, str(self.key), field)
 
     @property
     def steps(self) -> Any:

@@ -166,7 +166,7 @@ async def admit(call: ActiveCall) -> Admission:
     return Held(record, reply, call.key if reply.case == "held" else call.key.turn)
 
 
-async def _begin_again(call: ActiveCall, lease: Lease[Any]) -> Admission:
+async def _begin_again(call: ActiveCall, lease: Lease) -> Admission:
     """Begins again after a lease that had expired when its reply came.
 
     The process was suspended, or Redis is slow.
@@ -352,15 +352,15 @@ def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
         end = "it has replaced itself and gets the outcome of that"
         report(table.COMPLETED, call, execution, end=end)
         return
-    has_value, failed = payload.has_value, isinstance(settlement.disposition, Fail)
-    if not has_value and (failed or call.settings.store_result):
+    failed = isinstance(settlement.disposition, Fail)
+    if not payload.format and (failed or call.settings.store_result):
         ran = f"ran and raised {type(settlement.error).__name__}" if failed else "ran"
         call.report(table.NOT_STORED, end=ran, reason=payload.body.decode())
     if failed:
-        gets = "this error" if has_value else "ResultNotStoredError"
+        gets = "this error" if payload.format else "ResultNotStoredError"
         call.report(table.FAILED, error=settlement.error, outcome=gets)
     else:
-        kept = "its result is stored" if has_value else "its result is not kept"
+        kept = "its result is stored" if payload.format else "its result is not kept"
         report(table.COMPLETED, call, execution, end=kept)
 
 

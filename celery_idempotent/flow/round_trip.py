@@ -27,7 +27,7 @@ def restored(
     if field == RESULT and not settings.store_result:
         return Payload("", NOT_STORED), Result(value)
     payload, value = values.round_trip(value, settings)
-    if payload.has_value:
+    if payload.format:
         return payload, Result(value)
     error = not_stored(payload, key, field)
     remedy = "return plain types, or set another idempotency_serializer"

@@ -71,10 +71,10 @@ class Runtime(Protocol):
         On an event loop, it returns an awaitable of the outcome.
         """
 
-    def start_renewal(self, lease: Lease[Any]) -> None:
+    def start_renewal(self, lease: Lease) -> None:
         """Extends `lease` from now on."""
 
-    def stop_renewal(self, lease: Lease[Any]) -> None:
+    def stop_renewal(self, lease: Lease) -> None:
         """Stops extending it."""
 
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.flow import replacement
-from celery_idempotent.key.explanation import Argument, Explanation
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
-from celery_idempotent.key.rule import TASK_ID
+from celery_idempotent.key.parameters import Argument
+from celery_idempotent.key.rule import TASK_ID, Explanation
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.printable import did_you_mean
-from celery_idempotent.record import turn
+from celery_idempotent.record import reservation
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.inspection.record_query import read_view
@@ -95,7 +95,7 @@ def _predict_turn(
         collapses = settings.deduplicates and not other_arguments
         return _conflict(settings, record, collapses=collapses)
     if record.state is State.STARTED:
-        next_message = turn.waiting(record)
+        next_message = reservation.waiting(record)
         if next_message is None or next_message.until_ms <= view.now.timestamp() * 1000:
             return Prediction("conflict", f"waits for its turn, after task {task_id}")
         task_id = next_message.task_id

@@ -25,18 +25,3 @@ class Payload(NamedTuple):
         """Returns the payload that :meth:`to_bytes` wrote."""
         form, _, body = data.partition(b"\n")
         return cls(form.decode(errors="replace"), body)
-
-    @property
-    def has_value(self) -> bool:
-        """Whether a value is stored."""
-        return bool(self.format)
-
-    @property
-    def is_offloaded(self) -> bool:
-        """Whether the value is in the offload storage."""
-        return self.format.startswith(OFFLOADED)
-
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether the value is encrypted, and not offloaded."""
-        return self.format.startswith(ENCRYPTED)

@@ -34,7 +34,6 @@ from celery_idempotent.key.key import ROOT_BYTES, Key
 from celery_idempotent.payload.fields import MESSAGE
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.sql.database import Database
-from celery_idempotent.store import kept_messages
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import message_headers, outbox, republish
 from celery_idempotent.task.message_headers import MessageHeaders
@@ -59,11 +58,12 @@ def keep(call: ActiveCall, request: Context) -> None:
                 Payload("json", body), settings, key=str(key), token=token, field=MESSAGE
             )
         )
-        if not message.has_value:
+        if not message.format:
             report(table.MESSAGE_NOT_KEPT, call, error=message.body.decode())
             return
         store = call.runtime.store
-        kept_messages.keep(store, key, call.task_id, message, settings.error_ms)
+        name = store.name(key.kept_message(call.task_id))
+        store.query("SET", name, message.to_bytes(), "PX", settings.error_ms)
     except Exception as error:
         report(table.MESSAGE_NOT_KEPT, call, error=error)
 
@@ -75,7 +75,7 @@ def find(app: Celery, configuration: TaskConfiguration, key: Key, task_id: str) 
         IdempotencyError: if it cannot be read.
     """
     executor = configuration.executor
-    message = kept_messages.find(executor.store, key, task_id)
+    message = executor.message(key, task_id)
     if message is None:
         return None
     stored = run_sync(executor.codec.decode_field(message, str(key), MESSAGE))

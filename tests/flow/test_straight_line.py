@@ -351,8 +351,7 @@ def test_commands_are_those_of_the_flow(
         return execute(call)
 
     def packed(command: commands.Command) -> bytes:
-        script, arguments = store._call(command)
-        return pack(("EVALSHA", script.sha, *arguments))
+        return pack(store._call(command))
 
     monkeypatch.setattr(store, "send_packed", send)
     monkeypatch.setattr(straight.StraightCall, "execute", run)

@@ -28,9 +28,8 @@ from celery_idempotent.contrib.http.response import (
     stored_by_default,
 )
 from celery_idempotent.errors import IdempotencyError, SettingsError
-from celery_idempotent.functions.context import ExecutionContext
-from celery_idempotent.functions.decision import Decision
-from celery_idempotent.functions.engine import DEFAULT_NAME, Idempotency
+from celery_idempotent.functions.direct_call import Decision
+from celery_idempotent.functions.engine import DEFAULT_NAME, ExecutionContext, Idempotency
 
 logger = logging.getLogger(__name__)
 

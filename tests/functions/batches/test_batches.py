@@ -83,9 +83,9 @@ def test_begin_complete_and_release_take_one_round_trip_each(
     transport = idem.executor.store._transport
     send, sizes = transport.send, []  # type: ignore[union-attr]
 
-    def count_requests(*requests: Any) -> Any:
+    def count_requests(*requests: Any, **options: Any) -> Any:
         sizes.append(len(requests))
-        return send(*requests)
+        return send(*requests, **options)
 
     monkeypatch.setattr(transport, "send", count_requests)
     batch = idem.begin_many(keys)

@@ -25,13 +25,13 @@ class Heartbeat:
     execution = Execution
 
     def __init__(self) -> None:
-        self.held: set[Lease[Any]] = set()
+        self.held: set[Lease] = set()
         self.interrupted = False
 
-    def start_renewal(self, lease: Lease[Any]) -> None:
+    def start_renewal(self, lease: Lease) -> None:
         self.held.add(lease)
 
-    def stop_renewal(self, lease: Lease[Any]) -> None:
+    def stop_renewal(self, lease: Lease) -> None:
         if not self.interrupted:
             self.interrupted = True
             raise KeyboardInterrupt

@@ -86,8 +86,8 @@ def test_offloaded_objects_are_encrypted() -> None:
 
 
 def test_the_maximum_size_applies_to_encrypted_bytes() -> None:
-    assert encode("x" * 50, max_size=60).has_value
-    assert not encode("x" * 50, max_size=60, codec=ENCRYPTING).has_value
+    assert encode("x" * 50, max_size=60).format
+    assert not encode("x" * 50, max_size=60, codec=ENCRYPTING).format
 
 
 class TestRotation:

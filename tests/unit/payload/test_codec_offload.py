@@ -39,7 +39,7 @@ class TestOffloadStorage:
 
         payload = encode("x" * 1000, max_size=100, codec=codec)
 
-        assert payload.has_value
+        assert payload.format
         assert len(payload.body) < 100
         assert storage.objects == {"shop.charge:digest:17": b'"' + b"x" * 1000 + b'"'}
         assert decode(payload, codec=codec) == "x" * 1000
