@@ -21,11 +21,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_idempotent.store import scripts
-from celery_idempotent.testing.server import RedisServer
 from labs.verification import table, turn_table
 from labs.verification.lua_mutants import Mutant
 from labs.verification.model import Record
 from labs.verification.wire import Call, Effect, OtherType, at, encode
+from tests.servers.redis_server import RedisServer
 
 #: Cases of each script and table.
 CASES = 4_000
