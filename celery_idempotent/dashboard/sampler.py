@@ -11,7 +11,6 @@ import math
 import threading
 import time
 from datetime import datetime, timezone
-from typing import NamedTuple
 
 from celery import Celery
 
@@ -50,16 +49,6 @@ MAX_STARTED = 200
 FINDINGS_AGE = 15.0
 
 
-class SqlCount(NamedTuple):
-    """The number of outcomes in a database."""
-
-    name: str
-    rows: int = 0
-    expired: int = 0
-    #: Why counting failed; empty if it succeeded.
-    error: str = ""
-
-
 class Sampler(threading.Thread):
     """Samples an app's workers and records.
 
@@ -93,8 +82,8 @@ class Sampler(threading.Thread):
         self._wake = threading.Event()
         #: Set after the first round, without and with the workers.
         self._read, self._asked = threading.Event(), threading.Event()
-        #: Counted with the findings.
-        self.sql_outcomes: list[SqlCount] = []
+        #: As `_count` returns them, with the findings.
+        self.sql_outcomes: list[tuple[str, str, tuple[int, int]]] = []
         self._findings: list[Finding] | None = None
         self._found_at = -math.inf
         self._findings_lock = threading.Lock()
@@ -202,9 +191,9 @@ class Sampler(threading.Thread):
         return sorted(running, key=lambda view: (not view.is_expired, view.version))
 
 
-def _count(database: Database) -> SqlCount:
-    name = database.engine.name
+def _count(database: Database) -> tuple[str, str, tuple[int, int]]:
+    """Returns the name, why counting failed, and the numbers of outcomes and of expired ones."""
     try:
-        return SqlCount(name, *database.count())
+        return database.engine.name, "", database.count()
     except IdempotencyError as error:
-        return SqlCount(name, error=str(error))
+        return database.engine.name, str(error), (0, 0)

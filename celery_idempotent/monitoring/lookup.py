@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring import formatting
+from celery_idempotent.record.record import utc
 from celery_idempotent.sql.outcomes import CLAIMED, Row, committed_without_outcome
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
@@ -39,21 +40,17 @@ class SqlOutcome(NamedTuple):
     @property
     def finished_at(self) -> datetime:
         """When the transaction was about to be committed."""
-        return moment(self.row.finished_at)
+        return utc(self.row.finished_at / 1e3)
 
     @property
     def expires_at(self) -> datetime:
         """When its retention ends."""
-        return moment(self.row.expires_at)
+        return utc(self.row.expires_at / 1e3)
 
     @property
     def now(self) -> datetime:
         """The database's clock when the row was read."""
-        return moment(self.row.now)
-
-    def record(self) -> RecordView | None:
-        """Reads the record of the key; None if it is absent."""
-        return read_view(self.task.idempotency_configuration.executor.store, self.key)
+        return utc(self.row.now / 1e3)
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields except the outcome."""
@@ -125,8 +122,3 @@ def find_record(
         if view is not None:
             return view
     return None
-
-
-def moment(milliseconds: int) -> datetime:
-    """Converts database milliseconds to a UTC time."""
-    return datetime.fromtimestamp(milliseconds / 1e3, tz=timezone.utc)

@@ -303,9 +303,11 @@ def _choose(kind: str, *, tls: bool) -> Path:
         if kind in (name, "any"):
             return program
     description = "Redis-compatible" if kind == "any" else kind
+    description += " server with TLS" if tls else " server"
+    hint = "those from pip packages do not have TLS: apt-get install redis-server"
     raise RedisServerError(
-        f"No {description} server{' with TLS' if tls else ''} here (found: "
-        f"{', '.join(find_servers()) or 'none'}): put valkey-server or redis-server on PATH."
+        f"No {description} here (found: {', '.join(find_servers()) or 'none'}): "
+        f"{hint if tls else 'put valkey-server or redis-server on PATH'}."
     )
 
 

@@ -29,11 +29,12 @@ from celery_idempotent.contrib.django.models import Outcome
 from celery_idempotent.contrib.django.tasks import idempotent_tasks
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import changes, formatting
-from celery_idempotent.monitoring.lookup import SqlOutcome, Target, moment
+from celery_idempotent.monitoring.lookup import SqlOutcome, Target
 from celery_idempotent.printable import plural
 from celery_idempotent.record.payload import OFFLOADED
-from celery_idempotent.record.record import State
+from celery_idempotent.record.record import State, utc
 from celery_idempotent.sql.outcomes import Row, row_id
+from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
 
@@ -56,7 +57,9 @@ class ShownOutcome:
         self.view: RecordView | None = None
         self.record_error: IdempotencyError | None = None
         try:
-            self.view = None if self.found is None else self.found.record()
+            if self.found is not None:
+                store = self.found.task.idempotency_configuration.executor.store
+                self.view = read_view(store, self.found.key)
         except IdempotencyError as error:
             self.record_error = error
 
@@ -151,7 +154,7 @@ def _shortened(value: Any) -> str:
 
 
 def _time(milliseconds: Any) -> str:
-    return formatting.utc(moment(milliseconds)) if milliseconds else "–"
+    return formatting.utc(utc(milliseconds / 1e3)) if milliseconds else "–"
 
 
 _UNCONFIRMED, _UNKNOWN = "unconfirmed", "unknown"
