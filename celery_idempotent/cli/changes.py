@@ -10,16 +10,7 @@ from typing import Any
 
 import click
 
-from celery_idempotent.cli.command import (
-    AppCommand,
-    CallKey,
-    Tasks,
-    confirm,
-    databases_option,
-    end,
-    print_json,
-    record_options,
-)
+from celery_idempotent.cli import command
 from celery_idempotent.cli.target import RECORD_HELP, resolve_records
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.errors import IdempotencyError
@@ -47,14 +38,14 @@ deleted, in the databases that any task names; --database adds others.
 Or select records with --state, --task and --older-than."""
 
 
-@click.command(cls=AppCommand, help=_FORGET_HELP)
-@record_options
+@click.command(cls=command.AppCommand, help=_FORGET_HELP)
+@command.record_options
 @click.option("--force", is_flag=True, help="Forget running records, too.")
-@databases_option
+@command.databases_option
 def forget(
-    tasks: Tasks,
+    tasks: command.Tasks,
     names: tuple[str, ...],
-    explicit_key: CallKey,
+    explicit_key: command.CallKey,
     force: bool,
     databases: set[Database],
     yes: bool,
@@ -70,12 +61,12 @@ def forget(
     if names:
         targets = [target.with_outcome(tasks) for target in targets]
     if targets and not yes:
-        confirm("Forget {}?", [_described(target) for target in targets], "record")
+        command.confirm("Forget {}?", [_described(target) for target in targets], "record")
     options: dict[str, Any] = {"user": _user_name(), "force": force, "databases": databases}
     cases = {str(target.key): changes.forget(target, tasks, **options) for target in targets}
     running = f"{changes.MESSAGES[changes.RUNNING]} (use --force to forget it)"
     messages = changes.MESSAGES | {changes.RUNNING: running}
-    end(cases, messages, (changes.FORGOTTEN, changes.ABSENT), as_json=as_json)
+    command.end(cases, messages, (changes.FORGOTTEN, changes.ABSENT), as_json=as_json)
 
 
 def _described(target: Target) -> str:
@@ -99,14 +90,14 @@ stores them with result_extended.
 Or select what has failed with --all, --task and --older-than."""
 
 
-@click.command(cls=AppCommand, help=_RERUN_HELP)
-@record_options
+@click.command(cls=command.AppCommand, help=_RERUN_HELP)
+@command.record_options
 @click.option("--all", "select", is_flag=True, help="Every failed call that matches the filters.")
 @click.option("--completed", is_flag=True, help="Do not ask a second time about completed calls.")
 def rerun(
-    tasks: Tasks,
+    tasks: command.Tasks,
     names: tuple[str, ...],
-    explicit_key: CallKey,
+    explicit_key: command.CallKey,
     select: bool,
     yes: bool,
     completed: bool,
@@ -122,18 +113,20 @@ def rerun(
     calls = [call for call in found.values() if isinstance(call, EndedCall)]
     done = [call for call in calls if call.has_completed]
     if calls and not yes:
-        confirm("Run {} again?", [*map(_described_call, calls)], "call")
+        command.confirm("Run {} again?", [*map(_described_call, calls)], "call")
     if done and not completed:
-        confirm("{} has run to its end. Repeat its effect?", [*map(_described_call, done)], "call")
+        command.confirm(
+            "{} has run to its end. Repeat its effect?", [*map(_described_call, done)], "call"
+        )
     user = _user_name()
     cases = {
         name: call if isinstance(call, str) else changes.rerun(call, user=user)
         for name, call in found.items()
     }
-    end(cases, changes.MESSAGES, (changes.PUBLISHED,), as_json=as_json)
+    command.end(cases, changes.MESSAGES, (changes.PUBLISHED,), as_json=as_json)
 
 
-def _find(tasks: Tasks, target: Target, names: tuple[str, ...]) -> EndedCall | str | None:
+def _find(tasks: command.Tasks, target: Target, names: tuple[str, ...]) -> EndedCall | str | None:
     """Returns the call, None if it has not ended, or why its message cannot be read."""
     try:
         return changes.find_ended(tasks, target.with_outcome(tasks) if names else target)
@@ -145,15 +138,17 @@ def _described_call(call: EndedCall) -> str:
     return f"{call.key} ({call.state or 'a rejected duplicate'})"
 
 
-@click.command(cls=AppCommand)
+@click.command(cls=command.AppCommand)
 @click.option(
     "--batch", type=click.IntRange(1, 10_000), default=BATCH, help="Rows per transaction."
 )
 @click.option(
     "--pause", type=click.FloatRange(0), default=0.0, help="Seconds between two transactions."
 )
-@databases_option
-def purge(tasks: Tasks, batch: int, pause: float, databases: set[Database], as_json: bool) -> None:
+@command.databases_option
+def purge(
+    tasks: command.Tasks, batch: int, pause: float, databases: set[Database], as_json: bool
+) -> None:
     """Delete expired outcomes from the databases of idempotency_transaction, and of --database.
 
     Rows are deleted in batches, oldest first, each in a short transaction. Run it from cron, at any
@@ -167,7 +162,7 @@ def purge(tasks: Tasks, batch: int, pause: float, databases: set[Database], as_j
             deleted[database.engine.name] += found
             time.sleep(pause if found == batch else 0)
     if as_json:
-        print_json({"deleted": deleted})
+        command.print_json({"deleted": deleted})
         return
     for name, number in deleted.items():
         click.echo(f"{name}: deleted {plural(number, 'expired outcome')}")

@@ -86,14 +86,19 @@ def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:
     return dict.fromkeys(finding for store in stores for finding in _check_server(store, timeout))
 
 
-def _check_server(store: RecordStore, timeout: float) -> list[Finding]:
+def _check_server(store: RecordStore, timeout: float) -> Iterator[Finding]:
     subject = str(store.config)
     try:
         with RecordReader.open(store, timeout) as reader:
             info = reader.server_info()
     except IdempotencyError as error:
-        return [server.unreachable(subject, error)]
-    return list(server.check(info, subject, store.config.wait_replicas))
+        yield Finding(
+            "store-unreachable", Severity.ERROR, subject,
+            str(error), "idempotency_redis_url, or start the server",
+            "idempotency_on_store_error applies to every message",
+        )  # fmt: skip
+    else:
+        yield from server.check(info, subject, store.config.wait_replicas)
 
 
 def _check_databases(app: Celery) -> Iterator[Finding]:

@@ -85,13 +85,12 @@ def check(app: Celery) -> Iterator[Finding]:
 
 def check_connection(app: Celery) -> Iterator[Finding]:
     """Yields a finding if the broker does not reply."""
-    error = configured.connection_error(app, CONNECT_TIMEOUT)
-    yield from applying(
-        "broker",
-        Check(error, "broker-unreachable", Severity.ERROR,
+    if error := configured.connection_error(app, CONNECT_TIMEOUT):
+        yield Finding(
+            "broker-unreachable", Severity.ERROR, "broker",
             error, "start the broker, or correct broker_url",
-            "nothing can be published, workers take no messages, and none can be asked"),
-    )  # fmt: skip
+            "nothing can be published, workers take no messages, and none can be asked",
+        )  # fmt: skip
 
 
 def check_visibility_timeout(app: Celery) -> Iterator[Finding]:
@@ -116,14 +115,14 @@ def _check_retention(task: IdempotentTaskLike, redelivery: float) -> Iterator[Fi
     option, retention = "idempotency_result_ttl", settings.result_ttl
     if settings.replay_errors and settings.error_ttl < retention:
         option, retention = "idempotency_error_ttl", settings.error_ttl
-    return applying(
-        task.name,
-        Check(retention < redelivery, "result-ttl", Severity.WARNING,
+    if retention < redelivery:
+        yield Finding(
+            "result-ttl", Severity.WARNING, task.name,
             f"{option} ({retention:g} s) is shorter than the broker's redelivery (up to "
             f"{redelivery:g} s)",
             f"{option} above {redelivery:g}",
-            "a dead worker's message that comes back after the outcome has expired runs again"),
-    )  # fmt: skip
+            "a dead worker's message that comes back after the outcome has expired runs again",
+        )  # fmt: skip
 
 
 def _check_quorum_queue(queue: Any) -> Iterator[Finding]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
-from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.printable import plural
 
 #: The oldest version of Redis with all commands that the scripts use.
@@ -18,16 +17,6 @@ ALMOST_FULL = 0.9
 
 #: How to fix missing server information.
 _ASK = "check it with your provider, or allow the commands INFO and CONFIG|GET"
-
-
-def unreachable(subject: str, error: IdempotencyError) -> Finding:
-    """Returns the finding for a server that cannot be reached or refuses the connection."""
-    return Finding(
-        "store-unreachable", Severity.ERROR, subject,
-        str(error),
-        "idempotency_redis_url, or start the server",
-        "idempotency_on_store_error applies to every message",
-    )  # fmt: skip
 
 
 def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> Iterator[Finding]:

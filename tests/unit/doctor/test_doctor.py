@@ -20,7 +20,7 @@ from celery_idempotent.doctor import (
     tasks,
     versions,
 )
-from celery_idempotent.errors import IdempotencyError, SettingsError
+from celery_idempotent.errors import SettingsError
 from tests.unit.doctor.apps import add, shop
 
 #: A server without findings but for its replicas, which are not reported.
@@ -418,9 +418,12 @@ def test_a_redis_that_kombu_refuses_is_found(
 
 
 def test_an_unreachable_server_is_one_line() -> None:
-    finding = server.unreachable("here", IdempotencyError("connection refused"))
+    app = shop(idempotency_redis_url="redis://127.0.0.1:1/0")
+    add(app)
 
-    assert "idempotency_redis_url" in only([finding]).line
+    found = [each for each in check_at_start(app) if each.name == "store-unreachable"]
+
+    assert "idempotency_redis_url" in only(found).line
 
 
 def test_an_execution_under_an_expired_lease_is_found() -> None:
