@@ -21,7 +21,7 @@ from celery_idempotent.extensions.outbox import (
     publish_found,
 )
 from celery_idempotent.flow import conflict, continuation, flow, replacement
-from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
 from celery_idempotent.flow.end import (
     AGAIN,
@@ -34,7 +34,6 @@ from celery_idempotent.flow.end import (
     Settlement,
 )
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.extension import Extension
 from celery_idempotent.flow.lockstep import await_effect
 from celery_idempotent.flow.outcome import Failure, is_asynchronous
 from celery_idempotent.flow.replay import replay_or_requeue

@@ -124,10 +124,7 @@ RenewerT = TypeVar("RenewerT", bound=Renewer)
 
 
 class Renewers(Generic[RenewerT]):
-    """Extends leases from :meth:`start_renewal` to :meth:`stop_renewal`.
-
-    Each store has a renewer of its own: a store that does not reply must not delay the others.
-    """
+    """A renewer for each store: a store that does not reply must not delay the others."""
 
     def __init__(self, make: Callable[[], RenewerT]) -> None:
         self._make = make
@@ -139,14 +136,6 @@ class Renewers(Generic[RenewerT]):
         if renewer is None:
             renewer = self._renewers.setdefault(store, self._make())
         return renewer
-
-    def start_renewal(self, lease: Lease) -> None:
-        """Extends `lease` from now on."""
-        self.renewer(lease.store).start_renewal(lease)
-
-    def stop_renewal(self, lease: Lease) -> None:
-        """Stops extending `lease`, and ignores the reply to a request that is being sent."""
-        self.renewer(lease.store).stop_renewal(lease)
 
     def renewers(self) -> list[RenewerT]:
         """Returns the renewer of each store."""

@@ -37,12 +37,21 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.payload import offload
 from celery_idempotent.payload.encryption_keys import Cipher, decrypt
-from celery_idempotent.payload.fields import ERROR, MESSAGE, OUTBOX, RESULT, step_field, subject
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec, is_storable
 from celery_idempotent.payload.value_codec import ValueCodec, dump, load
 from celery_idempotent.record import layout, steps
-from celery_idempotent.record.payload import ENCRYPTED, OFFLOADED, Payload
+from celery_idempotent.record.payload import (
+    ENCRYPTED,
+    ERROR,
+    MESSAGE,
+    OFFLOADED,
+    OUTBOX,
+    RESULT,
+    Payload,
+    step_field,
+    subject,
+)
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from celery_idempotent.errors import CorruptRecordError, DecryptionError, SettingsError
 from celery_idempotent.payload.encryption_keys import Cipher
-from celery_idempotent.payload.fields import ERROR, RESULT, step_field
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import ERROR, RESULT, Payload, step_field
 from celery_idempotent.record.record import State
 from tests.unit.payload.encoding import (
     KEY,
