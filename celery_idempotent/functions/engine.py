@@ -17,8 +17,7 @@ from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.events.report import About, refuse
-from celery_idempotent.extensions.plan import plan_for
-from celery_idempotent.extensions.transaction import run_plain
+from celery_idempotent.extensions.transaction import plan_for, run_plain
 from celery_idempotent.flow import outcome
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
