@@ -13,10 +13,14 @@ from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.lookup import Target, find_outcome, find_record
 from celery_idempotent.printable import did_you_mean
-from celery_idempotent.store.inspection.record_query import RecordFilter, read_view, record_views
+from celery_idempotent.store.inspection.record_query import (
+    RecordFilter,
+    find_task,
+    read_view,
+    record_views,
+)
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
-from celery_idempotent.store.inspection.task_lookup import find_task
 from celery_idempotent.store.reference import Reference
 
 RECORD_HELP = """\b

@@ -19,7 +19,7 @@ from celery_idempotent import settings
 from celery_idempotent.configuration.arguments import normalised
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.flow.executor import Executor
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.label import Label

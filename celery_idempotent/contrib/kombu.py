@@ -23,7 +23,7 @@ from kombu.mixins import ConsumerMixin
 
 from celery_idempotent import errors
 from celery_idempotent.events.report import log_extra
-from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.conflict import requeue_delay

@@ -21,9 +21,12 @@ from celery_idempotent.errors import KeyRuleError, StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.lookup import find_record
 from celery_idempotent.monitoring.prediction import ExplainedCall, explain_call
-from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
+from celery_idempotent.store.inspection.record_query import (
+    RecordFilter,
+    find_duplicate,
+    record_views,
+)
 from celery_idempotent.store.inspection.record_reader import RecordView
-from celery_idempotent.store.inspection.task_lookup import find_duplicate
 from celery_idempotent.store.record_store import RecordStore
 
 #: Maximum seconds to scan for a task id missing from the index.

@@ -16,8 +16,7 @@ from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, Tr
 from celery_idempotent.events import table
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.soft_limit import at_row
-from celery_idempotent.payload.fields import OUTBOX
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import OUTBOX, Payload
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, Ended, Row
 from celery_idempotent.sql.transaction import Transaction

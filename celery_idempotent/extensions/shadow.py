@@ -17,10 +17,9 @@ from celery_idempotent.errors import (
 from celery_idempotent.events import table
 from celery_idempotent.events.report import refuse, report
 from celery_idempotent.flow import conflict
-from celery_idempotent.flow.active_call import ActiveCall, begin_command, release_command
+from celery_idempotent.flow.active_call import ActiveCall, Extension, begin_command, release_command
 from celery_idempotent.flow.call import Complete, Delegate, Fail
 from celery_idempotent.flow.end import Answer
-from celery_idempotent.flow.extension import Extension
 from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.flow.soft_limit import Interrupted
 from celery_idempotent.lease.clock import monotonic

@@ -17,6 +17,7 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.events.table import Event
 from celery_idempotent.flow.call import Call, Host, Release
+from celery_idempotent.flow.end import Admission, End, Settlement
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.outcome import Outcome
 from celery_idempotent.flow.runtime import Runtime
@@ -41,11 +42,11 @@ FREE = Release()
 
 
 class Plan(NamedTuple):
-    """The additions of a call's options to its flow: see :mod:`.extension`."""
+    """The additions of a call's options to its flow: see :class:`Extension`."""
 
     #: Makes the steps of an execution, when its body reaches the first one.
     steps: Callable[[ActiveCall], Any]
-    extensions: tuple[Callable[[ActiveCall], Any], ...] = ()
+    extensions: tuple[Callable[[ActiveCall], Extension], ...] = ()
 
 
 class ActiveCall:
@@ -118,7 +119,7 @@ class ActiveCall:
         self._begun: Begun | None = None
         self._loss_reported = False
         self._plan = plan
-        self.extensions: list[Any] = []
+        self.extensions: list[Extension] = []
         if plan.extensions:
             self.extensions = [extension(self) for extension in plan.extensions]
 
@@ -301,6 +302,31 @@ class ActiveCall:
     def report(self, event: Event, **fields: Any) -> None:
         """Reports that `event` has happened to the execution."""
         report(event, self, self.execution, **fields)
+
+
+class Extension:
+    """The effect of one option on one call. A subclass overrides the points that it needs."""
+
+    def __init__(self, call: ActiveCall) -> None:
+        self.call = call
+
+    async def before_begin(self) -> End | None:
+        """Called before the first begin; returns None, or an end of the call."""
+        return None
+
+    async def admitted(self, admission: Admission) -> Admission:
+        """Called after each begin; returns the admission or replaces it."""
+        return admission
+
+    async def settling(self, settlement: Settlement) -> Settlement | End:
+        """Called before an outcome is stored or a key released; returns what counts instead."""
+        return settlement
+
+    async def settled(self, settlement: Settlement, reply: Reply) -> None:
+        """Called after the outcome was stored."""
+
+    def ended(self) -> None:
+        """Called at the end of the flow, however it ends. Never raises, and may be called again."""
 
 
 def begin_command(call: ActiveCall) -> Command:

@@ -9,8 +9,7 @@ from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.flow.thread import BlockingRuntime
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.payload.fields import MESSAGE
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import MESSAGE, Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.sql.database import Database, forget_rows
 from celery_idempotent.store import commands

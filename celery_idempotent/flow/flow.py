@@ -16,7 +16,7 @@ from celery_idempotent.events import table
 from celery_idempotent.events.repeats import like_it
 from celery_idempotent.events.report import decide, decide_by, refuse, report
 from celery_idempotent.flow import conflict, continuation, replacement
-from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
 from celery_idempotent.flow.end import (
     AGAIN,
@@ -32,17 +32,14 @@ from celery_idempotent.flow.end import (
     Requeue,
     Settlement,
 )
-from celery_idempotent.flow.extension import Extension
-from celery_idempotent.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.flow.outcome import Failure, Outcome, Result, restore_step, restored
 from celery_idempotent.flow.replay import replay, replay_or_requeue
-from celery_idempotent.flow.round_trip import restore_step, restored
 from celery_idempotent.flow.soft_limit import Interrupted
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
-from celery_idempotent.payload.fields import ERROR, RESULT
 from celery_idempotent.record import layout, reservation
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import ERROR, RESULT, Payload
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import breaker, commands
 from celery_idempotent.store.scripts import Reply

@@ -7,10 +7,9 @@ function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.outcome import Outcome
 from celery_idempotent.key.key import Key
@@ -76,14 +75,3 @@ class Runtime(Protocol):
 
     def stop_renewal(self, lease: Lease) -> None:
         """Stops extending it."""
-
-
-class BatchRuntime(Runtime, Protocol):
-    """Runs what many flows in step await."""
-
-    async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
-        """Executes `commands` in one round trip; returns the reply to each, or its error.
-
-        Raises:
-            StoreUnavailableError: if Redis is unavailable.
-        """

@@ -28,11 +28,10 @@ from celery_idempotent.extensions.transaction import (
     RowTransaction,
     commit_together,
 )
-from celery_idempotent.flow.active_call import ActiveCall, Plan
+from celery_idempotent.flow.active_call import ActiveCall, Extension, Plan
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.end import Admission, Answer, End, Finished
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.extension import Extension
 from celery_idempotent.flow.lockstep import Handler, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Result
 from celery_idempotent.functions.bodies import Bodies

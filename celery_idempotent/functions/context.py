@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 from celery_idempotent.errors import ConflictError, IdempotencyError
-from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.end import Answer

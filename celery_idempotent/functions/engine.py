@@ -17,9 +17,8 @@ from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.events.report import About, refuse
-from celery_idempotent.extensions.plan import plan_for
-from celery_idempotent.extensions.transaction import run_plain
-from celery_idempotent.flow import round_trip
+from celery_idempotent.extensions.transaction import plan_for, run_plain
+from celery_idempotent.flow import outcome
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
 from celery_idempotent.flow.call import Call
@@ -195,7 +194,7 @@ class Idempotency:
 
         def restored(value: Any) -> Any:
             """Returns `value` as a call with a record would return it."""
-            return round_trip.restored(value, own_settings, values, key=name)[1].get()
+            return outcome.restored(value, own_settings, values, key=name)[1].get()
 
         def new_call(
             host: type[DirectHost], runtime: Any, codec: PayloadCodec, args: Any, kwargs: Any

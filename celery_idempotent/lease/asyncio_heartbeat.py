@@ -59,9 +59,5 @@ class TimerRenewer(Renewer):
             self._wake_at(self.next_due)
 
 
-class AsyncioHeartbeat(Renewers[TimerRenewer]):
-    """Extends the leases of one event loop."""
-
-
-#: Returns the heartbeat of the running event loop.
-asyncio_heartbeat = PerLoop(lambda: AsyncioHeartbeat(TimerRenewer)).get
+#: Returns the renewers of the running event loop.
+asyncio_heartbeat = PerLoop(lambda: Renewers(TimerRenewer)).get

@@ -124,10 +124,7 @@ RenewerT = TypeVar("RenewerT", bound=Renewer)
 
 
 class Renewers(Generic[RenewerT]):
-    """Extends leases from :meth:`start_renewal` to :meth:`stop_renewal`.
-
-    Each store has a renewer of its own: a store that does not reply must not delay the others.
-    """
+    """A renewer for each store: a store that does not reply must not delay the others."""
 
     def __init__(self, make: Callable[[], RenewerT]) -> None:
         self._make = make

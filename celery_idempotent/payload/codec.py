@@ -29,6 +29,7 @@ from kombu.exceptions import ContentDisallowed
 
 from celery_idempotent.errors import (
     CorruptRecordError,
+    DecryptionError,
     NotReadyError,
     PoisonedTaskError,
     ResultDiscardedError,
@@ -36,13 +37,22 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.payload import offload
-from celery_idempotent.payload.encryption_keys import Cipher, decrypt
-from celery_idempotent.payload.fields import ERROR, MESSAGE, OUTBOX, RESULT, step_field, subject
+from celery_idempotent.payload.encryption_keys import Cipher
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec, is_storable
 from celery_idempotent.payload.value_codec import ValueCodec, dump, load
 from celery_idempotent.record import layout, steps
-from celery_idempotent.record.payload import ENCRYPTED, OFFLOADED, Payload
+from celery_idempotent.record.payload import (
+    ENCRYPTED,
+    ERROR,
+    MESSAGE,
+    OFFLOADED,
+    OUTBOX,
+    RESULT,
+    Payload,
+    step_field,
+    subject,
+)
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 
@@ -251,7 +261,12 @@ class PayloadCodec:
         if payload.format.startswith(OFFLOADED):
             payload = offload.get(self._storage, payload, key, field)
         if payload.format.startswith(ENCRYPTED):
-            payload = decrypt(self._cipher, payload, key, field)
+            if self._cipher is None:
+                raise DecryptionError(
+                    f"the {field} of {key} is encrypted, and this process has no "
+                    "idempotency_encryption_keys"
+                )
+            payload = self._cipher.decrypt(payload, key, field)
         try:
             return load(payload, _JSON if field in _JSON_FIELDS else self._accept)
         except ContentDisallowed:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.execution import Execution
