@@ -53,6 +53,7 @@ class Verification:
             mark = "✓" if len(self.failures) == failures else "✗"
             seconds, cpu = time.monotonic() - started_at, _cpu_seconds() - cpu
             self.rows.append((mark, name, figures, seconds, cpu))
+            self.console.print(f"{mark} {name}: {figures} ({seconds:.0f} s)", markup=False)
 
     def search(self) -> tuple[str, str]:
         states = transitions = 0
@@ -132,8 +133,8 @@ class Verification:
             f"is listed as equivalent, but is detected or gone: {name}"
             for name in EQUIVALENT_MUTANTS.keys() - survived
         ]
-        detected = len(mutants) - len(survived)
-        figures = f"{detected:,} of {len(mutants):,} detected, {len(survived)} equivalent"
+        detected, equivalent = len(mutants) - len(survived), survived & EQUIVALENT_MUTANTS.keys()
+        figures = f"{detected:,} of {len(mutants):,} detected, {len(equivalent)} equivalent"
         return "mutants of the Lua", figures
 
     def _map(

@@ -24,7 +24,8 @@ from celery_idempotent.store import scripts
 from labs.verification import table, turn_table
 from labs.verification.lua_mutants import Mutant
 from labs.verification.model import Record
-from labs.verification.wire import Call, Effect, OtherType, at, encode
+from labs.verification.single_calls import Call, Effect, OtherType
+from labs.verification.wire import at, encode
 from tests.servers.redis_server import RedisServer
 
 #: Cases of each script and table.
