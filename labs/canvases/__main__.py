@@ -80,6 +80,8 @@ class Run:
             "database": str(folder / "rows.db"),
             "broker_transport_options": {
                 "visibility_timeout": REDELIVERY if plain else VISIBILITY_TIMEOUT,
+                # Without it, a worker may wait for ever on a connection that was cut.
+                "socket_timeout": 10,
                 **redelivery,
             },
             "idempotency_redeliver_after": REDELIVERY,
