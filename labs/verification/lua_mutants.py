@@ -6,6 +6,7 @@ Nothing is chosen by hand, so nothing is left out because it looked safe.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -140,8 +141,8 @@ def _string(source: str, node: astnodes.String) -> _Changes:
     if inner == "PX":
         yield start, stop, "'EX'"
     # A list of letters, without each of them.
-    if len(inner) > 3 and inner.isupper() and inner.isalpha() and inner != "KEEPTTL":
-        for position in range(len(inner)):
+    if re.fullmatch(r"[A-Z]{4,}|[CFPQ]{2}|\^\[[A-Z]+\]\$", inner) and inner != "KEEPTTL":
+        for position in filter(lambda position: inner[position].isupper(), range(len(inner))):
             yield start, stop, f"'{inner[:position]}{inner[position + 1 :]}'"
 
 
