@@ -13,9 +13,12 @@ import os
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_idempotent.store import scripts
 from celery_idempotent.testing.server import RedisServer
@@ -31,177 +34,45 @@ _FIRST, _CHUNK = 60, 500
 #: The server's time, in microseconds; one that shows how it is rounded.
 _NOW_US = 1_795_000_000_999_501
 _NOW_MS = _NOW_US // 1000
-#: Seconds that a command may take.
-_TIMEOUT = 60.0
+#: Seconds that a command may take; a mutant may run for ever.
+_TIMEOUT = 20.0
 
-#: Executes SCRIPT for each case in the first key. The first time it stores the results in the
-#: second key and replies with them; later it replies with the number of the first case that has
-#: another result, or 0.
-_REPLAY = """
-local cases = cmsgpack.unpack(redis.call('GET', KEYS[1]))
-local expected = redis.call('GET', KEYS[2])
-expected = expected and cmsgpack.unpack(expected)
-local server, results_key = redis, KEYS[2]
-
-local KEYS, ARGV, values, expiries, now_us, published, is_mute
-
-local function is_absent(key)
-  if expiries[key] and expiries[key] < math.floor(now_us / 1000) then
-    values[key], expiries[key] = nil, nil
-  end
-  return values[key] == nil
-end
-
-local function expire(key, ms)
-  assert(string.find(ms, '^%d+$') and tonumber(ms) > 0, 'invalid expire time')
-  expiries[key] = math.floor(now_us / 1000) + ms
-end
-
-local ARITY = {TIME = 0, GET = 1, DEL = 1, PTTL = 1, PEXPIRE = 2, PUBLISH = 2}
-local commands = {}
-
-function commands.TIME()
-  local seconds = math.floor(now_us / 1000000)
-  return {string.format('%.0f', seconds), string.format('%.0f', now_us - seconds * 1000000)}
-end
-
-function commands.GET(key)
-  if not is_absent(key) and values[key] == true then
-    error('WRONGTYPE', 0)
-  end
-  return values[key] or false
-end
-
-function commands.SET(key, value, option, number, ...)
-  assert(key and value and select('#', ...) == 0)
-  if option == 'KEEPTTL' then
-    assert(not number)
-    is_absent(key)
-  elseif option == 'PX' or option == 'EX' then
-    expire(key, option == 'PX' and number or number .. '000')
-  else
-    assert(not option)
-    expiries[key] = nil
-  end
-  values[key] = value
-end
-
-function commands.DEL(key)
-  if is_absent(key) then
-    return 0
-  end
-  values[key], expiries[key] = nil, nil
-  return 1
-end
-
-function commands.PEXPIRE(key, ms)
-  if not is_absent(key) then
-    expire(key, ms)
-  end
-end
-
-function commands.PTTL(key)
-  if is_absent(key) then
-    return -2
-  end
-  return expiries[key] and expiries[key] - math.floor(now_us / 1000) or -1
-end
-
-function commands.PUBLISH(channel, message)
-  assert(not is_mute)
-  published = published .. channel .. message .. ' '
-  return 1
-end
-
-local redis = {}
-
-function redis.call(name, ...)
-  local arguments = {...}
-  for number = 1, select('#', ...) do
-    local argument = arguments[number]
-    if type(argument) == 'number' then
-      arguments[number] = string.format('%.17g', argument)
-    end
-    assert(type(arguments[number]) == 'string')
-  end
-  assert(name == 'SET' or #arguments == ARITY[name], 'wrong number of arguments')
-  return commands[name](unpack(arguments))
-end
-
-function redis.pcall(...)
-  local succeeded, reply = pcall(redis.call, ...)
-  if succeeded then
-    return reply
-  end
-  return {err = reply}
-end
-
-local function script()
-SCRIPT
-end
-
-local results, packed = {}, {}
-for number, case in ipairs(cases) do
-  KEYS, ARGV, values, expiries, published, now_us = case.keys, case.argv, {}, {}, '', NOW
-  is_mute = case.is_mute
-  for index, key in ipairs(case.names) do
-    values[key], expiries[key] = case.values[index], case.expiries[index]
-  end
-  local succeeded, reply = pcall(script)
-  local result = {(succeeded or reply == 'WRONGTYPE') and reply or '', published}
-  for _, key in ipairs(case.names) do
-    local value = not is_absent(key) and values[key]
-    table.insert(result, value == true and 'WRONGTYPE' or value)
-    table.insert(result, commands.PTTL(key))
-  end
-  results[number], packed[number] = result, cmsgpack.pack(result)
-  if expected and packed[number] ~= expected[number] then
-    return number
-  end
-end
-if expected then
-  return 0
-end
-server.call('SET', results_key, cmsgpack.pack(packed))
-return results
-"""
+_REPLAY = Path(__file__).with_suffix(".lua").read_text(encoding="utf-8")
 
 
 def mismatches(name: str) -> Iterator[str]:
     """Yields how the unchanged script differs from the model."""
     script = scripts.load(name)
-    client = _server(os.getpid()).client()
-    results = [
-        result
-        for number in range(len(_chunks(name)))
-        for result in _replay(client, script.source, name, number, "model")
-    ]
-    for (module, case, _), (reply, _, *keys) in zip(_cases(name), results, strict=True):
-        effect = Effect(
-            reply, _NOW_MS, _NOW_MS, [*zip(keys[::2], keys[1::2], strict=True)], tolerance_ms=0
-        )
+    for (module, case, _), result in zip(_cases(name), _record(os.getpid(), name), strict=True):
+        reply, _, *keys = result
+        after = [*zip(keys[::2], keys[1::2], strict=True)]
+        effect = Effect(reply, _NOW_MS, _NOW_MS, after, tolerance_ms=0)
         if difference := module.compare(script, case, effect):
             yield f"{name}: {difference}: {case}"
 
 
 def run(mutant: Mutant) -> str:
     """Returns the script and the case that detect a mutant, or ""."""
-    client = _server(os.getpid()).client(socket_timeout=_TIMEOUT)
     sources = {name: scripts.load(name).source for name in names()}
-    with client, _installed(mutant):
-        mutated = {name: scripts.load(name).source for name in sources}
-        # First a few cases of each script.
-        chunks = sorted(
-            (number, name)
-            for name, source in sources.items()
-            if mutated[name] != source
-            for number in range(len(_chunks(name)))
-        )
+    with _installed(mutant):
+        mutated = {name: scripts.load(name).source for name in names()}
+    changed = [name for name in names() if mutated[name] != sources[name]]
+    for name in changed:
+        _record(os.getpid(), name)
+    # First a few cases of each script.
+    chunks = sorted((number, name) for name in changed for number in range(len(_chunks(name))))
+    with _server(os.getpid()).client(
+        socket_timeout=_TIMEOUT, retry=Retry(NoBackoff(), 0)
+    ) as client:
         for number, name in chunks:
             try:
                 case = _replay(client, mutated[name], name, number)
             except redis.ResponseError as error:  # not valid Lua
                 case = error
+            except redis.TimeoutError:
+                _server.cache_clear()  # it is busy for ever
+                _record.cache_clear()
+                case = "does not end"
             if case:
                 return f"{name} {number}: {case}"
     return ""
@@ -222,22 +93,24 @@ def _installed(mutant: Mutant) -> Iterator[None]:
 
 @cache
 def _server(process: int) -> RedisServer:
-    """Returns this process's server, with the cases and the results of the unchanged scripts."""
-    server = RedisServer.start()
-    with server.client() as client:
-        for name in names():
-            for number, chunk in enumerate(_chunks(name)):
-                client.set(f"{name}:{number}", chunk)
-                _replay(client, scripts.load(name).source, name, number)
-    return server
+    """Returns this process's server."""
+    return RedisServer.start()
 
 
-def _replay(
-    client: redis.Redis, source: str, name: str, number: int, results: str = "results"
-) -> Any:
+@cache
+def _record(process: int, name: str) -> list[list[Any]]:
+    """Puts the cases of a script into the server, and returns the results of the unchanged one."""
+    results = []
+    with _server(process).client() as client:
+        for number, chunk in enumerate(_chunks(name)):
+            client.set(f"{name}:{number}", chunk)
+            results += _replay(client, scripts.load(name).source, name, number)
+    return results
+
+
+def _replay(client: redis.Redis, source: str, name: str, number: int) -> Any:
     replay = _REPLAY.replace("NOW", str(_NOW_US)).replace("SCRIPT", source)
-    key = f"{name}:{number}"
-    return client.eval(replay, 2, key, f"{key}:{results}")
+    return client.eval(replay, 2, f"{name}:{number}", f"{name}:{number}:results")
 
 
 def names() -> list[str]:
