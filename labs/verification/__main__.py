@@ -53,6 +53,7 @@ class Verification:
             mark = "✓" if len(self.failures) == failures else "✗"
             seconds, cpu = time.monotonic() - started_at, _cpu_seconds() - cpu
             self.rows.append((mark, name, figures, seconds, cpu))
+            self.console.print(f"{mark} {name}: {figures} ({seconds:.0f} s)", markup=False)
 
     def search(self) -> tuple[str, str]:
         states = transitions = 0

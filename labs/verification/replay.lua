@@ -112,6 +112,9 @@ for number, case in ipairs(cases) do
     values[key], expiries[key] = case.values[index], case.expiries[index]
   end
   local succeeded, reply = pcall(script)
+  if type(reply) == 'table' then
+    reply = reply.err
+  end
   local result = {(succeeded or reply == 'WRONGTYPE') and reply or '', published}
   for _, key in ipairs(case.names) do
     local value = not is_absent(key) and values[key]

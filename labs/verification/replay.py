@@ -25,7 +25,8 @@ from celery_idempotent.testing.server import RedisServer
 from labs.verification import table, turn_table
 from labs.verification.lua_mutants import Mutant
 from labs.verification.model import Record
-from labs.verification.wire import Call, Effect, OtherType, at, encode
+from labs.verification.single_calls import Call, Effect, OtherType
+from labs.verification.wire import at, encode
 
 #: Cases of each script and table.
 CASES = 4_000

@@ -9,10 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import cache
-from itertools import compress, islice, product
+from itertools import product
 from typing import Any, NamedTuple
-
-import redis
 
 from celery_idempotent.record import layout
 from celery_idempotent.record import steps as entries
@@ -27,19 +25,8 @@ from labs.verification.model import (
     Result,
     Waiting,
 )
-from labs.verification.wire import (
-    OTHER_TYPE,
-    TIMES_FROM_NOW,
-    WRONG_TYPE,
-    Call,
-    Effect,
-    OtherType,
-    Value,
-    at,
-    encode,
-    entry,
-    microsecond,
-)
+from labs.verification.single_calls import OTHER_TYPE, WRONG_TYPE, Call, Effect, OtherType, Value
+from labs.verification.wire import at, encode, entry, microsecond
 from tests.store.record_harness import (
     ERROR_MS,
     FIRST,
@@ -53,10 +40,6 @@ from tests.store.record_harness import (
     WORKER,
 )
 
-#: Calls of each script, drawn from all combinations of the lists below.
-CASES = 2000
-_PIPELINED = 60
-_NAME = "idem:table"
 #: Suffixes of the task's result, and of the message's entry.
 _BACKEND, _ENTRY = ":backend", ":entry"
 
@@ -179,40 +162,17 @@ class Case(NamedTuple):
     arguments: dict[str, Any]
 
 
-def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[str]:
-    """Yields a description of each call whose effect differs from the model's."""
-    script = scripts.load(name)
-    sha = client.script_load(TIMES_FROM_NOW + script.source)
-    seconds, _ = client.time()
-    drawn = all_cases(name, cases, seconds * 1000)
-    while batch := list(islice(drawn, _PIPELINED)):
-        pipeline = client.pipeline(transaction=False)
-        calls = [
-            call(script, case, f"{_NAME}:{number}", seconds * 1000)
-            for number, case in enumerate(batch)
-        ]
-        lasting = [each.is_lasting(seconds * 1000) for each in calls]
-        for each in compress(calls, lasting):
-            each.queue(pipeline, sha)
-        replies = iter(pipeline.execute(raise_on_error=False))
-        for case, each in compress(zip(batch, calls, strict=True), lasting):
-            if mismatch := compare(script, case, each.effect(replies)):
-                yield f"{name}: {mismatch}: {case}"
-
-
 def all_cases(name: str, limit: int, now_ms: int) -> Iterator[Case]:
     """Yields as many cases of a script; they are the same each time."""
-    calls, records = _calls(name), all_records()
-    rng = random.Random(name)
-    everything = range(len(calls) * len(records))
-    for number in rng.sample(everything, min(limit, len(everything))):
-        record = records[number % len(records)]
-        arguments = calls[number // len(records)]
+    rng, lists = random.Random(name), ARGUMENTS[name]
+    for _ in range(limit):
+        record = rng.choice(all_records())
+        arguments = {argument: rng.choice(values) for argument, values in lists.items()}
         if isinstance(record, Record):
             record = vary(rng, record)
             ahead = AHEAD + now_ms * 1000 if record.token > TOKEN else 0
             if ahead and arguments.get("token") == TOKEN:
-                arguments = {**arguments, "token": record.token + ahead}
+                arguments["token"] = record.token + ahead
             record = record._replace(token=record.token + ahead, expires=record.expires + now_ms)
         beside: Value = None
         if name in WITH_ENTRY and isinstance(record, Record | None) and rng.random() < 0.6:
@@ -247,12 +207,6 @@ def all_entries() -> list[Record | bytes]:
             2 * RETENTION_MS, b"", until,
         ))  # fmt: skip
     return found
-
-
-@cache
-def _calls(name: str) -> list[dict[str, Any]]:
-    lists = ARGUMENTS[name]
-    return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
 
 @cache

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import compress, islice
 from typing import Any, NamedTuple
-
-import redis
 
 from celery_idempotent.store import scripts
 from labs.verification import table
@@ -23,21 +20,10 @@ from labs.verification.model import (
     Record,
     Waiting,
 )
+from labs.verification.single_calls import Call, Effect
 from labs.verification.turn_model import TurnProtocol, TurnResult
-from labs.verification.wire import (
-    TIMES_FROM_NOW,
-    Call,
-    Effect,
-    at,
-    encode,
-    entry,
-    microsecond,
-)
+from labs.verification.wire import at, encode, entry, microsecond
 from tests.store.record_harness import HOLD_MS, KEY, LEASE_MS, OTHER_ARGUMENTS, RETENTION_MS
-
-#: Calls of each script.
-CASES = 2500
-_PIPELINED = 60
 
 _FIRST, _SECOND, _THIRD = table.FIRST_ID, table.SECOND_ID, b"\0" + b"3" * 16
 _TASKS = [_FIRST, _FIRST, _SECOND, _THIRD]
@@ -68,27 +54,6 @@ class Case(NamedTuple):
     turn: Record | None
     entry: Record | None
     arguments: dict[str, Any]
-
-
-def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[str]:
-    """Yields a description of each call whose effect differs from the model's."""
-    script = scripts.load(name)
-    sha = client.script_load(TIMES_FROM_NOW + script.source)
-    seconds, _ = client.time()
-    drawn = all_cases(name, cases, seconds * 1000)
-    while batch := list(islice(drawn, _PIPELINED)):
-        pipeline = client.pipeline(transaction=False)
-        calls = [
-            call(script, case, f"idem:turns:{number}", seconds * 1000)
-            for number, case in enumerate(batch)
-        ]
-        lasting = [each.is_lasting(seconds * 1000) for each in calls]
-        for each in compress(calls, lasting):
-            each.queue(pipeline, sha)
-        replies = iter(pipeline.execute(raise_on_error=False))
-        for case, each in compress(zip(batch, calls, strict=True), lasting):
-            if mismatch := compare(script, case, each.effect(replies)):
-                yield f"{name}: {mismatch}: {case}"
 
 
 def all_cases(name: str, limit: int, now_ms: int) -> Iterator[Case]:
