@@ -133,8 +133,8 @@ class Verification:
             f"is listed as equivalent, but is detected or gone: {name}"
             for name in EQUIVALENT_MUTANTS.keys() - survived
         ]
-        detected = len(mutants) - len(survived)
-        figures = f"{detected:,} of {len(mutants):,} detected, {len(survived)} equivalent"
+        detected, equivalent = len(mutants) - len(survived), survived & EQUIVALENT_MUTANTS.keys()
+        figures = f"{detected:,} of {len(mutants):,} detected, {len(equivalent)} equivalent"
         return "mutants of the Lua", figures
 
     def _map(

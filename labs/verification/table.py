@@ -217,7 +217,7 @@ def all_records() -> list[Value]:
     """
     records: list[Value] = [None] * 60
     records += DAMAGED * 8
-    records += [OTHER_TYPE] * 16
+    records += [OTHER_TYPE] * 40
     endings = [(b"", b"", "CF", 0), (ROOTS[0], _ONE, "CF", 0)]
     endings += [(ROOTS[0], _ONE, "PQ", until) for until in _UNTIL]
     for at_ms, token, fingerprint, (form, body), attempt, (root, owner, states, until) in product(
