@@ -27,6 +27,7 @@ _CONTEXT.set_forkserver_preload(
         "celery.worker.consumer",
         "kombu.transport.redis",
         "celery_idempotent.cli",
+        "pytest_celery",
     ]
 )
 

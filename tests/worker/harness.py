@@ -11,7 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
 from tests.waiting import SOON, eventually
 from tests.worker.forking import ForkedCelery
-from tests.worker.ledger import Ledger
+from tests.worker.ledger import Ledger, ReceivedSignal, Run
 from tests.worker.shop import SETTINGS_VARIABLE, make_app
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -284,6 +286,12 @@ class Shop:
         """Returns the number of messages in the broker, unacknowledged ones included."""
         return self.redis.llen(queue) + self.redis.hlen("unacked")
 
+    def deliver_kept(self) -> bytes:
+        """Delivers a message of the queue `kept`, and returns it, so that it can come again."""
+        message: bytes = eventually(lambda: self.redis.lpop("kept"), "the message is published")
+        self.redis.lpush("celery", message)
+        return message
+
     def wait_until_empty(self, seconds: float = SOON) -> None:
         """Waits until the broker has no message left."""
         eventually(lambda: self.messages() == 0, "the broker has no message left", seconds)
@@ -307,3 +315,87 @@ class Shop:
 
 def _signal_number(name: str | int) -> int:
     return getattr(signal, name) if isinstance(name, str) else name
+
+
+class Monitor:
+    """Receives a shop's events, as Flower does."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.state = shop.app.events.State()
+        self.received: list[dict[str, Any]] = []
+        ready = threading.Event()
+        self._connection = shop.app.connection()
+        self._receiver = shop.app.events.Receiver(self._connection, handlers={"*": self._on_event})
+        self._receiver.on_consume_ready = lambda *_, **__: ready.set()
+        self._thread = threading.Thread(target=self._receiver.capture, args=(None, None, False))
+        self._thread.start()
+        assert ready.wait(SOON)
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        self.state.event(dict(event))
+        self.received.append(event)
+
+    def wait_for(self, name: str, task_id: str) -> dict[str, Any]:
+        """Waits for an event about a task, and returns it."""
+        return eventually(
+            lambda: next(
+                (e for e in self.received if e["type"] == name and e.get("uuid") == task_id), None
+            ),
+            f"{name} of {task_id}; received: {[e['type'] for e in self.received]}",
+        )
+
+    def stop(self) -> None:
+        self._receiver.should_stop = True
+        self._thread.join(SOON)
+        self._connection.release()
+
+
+#: In seconds, instead of the default of 60.
+LEASE = 2.0
+
+#: The queue of the worker that is frozen; a frozen worker may hold messages of its queue.
+FIRST_QUEUE = "first"
+
+
+@dataclass(frozen=True)
+class FrozenTakeover:
+    """An execution that was frozen past its lease, and the one that took over."""
+
+    frozen: Run
+    winner: Run
+    receipts: tuple[Any, Any]
+    signals_of_frozen: list[ReceivedSignal]
+    notes: list[str]
+
+
+def freeze_past_the_lease(shop: Shop, task: Any, order: str, within: str = "") -> FrozenTakeover:
+    """Freezes a worker during `task`, runs a duplicate on another worker, and continues the first.
+
+    Args:
+        within: the step during which the worker is frozen; before the first step if empty.
+    """
+    ledger = shop.ledger
+    owner = shop.start_worker("--queues", FIRST_QUEUE, concurrency=1)
+    held = f"{within} of {order}" if within else order
+    ledger.hold(held)
+    first = task.apply_async((order,), queue=FIRST_QUEUE)
+    ledger.wait_for_run(order)
+    if within:
+        eventually(lambda: within in ledger.notes(order), f"step {within} has started")
+    owner.freeze()
+    shop.start_worker(concurrency=1)
+    ledger.release(held)
+    duplicate = task.delay(order)
+    winner_receipt = duplicate.get(timeout=SOON)
+    winner = ledger.runs(order)[1]
+    owner.resume()
+    frozen_receipt = first.get(timeout=SOON)
+    eventually(lambda: ledger.runs(order)[0].end, "the resumed execution ends")
+    shop.wait_until_empty()
+    return FrozenTakeover(
+        frozen=ledger.runs(order)[0],
+        winner=winner,
+        receipts=(frozen_receipt, winner_receipt),
+        signals_of_frozen=ledger.signals(first.id),
+        notes=ledger.notes(order),
+    )

@@ -22,10 +22,8 @@ from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import try_later
-from tests.worker.frozen import LEASE
-from tests.worker.harness import FAST_REDELIVERY, Shop
-from tests.worker.tasks import pack, rejecting
+from tests.worker.harness import FAST_REDELIVERY, LEASE, Shop
+from tests.worker.tasks import pack, rejecting, try_later
 
 pytestmark = pytest.mark.worker
 
@@ -93,9 +91,7 @@ def doomed(broker: RedisBroker | RabbitBroker, open_shop: Callable[..., Shop]) -
 
 
 def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str) -> None:
-    shop.ledger.hold(order)
-    first = pack.delay(order)
-    shop.ledger.wait_for_run(order)
+    first = shop.ledger.start(pack, order)
     duplicates = [pack.delay(order) for _ in range(20)]
     for duplicate in duplicates:
         shop.ledger.wait_for_signal(duplicate.id, "conflicted")
@@ -186,9 +182,7 @@ class TestConnectionLost:
     def test_redelivered_message_causes_no_second_execution(
         self, broker: RedisBroker | RabbitBroker, shop: Shop, order: str
     ) -> None:
-        shop.ledger.hold(order)
-        result = pack.delay(order)
-        shop.ledger.wait_for_run(order)
+        result = shop.ledger.start(pack, order)
         broker.close_connections()
         shop.ledger.wait_for_signal(result.id, "conflicted")
         assert result.state == "PENDING", "the copy has stored no state"
@@ -207,9 +201,7 @@ class TestConnectionLost:
         self, broker: RedisBroker | RabbitBroker, doomed: Shop, order: str
     ) -> None:
         (worker,) = doomed.workers
-        doomed.ledger.hold(order)
-        result = pack.delay(order)
-        doomed.ledger.wait_for_run(order)
+        result = doomed.ledger.start(pack, order)
         broker.close_connections()
         doomed.ledger.wait_for_signal(result.id, "conflicted")
 
@@ -258,9 +250,7 @@ def test_rejected_duplicate_is_dead_lettered(
     ):
         dead_letter_queue = connection.SimpleQueue("dead")
         shop.start_worker(concurrency=2)
-        shop.ledger.hold(order)
-        first = rejecting.delay(order)
-        shop.ledger.wait_for_run(order)
+        first = shop.ledger.start(rejecting, order)
         duplicate = rejecting.delay(order)
 
         message = dead_letter_queue.get(timeout=SOON)

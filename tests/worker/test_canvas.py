@@ -13,10 +13,9 @@ from celery import chain, chord, group
 
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import follow_up, note_failure, report
-from tests.worker.failing_tasks import OutOfStockError, final, flaky
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack
+from tests.worker.tasks import OutOfStockError, final, flaky, pack
 
 pytestmark = pytest.mark.worker
 

@@ -35,10 +35,9 @@ from tests.worker.canvas_tasks import (
     report,
     staged,
 )
-from tests.worker.failing_tasks import final
 from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack
+from tests.worker.tasks import final, pack
 
 pytestmark = pytest.mark.worker
 
@@ -138,8 +137,7 @@ class TestMessageIsRedeliveredAfterCompletion:
         self, shop: Shop, ledger: Ledger, order: str, canvas: Callable[..., AsyncResult]
     ) -> None:
         canvas(pack.s(order).set(task_id=order, queue="kept"), order)
-        message = eventually(lambda: shop.redis.lpop("kept"), "the message is published")
-        shop.redis.lpush("celery", message)
+        message = shop.deliver_kept()
         eventually(lambda: ledger.notes(order), "the continuation has run")
         shop.wait_until_empty()
 
@@ -286,8 +284,7 @@ class TestReplacement:
         ledger.hold(f"replacement of {order}")
         first = hand_over.delay(order)
         ledger.wait_for_run(f"replacement of {order}")
-        duplicate = hand_over.delay(order)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
+        duplicate = ledger.duplicate(hand_over, order)
         ledger.release(f"replacement of {order}")
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
@@ -341,8 +338,7 @@ class TestReplacement:
         """A redelivery of the replaced message sends nothing."""
         errback = report.si("failed", order)
         hand_over_in_vain.apply_async((order,), task_id=order, link_error=errback, queue="kept")
-        message = eventually(lambda: shop.redis.lpop("kept"), "the message is published")
-        shop.redis.lpush("celery", message)
+        message = shop.deliver_kept()
         eventually(lambda: ledger.notes(order), "the errback has run")
 
         shop.redis.lpush("celery", message)
@@ -416,3 +412,28 @@ MAPPED: dict[str, Callable[[], AsyncResult]] = {
     "starmap": lambda: pack.starmap([(f"{number} starmap", 1) for number in NUMBERS]).delay(),
     "chunks": lambda: pack.chunks([(f"{number} chunks",) for number in NUMBERS], 3).delay(),
 }
+
+
+def test_it_is_on_by_itself(shop: Shop) -> None:
+    lines = shop.workers[0].logs().splitlines()
+    (line,) = (line for line in lines if "shop.pack" in line and ": key by " in line)
+    assert "fused completion off" not in line
+    assert pack.idempotency_configuration.fusion_obstacle == ""
+
+
+@pytest.mark.core
+def test_a_process_that_is_killed_after_the_write(shop: Shop, ledger: Ledger, order: str) -> None:
+    result = ledger.start(pack, order)
+    ledger.kill_once("before", result.id)
+    ledger.release(order)
+
+    receipt = result.get(timeout=SOON)
+    shop.wait_until_empty()
+
+    (run,) = ledger.runs(order)
+    assert receipt["receipt"]
+    record = pack.idempotency_record(order)
+    assert record is not None
+    assert (record.state, record.result, record.token) == (State.COMPLETED, receipt, run.token)
+    # The message is acknowledged, since Celery finds the success, or its redelivery is a replay.
+    assert shop.app.AsyncResult(result.id).result == receipt

@@ -16,7 +16,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
 
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import (
+from tests.worker.harness import COPIED_MESSAGES, Shop
+from tests.worker.tasks import (
     AFTER_VISIBILITY_TIMEOUT,
     OutOfStockError,
     die_late_for_good,
@@ -29,11 +30,10 @@ from tests.worker.failing_tasks import (
     flaky,
     flaky_in_turn,
     flaky_tick,
+    in_turn,
     poll_late,
     report_failure,
 )
-from tests.worker.harness import COPIED_MESSAGES, Shop
-from tests.worker.wishes import in_turn
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
@@ -151,8 +151,7 @@ class TestPublishedAnew:
         frozen.freeze(order)
         for number in (1, 2):
             frozen.apply_async()
-            message = eventually(lambda: shop.redis.lpop("kept"), "it is published")
-            shop.redis.lpush("celery", message)
+            message = shop.deliver_kept()
             eventually(lambda n=number: len(shop.ledger.notes(order)) == n, "the errback has run")
             shop.wait_until_empty()
 

@@ -83,9 +83,7 @@ class TestWhileItRuns:
     def test_twenty_duplicates_get_the_result_of_one_execution(
         self, ledger: Ledger, order: str
     ) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
+        first = ledger.start(pack, order)
         duplicates = [pack.delay(order) for _ in range(20)]
         for duplicate in duplicates:
             ledger.wait_for_signal(duplicate.id, "conflicted")
@@ -138,27 +136,8 @@ class TestAfterCompletion:
         assert [other.get(timeout=SOON) for other in others] == [receipt] * 4
         assert len(ledger.runs(order)) == 1
 
-    def test_default_argument_does_not_change_the_key(self, ledger: Ledger, order: str) -> None:
-        receipt = pack.delay(order).get(timeout=SOON)
-
-        assert pack.delay(order, 1).get(timeout=SOON) == receipt
-        assert len(ledger.runs(order)) == 1
-
-    def test_other_arguments_have_another_key(self, ledger: Ledger, order: str) -> None:
-        receipts = [pack.delay(order, amount).get(timeout=SOON) for amount in (1, 2)]
-
-        assert [receipt["amount"] for receipt in receipts] == [1, 2]
-        assert len(ledger.runs(order)) == 2
-
 
 class TestSameKeyWithOtherArguments:
-    def test_is_rejected(self, ledger: Ledger, order: str) -> None:
-        charge.delay(order, amount=1).get(timeout=SOON)
-
-        with pytest.raises(KeyReusedError, match="other arguments"):
-            charge.delay(order, amount=2).get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
-
     def test_does_not_change_the_first_outcome(self, ledger: Ledger, order: str) -> None:
         receipt = charge.delay(order, amount=1).get(timeout=SOON)
         charge.delay(order, amount=2).get(timeout=SOON, propagate=False)
@@ -167,9 +146,7 @@ class TestSameKeyWithOtherArguments:
         assert len(ledger.runs(order)) == 1
 
     def test_is_rejected_during_the_first_execution(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first = charge.delay(order, amount=1)
-        ledger.wait_for_run(order)
+        first = ledger.start(charge, order, amount=1)
 
         with pytest.raises(KeyReusedError):
             charge.delay(order, amount=2).get(timeout=SOON)
@@ -282,11 +259,8 @@ class TestTaskIdOfADuplicate:
         assert found(shop, f"{items.id}/1").task_id == first.id
 
     def test_while_it_waits_and_after(self, ledger: Ledger, shop: Shop, order: str) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
-        duplicate = pack.delay(order)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
+        first = ledger.start(pack, order)
+        duplicate = ledger.duplicate(pack, order)
 
         assert show(shop, duplicate.id)["duplicate"]["replayed"] is False
         assert outcome_of(duplicate) is None
@@ -302,11 +276,8 @@ class TestTaskIdOfADuplicate:
     def test_of_a_duplicate_that_never_runs(
         self, ledger: Ledger, shop: Shop, order: str, task: Any
     ) -> None:
-        ledger.hold(order)
-        first = task.delay(order)
-        ledger.wait_for_run(order)
-        duplicate = task.delay(order)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
+        first = ledger.start(task, order)
+        duplicate = ledger.duplicate(task, order)
         ledger.release(order)
         ledger.wait_for_signal(first.id, "completed")
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
-from celery_idempotent import CorruptRecordError
 from tests.servers.processes import is_running
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import (
-    dead_lettered,
-    hard_limited,
-    hard_limited_again,
-    leaving,
-    soft_limited,
-)
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack, short_lease
+from tests.worker.tasks import (
+    dead_lettered,
+    hard_limited,
+    leaving,
+    pack,
+    short_lease,
+    soft_limited,
+)
 
 pytestmark = pytest.mark.worker
 
@@ -92,27 +90,12 @@ class TestMessagesNotAcknowledgedAfterAnError:
         key = dead_lettered.idempotency_key_of(order)
         assert not shop.redis.exists(f"idem:{key}")
 
-    @pytest.mark.exhaustive
-    def test_message_runs_again_after_a_hard_time_limit(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        result = hard_limited_again.delay(order)
-        child = ledger.wait_for_run(order).pid
-        eventually(lambda: not is_running(child), "the child is killed")
-        ledger.release(order)
-
-        eventually(
-            lambda: [run.end for run in ledger.runs(order)][1:] == ["returned"], "it runs again"
-        )
-        assert {run.task_id for run in ledger.runs(order)} == {result.id}
-
 
 class TestRevokeTerminate:
     def test_releases_the_key_within_two_seconds(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
-        ledger.hold(order)
-        revoked = pack.delay(order)
-        ledger.wait_for_run(order)
+        revoked = ledger.start(pack, order)
         revoked.revoke(terminate=True)
         eventually(lambda: revoked.state == "REVOKED", "the task is revoked")
         revoked_at = time.time()
@@ -125,9 +108,7 @@ class TestRevokeTerminate:
     def test_by_sigkill_releases_the_key_before_the_lease_ends(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
-        ledger.hold(order)
-        revoked = pack.delay(order)
-        ledger.wait_for_run(order)
+        revoked = ledger.start(pack, order)
         revoked.revoke(terminate=True, signal="SIGKILL")
         eventually(lambda: revoked.state == "REVOKED", "the task is revoked")
         revoked_at = time.time()
@@ -138,44 +119,6 @@ class TestRevokeTerminate:
         assert ledger.runs(order)[1].started_at - revoked_at < 15
 
 
-@pytest.mark.exhaustive
-class TestShutdown:
-    def test_warm_shutdown_waits_for_the_execution(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop() as shop:
-            worker = shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            result = pack.delay(order)
-            shop.ledger.wait_for_run(order)
-            worker.container.request_shutdown()
-            worker.wait_for_log("Warm shutdown")
-            shop.ledger.release(order)
-            worker.wait_for_exit()
-
-            receipt = result.get(timeout=SOON)
-            worker.restart()
-            assert pack.delay(order).get(timeout=SOON) == receipt
-            assert len(shop.ledger.runs(order)) == 1
-
-    def test_task_runs_again_after_a_cold_shutdown(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop(idempotency_lease=2.0) as shop:
-            worker = shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            result = pack.delay(order)
-            shop.ledger.wait_for_run(order)
-            worker.kill("SIGQUIT")
-            worker.wait_for_exit()
-            shop.ledger.release(order)
-            worker.restart()
-
-            assert result.get(timeout=SOON)["receipt"]
-            assert [run.task_id for run in shop.ledger.runs(order)] == [result.id] * 2
-            shop.wait_until_empty()
-
-
 class TestStore:
     def test_flushed_scripts_have_no_effect(self, shop: Shop, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
@@ -183,33 +126,17 @@ class TestStore:
         run = ledger.wait_for_run(order)
         shop.redis.script_flush()
         eventually(lambda: time.time() > run.started_at + 3, "a lease of 2 s would be over")
-        duplicate = short_lease.delay(order)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
+        duplicate = ledger.duplicate(short_lease, order)
         shop.redis.script_flush()
         ledger.release(order)
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
 
-    def test_damaged_record_is_rejected_until_it_is_forgotten(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        pack.delay(order).get(timeout=SOON)
-        shop.redis.set(f"idem:{ledger.runs(order)[0].key}", b"not a record")
-
-        with pytest.raises(CorruptRecordError, match="forget the key"):
-            pack.delay(order).get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
-
-        assert pack.idempotency_forget(order) is True
-        assert pack.delay(order).get(timeout=SOON)["receipt"]
-
     def test_outcome_of_a_forgotten_execution_is_not_stored(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
+        first = ledger.start(pack, order)
         assert pack.idempotency_forget(order) is True
         ledger.release(order)
 

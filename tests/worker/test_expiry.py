@@ -18,18 +18,19 @@ from celery_idempotent.record import turn
 from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
-from tests.worker.failing_tasks import (
+from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, Shop
+from tests.worker.ledger import Ledger
+from tests.worker.tasks import (
     OutOfStockError,
+    collapsed,
     final,
     flaky,
+    in_turn,
+    pack,
     try_later,
     try_later_in_a_burst,
     try_later_in_turn,
 )
-from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, Shop
-from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack
-from tests.worker.wishes import collapsed, in_turn
 
 pytestmark = pytest.mark.worker
 
@@ -233,9 +234,7 @@ class TestCopyOfARunningMessage:
     def test_revoked_copy_does_not_change_the_state(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
-        ledger.hold(order)
-        result = pack.delay(order)
-        ledger.wait_for_run(order)
+        result = ledger.start(pack, order)
         pack.update_state(result.id, state="STARTED")
         result.revoke(wait=True, timeout=1)
         ledger.wait_for_signal(result.id, "conflicted", number=2)
@@ -257,9 +256,7 @@ class TestMessageThatHasNotStarted:
 
     def test_expires_after_a_conflict(self, shop: Shop, ledger: Ledger, order: str) -> None:
         """The requeued message keeps its expiry."""
-        ledger.hold(order)
-        pack.delay(order)
-        ledger.wait_for_run(order)
+        ledger.start(pack, order)
         result = pack.apply_async((order,), expires=4)
         ledger.wait_for_signal(result.id, "conflicted")
 
@@ -271,9 +268,7 @@ class TestMessageThatHasNotStarted:
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         """It renews its reservation when it meets the run, but not beyond its expiry."""
-        ledger.hold(order)
-        collapsed.delay(order)
-        ledger.wait_for_run(order)
+        ledger.start(collapsed, order)
         result = collapsed.apply_async((order,), expires=60)
         ledger.wait_for_signal(result.id, "conflicted")
 

@@ -12,10 +12,9 @@ from celery.exceptions import TimeLimitExceeded
 from celery_idempotent import State
 from tests.servers.processes import is_running
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import hard_limited, hard_limited_again
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack
+from tests.worker.tasks import hard_limited, hard_limited_again, pack
 
 pytestmark = pytest.mark.worker
 

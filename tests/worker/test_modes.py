@@ -20,7 +20,7 @@ from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.ledger import Run
-from tests.worker.wishes import (
+from tests.worker.tasks import (
     burst_of,
     collapsed,
     each_message,

@@ -15,9 +15,8 @@ from celery.result import AsyncResult
 from celery_idempotent.task.republish import PAUSE_FACTOR, REQUEUE_PAUSE
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
-from tests.worker.failing_tasks import try_later
 from tests.worker.harness import Shop
-from tests.worker.tasks import pack
+from tests.worker.tasks import pack, try_later
 
 pytestmark = [pytest.mark.worker, pytest.mark.rabbitmq]
 
@@ -118,9 +117,7 @@ class TestPublishersBlocked:
         Only the worker's main process is suspended meanwhile: its pool renews the lease.
         """
         (worker,) = shop.workers
-        shop.ledger.hold(order)
-        first = pack.delay(order)
-        shop.ledger.wait_for_run(order)
+        first = shop.ledger.start(pack, order)
         worker.container.process.send_signal(signal.SIGSTOP)
         duplicate = pack.delay(order)
         rabbitmq.block_publishers()

@@ -368,9 +368,7 @@ class TestBrokerRestarts:
                 worker.wait_for_log("Cannot renew the visibility timeout")
                 broker.restart()
                 order_again = f"{order} again"
-                shop.ledger.hold(order_again)
-                result = pack.delay(order_again)
-                shop.ledger.wait_for_run(order_again)
+                result = shop.ledger.start(pack, order_again)
 
                 def is_renewed() -> bool:
                     return 0 < scores(shop).get("shop.pack", 0) <= REDELIVER_AFTER

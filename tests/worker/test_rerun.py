@@ -26,7 +26,8 @@ from tests.exhaustive import exhaustive_except
 from tests.servers.cluster import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import (
+from tests.worker.harness import Shop
+from tests.worker.tasks import (
     OutOfStockError,
     final,
     final_in_turn,
@@ -34,10 +35,11 @@ from tests.worker.failing_tasks import (
     final_together,
     final_unstored,
     flaky,
+    frail,
+    pack,
+    rejecting,
     report_failure,
 )
-from tests.worker.harness import Shop
-from tests.worker.tasks import frail, pack, rejecting
 
 pytestmark = pytest.mark.worker
 
@@ -107,9 +109,7 @@ class TestOfEachKind:
         assert len(shop.ledger.runs(order)) == 2
 
     def test_a_rejected_duplicate(self, shop: Shop, order: str) -> None:
-        shop.ledger.hold(order)
-        first = rejecting.delay(order)
-        shop.ledger.wait_for_run(order)
+        first = shop.ledger.start(rejecting, order)
         duplicate = rejecting.delay(order)
         eventually(lambda: kept_of(shop, rejecting, order), "it is kept")
         shop.ledger.release(order)
@@ -166,9 +166,7 @@ class TestOfEachKind:
         assert final.idempotency_forget(order, 1)
 
     def test_what_runs_is_left_alone(self, shop: Shop, order: str) -> None:
-        shop.ledger.hold(order)
-        result = pack.delay(order)
-        shop.ledger.wait_for_run(order)
+        result = shop.ledger.start(pack, order)
 
         assert "it has not ended" in celery(shop.app, "rerun", result.id, "--yes", code=1)
 
@@ -198,9 +196,7 @@ def poison(shop: Shop, order: str) -> str:
 
 def reject(shop: Shop, order: str) -> str:
     """Returns the task id of a duplicate that was rejected; the outcome it met is forgotten."""
-    shop.ledger.hold(order)
-    first = rejecting.delay(order)
-    shop.ledger.wait_for_run(order)
+    first = shop.ledger.start(rejecting, order)
     duplicate = rejecting.delay(order)
     eventually(lambda: kept_of(shop, rejecting, order), "it is kept")
     shop.ledger.release(order)

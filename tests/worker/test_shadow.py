@@ -12,19 +12,25 @@ from celery_idempotent import State
 from celery_idempotent.monitoring.inspect_commands import ask
 from celery_idempotent.monitoring.statistics import double_executions
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import EXITS, OutOfStockError, final, flaky, leaving, try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
+    EXITS,
+    OutOfStockError,
     charge,
+    collapsed,
+    final,
+    flaky,
     frail,
+    in_turn,
+    leaving,
     misruled,
     pack,
     raising,
     reserved,
+    try_later,
     waiting,
 )
-from tests.worker.wishes import collapsed, in_turn
 
 pytestmark = pytest.mark.worker
 
@@ -72,9 +78,7 @@ class TestDuplicate:
         assert received.details["record"]["task_id"] == first.id
 
     def test_runs_at_once_during_the_first_execution(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
+        first = ledger.start(pack, order)
         duplicate, copy = pack.delay(order), pack.apply_async((order,), task_id=first.id)
         ledger.wait_for_run(order, number=3)
         ledger.release(order)
@@ -92,9 +96,7 @@ class TestDuplicate:
     def test_policy_is_named_and_not_applied(
         self, ledger: Ledger, order: str, task: object
     ) -> None:
-        ledger.hold(order)
-        first = task.delay(order)
-        ledger.wait_for_run(order)
+        first = ledger.start(task, order)
         duplicate = task.delay(order)
         received = ledger.wait_for_signal(duplicate.id, "would_conflict")
         ledger.release(order)
@@ -301,9 +303,7 @@ class TestKeysThatRunAgain:
         assert decisions(ledger, third.id) == ["would_run"]
 
     def test_burst_is_counted_as_it_would_be_collapsed(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        running = collapsed.delay(order)
-        ledger.wait_for_run(order)
+        running = ledger.start(collapsed, order)
         burst = [collapsed.delay(order) for _ in range(3)]
         ledger.wait_for_run(order, number=4)
         ledger.release(order)

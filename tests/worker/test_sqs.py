@@ -14,9 +14,8 @@ from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.redelivery import sqs
 from tests.sqs import Queues
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import try_later
 from tests.worker.harness import Shop
-from tests.worker.tasks import pack
+from tests.worker.tasks import pack, try_later
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
@@ -58,9 +57,7 @@ def wait_until_empty(queues: Queues, shop: Shop) -> None:
 
 
 def test_ten_duplicates_cause_no_execution(shop: Shop, queues: Queues, order: str) -> None:
-    shop.ledger.hold(order)
-    first = pack.delay(order)
-    shop.ledger.wait_for_run(order)
+    first = shop.ledger.start(pack, order)
     duplicates = [pack.delay(order) for _ in range(10)]
     for duplicate in duplicates:
         shop.ledger.wait_for_signal(duplicate.id, "conflicted")
@@ -77,9 +74,7 @@ def test_ten_duplicates_cause_no_execution(shop: Shop, queues: Queues, order: st
 def test_execution_longer_than_the_visibility_timeout_runs_once(
     shop: Shop, queues: Queues, order: str
 ) -> None:
-    shop.ledger.hold(order)
-    result = pack.delay(order)
-    shop.ledger.wait_for_run(order)
+    result = shop.ledger.start(pack, order)
     # Requeueing the copy deletes the message of both, so that one message is left.
     shop.ledger.wait_for_signal(result.id, "conflicted", number=3)
     queue = shop.app.conf.task_default_queue
@@ -107,9 +102,7 @@ def test_task_of_a_killed_worker_runs_again(
 ) -> None:
     with open_shop(**settings_for(queues, visibility_timeout=VISIBILITY_TIMEOUT)) as shop:
         worker = shop.start_worker(concurrency=1)
-        shop.ledger.hold(order)
-        result = pack.delay(order)
-        shop.ledger.wait_for_run(order)
+        result = shop.ledger.start(pack, order)
         worker.kill()
         shop.start_worker(concurrency=1)
         shop.ledger.release(order)

@@ -9,10 +9,9 @@ from celery.result import AsyncResult
 
 from tests.waiting import SOON
 from tests.worker.canvas_tasks import PARTS, ship
-from tests.worker.failing_tasks import OutOfStockError
-from tests.worker.frozen import LEASE, FrozenTakeover, freeze_past_the_lease
-from tests.worker.harness import Shop
+from tests.worker.harness import LEASE, FrozenTakeover, Shop, freeze_past_the_lease
 from tests.worker.ledger import Ledger
+from tests.worker.tasks import OutOfStockError
 
 pytestmark = pytest.mark.worker
 

@@ -13,11 +13,17 @@ from celery.result import AsyncResult
 
 from celery_idempotent import PoisonedTaskError, State
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import poison
-from tests.worker.frozen import LEASE, FrozenTakeover, freeze_past_the_lease
-from tests.worker.harness import COPIED_MESSAGES, FAST_REDELIVERY, KILLED_WORKERS, Shop
+from tests.worker.harness import (
+    COPIED_MESSAGES,
+    FAST_REDELIVERY,
+    KILLED_WORKERS,
+    LEASE,
+    FrozenTakeover,
+    Shop,
+    freeze_past_the_lease,
+)
 from tests.worker.ledger import Ledger, Run
-from tests.worker.tasks import check_then_handle, pack
+from tests.worker.tasks import check_then_handle, pack, poison
 
 pytestmark = pytest.mark.worker
 
@@ -116,9 +122,7 @@ class TestWorkerKilled:
         # kombu's default visibility timeout is an hour.
         with open_shop(idempotency_lease=LEASE) as shop:
             first = shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            pack.delay(order)
-            shop.ledger.wait_for_run(order)
+            shop.ledger.start(pack, order)
             shop.start_worker(concurrency=1)
             first.kill()
             shop.ledger.release(order)
