@@ -14,7 +14,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from tests.sql.admin_site import set_up
-from tests.sql.processes import dump_cases
+from tests.sql.databases import dump_cases
 
 app = set_up(sys.argv[1], sys.argv[2])
 

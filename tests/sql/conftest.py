@@ -13,9 +13,8 @@ from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
 from tests.sql import harness
-from tests.sql.databases import KINDS, LIBRARIES, TestDatabase
+from tests.sql.databases import KINDS, LIBRARIES, TestDatabase, output_of
 from tests.sql.function_shop import Shop
-from tests.sql.processes import output_of
 
 
 @pytest.fixture(scope="module")

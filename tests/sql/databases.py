@@ -1,9 +1,14 @@
-"""The databases under test: each kind by SQLAlchemy and by Django, with a table of effects."""
+"""The databases under test: each kind by SQLAlchemy and by Django, with a table of effects.
+
+Also runs modules of this folder in processes of their own, such as one with Django.
+"""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,3 +125,26 @@ class TestDatabase:
         with self.engine.connect() as connection:
             query = outcomes.select().where(outcomes.c.record_key == key)
             return list(connection.execute(query))
+
+
+def output_of(module: str, *arguments: str) -> Any:
+    """Runs a module; returns what it has passed to `dump`."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.sql.{module}", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def dump(value: Any) -> None:
+    """Prints a value as JSON, for the process of the test."""
+    print(json.dumps(value, default=str))
+
+
+def dump_cases(*cases: Callable[[], Any]) -> None:
+    """Prints what each of them returns, by its name."""
+    dump({case.__name__: case() for case in cases})

@@ -6,34 +6,103 @@ python -m tests.sql.django_calls DATABASE_URL REDIS_URL
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from celery_idempotent import Idempotency
-from tests.sql import django_process
-from tests.sql.databases import set_up_django
-from tests.sql.django_process import effects, insert
-from tests.sql.processes import dump_cases
+from celery import Celery, chain, group
+from kombu.exceptions import OperationalError as BrokerError
+
+from celery_idempotent import Decision, Idempotency, IdempotentTask
+from celery_idempotent.errors import StoreUnavailableError
+from tests.sql.databases import dump_cases, set_up_django
 
 set_up_django(sys.argv[1])
 
 from django.core.management import call_command  # noqa: E402 - Django has to be set up
-from django.db import OperationalError, connection, connections, router, transaction  # noqa: E402
+from django.db import IntegrityError, OperationalError, connection, connections, router, transaction  # noqa: E402  # noqa: E402
 from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import RequestFactory  # noqa: E402
 from django.test.utils import CaptureQueriesContext  # noqa: E402
 
 from celery_idempotent.contrib.django.models import Outcome  # noqa: E402
+from celery_idempotent.sql.django import DjangoSession  # noqa: E402
 
-idem = Idempotency(sys.argv[2], key_prefix=uuid4().hex, transaction="default")
+app = Celery(broker="memory://", set_as_current=False)
+app.conf.update(idempotency_redis_url=sys.argv[2], idempotency_key_prefix=uuid4().hex)
+idem = Idempotency(app, transaction="default")
+without_app = Idempotency(sys.argv[2], key_prefix=uuid4().hex, transaction="default")
 
 
-class Call(django_process.Call):
+@app.task(shared=False, name="notify")
+def notify(order: str, **options: Any) -> None:
+    """Is published only."""
+
+
+@app.task(shared=False, name="bill", base=IdempotentTask, idempotency_key="{order}")
+def bill(order: str) -> None:
+    """Is published only."""
+
+
+@app.task(shared=False, name="in_pickle", serializer="pickle")
+def in_pickle(order: str) -> None:
+    """Cannot be read by this app."""
+
+
+@Celery(broker="memory://", set_as_current=False).task(shared=False, lazy=False)
+def notify_by_another_app() -> None:
+    """Has another broker."""
+
+
+def insert(name: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO effects (name, pid) VALUES (%s, 0)", [name])
+
+
+def effects(name: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT COUNT(*) FROM effects WHERE name = %s", [name])
+        return int(cursor.fetchone()[0])
+
+
+class Call:
+    """A function with a transaction, and what it does after its effect."""
+
+    def __init__(
+        self,
+        during: Callable[[str], Any] = lambda name: None,
+        engine: Idempotency = idem,
+        **options: Any,
+    ) -> None:
+        self.name = uuid4().hex
+        self.runs = 0
+
+        @engine.idempotent(key="{name}", name="call", **options)
+        def call(name: str) -> int:
+            self.runs += 1
+            insert(name)
+            during(name)
+            return self.runs
+
+        self.function = call
+
+    def __call__(self) -> Any:
+        """Returns what the function does, or the name and text of its error."""
+        try:
+            return self.function(self.name)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def result(self) -> list[Any]:
+        """Calls it twice; returns both outcomes, its runs and its effects."""
+        return [self(), self(), self.runs, effects(self.name)]
+
+
+class NamingCall(Call):
     """Of an error it returns the name alone."""
-
-    def __init__(self, during: Callable[[str], Any] = lambda name: None) -> None:
-        super().__init__(idem, during)
 
     def __call__(self) -> Any:
         outcome = super().__call__()
@@ -41,14 +110,14 @@ class Call(django_process.Call):
 
 
 def inside_atomic() -> list[Any]:
-    call = Call()
+    call = NamingCall()
     with transaction.atomic():
         outcome = call()
     return [outcome, *call.result()]
 
 
 def under_atomic_requests() -> list[Any]:
-    call = Call()
+    call = NamingCall()
 
     def view(request: HttpRequest) -> HttpResponse:
         return HttpResponse(call())
@@ -77,7 +146,7 @@ def reads_from_a_replica() -> list[Any]:
         "PORT": "1",
     }
     routers, router.routers = router.routers, [ReadsFromReplica()]
-    call = Call()
+    call = NamingCall()
     try:
         read = "read"
         try:
@@ -100,11 +169,11 @@ def nested_atomic() -> list[Any]:
         with transaction.atomic():
             insert(name)
 
-    return Call(during).result()
+    return NamingCall(during).result()
 
 
 def set_rollback() -> list[Any]:
-    return Call(lambda name: transaction.set_rollback(True)).result()
+    return NamingCall(lambda name: transaction.set_rollback(True)).result()
 
 
 def statements() -> int:
@@ -112,7 +181,7 @@ def statements() -> int:
     with CaptureQueriesContext(connection) as plain, transaction.atomic():
         insert("plain")
     with CaptureQueriesContext(connection) as ours:
-        Call()()
+        NamingCall()()
     return len(ours) - len(plain)
 
 
@@ -125,7 +194,7 @@ def missing_migrations() -> str:
 
 
 def connection_in_body() -> bool:
-    return Call(lambda name: idem.current.connection is connection).result() == [1, 1, 1, 1]
+    return NamingCall(lambda name: idem.current.connection is connection).result() == [1, 1, 1, 1]
 
 
 def batch() -> list[Any]:
@@ -151,6 +220,258 @@ def batch() -> list[Any]:
     return [*decisions, [effects(key) for key in keys]]
 
 
+def on_commit(function: Callable[[], Any], **options: Any) -> None:
+    transaction.on_commit(function, **options)
+
+
+def published() -> list[list[str]]:
+    """Takes all messages from the broker: the task and the id of each."""
+    found = []
+    channel = app.connection_for_read().default_channel
+    while (message := channel.basic_get("celery", no_ack=True)) is not None:
+        found.append([message.headers["task"], message.headers["id"]])
+    return found
+
+
+def tasks(messages: list[list[str]]) -> list[str]:
+    return sorted(task for task, _ in messages)
+
+
+@contextmanager
+def interrupted_commit() -> Iterator[None]:
+    """A signal comes after the next commit."""
+    commit = DjangoSession.commit
+
+    def die(session: DjangoSession) -> None:
+        DjangoSession.commit = commit  # type: ignore[method-assign]
+        session.commit()
+        raise KeyboardInterrupt
+
+    DjangoSession.commit = die  # type: ignore[method-assign]
+    yield
+
+
+@contextmanager
+def broker_unavailable() -> Iterator[None]:
+    send = app.amqp.send_task_message
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BrokerError("connection refused")
+
+    app.amqp.send_task_message = refuse
+    try:
+        yield
+    finally:
+        app.amqp.send_task_message = send
+
+
+class PublishingCall(Call):
+    """Its body publishes on commit."""
+
+    @property
+    def outboxes(self) -> int:
+        """The number of rows of this call whose messages are not published."""
+        key = str(self.function.idempotency_key_of(self.name))
+        return Outcome.objects.filter(record_key=key, outbox__isnull=False).count()
+
+    def result(self) -> list[Any]:
+        """Calls it twice; returns both outcomes, the effects, and what was published."""
+        return [self(), self(), effects(self.name), tasks(published())]
+
+
+def forms() -> list[Any]:
+    """Every form in which a message is published."""
+
+    def during(name: str) -> None:
+        on_commit(partial(notify.delay, name))
+        on_commit(partial(notify.apply_async, (name,), countdown=1))
+        on_commit(partial(notify.apply_async, kwargs={"order": name}, queue="celery"))
+        on_commit(notify.s(name).delay)
+        on_commit(notify.si(name).apply_async)
+        on_commit(partial(bill.apply_async, ("7",), idempotency_key=uuid4()))
+        on_commit(chain(notify.si(name), bill.si(name)).apply_async)
+        on_commit(group([notify.s(name)] * 2).delay)
+
+    call = PublishingCall(during)
+    call()
+    messages = published()
+    return [*tasks(messages), len({task_id for _, task_id in messages}), call.outboxes]
+
+
+def rolled_back() -> list[Any]:
+    def during(name: str) -> None:
+        on_commit(partial(notify.delay, name))
+        raise ZeroDivisionError
+
+    return PublishingCall(during).result()
+
+
+def rolled_back_to_a_savepoint() -> list[Any]:
+    def during(name: str) -> None:
+        with transaction.atomic():
+            on_commit(partial(notify.delay, name))
+            transaction.set_rollback(True)
+        on_commit(partial(bill.delay, name))
+
+    return PublishingCall(during).result()
+
+
+def interrupted_after_the_commit() -> list[Any]:
+    """A signal handler raises KeyboardInterrupt."""
+    call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)))
+    with interrupted_commit(), suppress(KeyboardInterrupt):
+        call()
+    return [*call.result(), call.outboxes]
+
+
+def replayed_error_of_the_commit() -> list[Any]:
+    """A deferred constraint fails: its error is the outcome, and nothing is published."""
+
+    def during(name: str) -> None:
+        on_commit(partial(notify.delay, name))
+
+    def refuse(session: DjangoSession) -> None:
+        DjangoSession.commit = commit  # type: ignore[method-assign]
+        session.rollback()
+        raise IntegrityError
+
+    call = PublishingCall(during, replay_errors=(IntegrityError,))
+    commit, DjangoSession.commit = DjangoSession.commit, refuse  # type: ignore[method-assign]
+    return call.result()
+
+
+def found_in_the_row() -> list[Any]:
+    """As after a kill: the row has messages, and Redis has no record."""
+    call = PublishingCall(lambda name: on_commit(chain(notify.si(name), bill.si(name)).apply_async))
+    outboxes: list[Any] = []
+
+    def keep(session: DjangoSession, statement: str, values: Any) -> Any:
+        if "outbox = NULL WHERE id" in statement:
+            outboxes.append(values)
+            statement = statement.replace("outbox = NULL", "owner = owner")
+        return execute(session, statement, values)
+
+    execute, DjangoSession.execute = DjangoSession.execute, keep  # type: ignore[method-assign]
+    first = call()
+    DjangoSession.execute = execute  # type: ignore[method-assign]
+    before = published()
+    left = call.outboxes
+    idem.executor.store.client.flushdb()
+    again = call()
+    after = published()
+    idem.executor.store.client.flushdb()
+    return [first, again, left, call.outboxes, before == after, tasks(after), call(), published()]
+
+
+def broker_was_unavailable() -> list[Any]:
+    call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)))
+    with broker_unavailable():
+        refused = call()
+    return [refused.partition(":")[0], effects(call.name), call.outboxes, *call.result()]
+
+
+def expired_before_it_was_published() -> list[Any]:
+    call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)))
+    with broker_unavailable():
+        call()
+    Outcome.objects.filter(outbox__isnull=False).update(expires_at=1)
+    kept = idem.settings.transaction.purge(10)[0]
+    return [kept, call(), effects(call.name), tasks(published()), call.outboxes]
+
+
+def refused() -> list[Any]:
+    """What is lost if the process dies, and messages that cannot be stored."""
+    own: list[str] = []
+    found = []
+    for function in (
+        lambda: own.append("called"),
+        partial(own.append, "called"),
+        partial(in_pickle.delay, "1"),
+        partial(notify.delay, object()),
+        partial(bill.apply_async, ("1",), idempotency_kee="1"),
+        notify_by_another_app.delay,
+    ):
+        call = PublishingCall(lambda _, function=function: on_commit(function))
+        found.append([call(), effects(call.name), own, published()])
+    call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)), without_app)
+    return [*found, [call(), effects(call.name), own, published()]]
+
+
+def encrypted() -> list[Any]:
+    keys = [b64encode(bytes(32)).decode()]
+    engine = Idempotency(app, transaction="default", encryption_keys=keys)
+    call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)), engine)
+    with broker_unavailable():
+        call()
+    outbox = bytes(Outcome.objects.get(outbox__isnull=False).outbox)
+    return [outbox[:6].decode(), b"body" in outbox, *call.result()]
+
+
+def robust() -> list[Any]:
+    """Django calls it; its author has declared that it may be lost."""
+    called: list[str] = []
+
+    def during(name: str) -> None:
+        on_commit(lambda: called.append(name), robust=True)
+        on_commit(lambda: 1 / 0, robust=True)
+
+    return [*PublishingCall(during).result(), len(called)]
+
+
+def permanently_refused() -> list[Any]:
+    """A wrong argument is found when the message is published."""
+    return PublishingCall(
+        lambda name: (on_commit(partial(bill.delay, name, 2)), on_commit(partial(notify.delay, 1)))
+    ).result()
+
+
+def step_that_publishes() -> list[Any]:
+    ends: list[Callable[[], Any]] = [lambda: None, lambda: 1 / 0]
+
+    @idem.idempotent(key="{name}", name="ship", transaction=None)
+    def ship(name: str) -> None:
+        def book() -> None:
+            insert(name)
+            on_commit(partial(notify.delay, name))
+
+        idem.current.step("book", book, transaction="default")
+        ends.pop()()
+
+    found = []
+    name = uuid4().hex
+    with broker_unavailable():
+        try:
+            ship(name)
+        except StoreUnavailableError as error:
+            found.append(type(error).__name__)
+    while ends:
+        with suppress(ZeroDivisionError):
+            ship(name)
+        found.append(tasks(published()))
+    return [*found, effects(name)]
+
+
+def batch_that_publishes() -> list[Any]:
+    keys = [uuid4().hex for _ in range(2)]
+    found: list[Any] = []
+    for available in (False, True, True):
+        with idem.begin_many(keys) as batch:
+            for entry in batch:
+                if entry.decision is Decision.RUN:
+                    insert(entry.key)
+                    on_commit(partial(notify.delay, entry.key))
+            try:
+                if available:
+                    batch.complete_many()
+                else:
+                    with broker_unavailable():
+                        batch.complete_many()
+            except StoreUnavailableError as error:
+                found.append(type(error).__name__)
+        found.append([*(entry.decision.name for entry in batch), tasks(published())])
+    return [*found, [effects(key) for key in keys]]
+
+
 dump_cases(
     inside_atomic,
     under_atomic_requests,
@@ -161,4 +482,18 @@ dump_cases(
     missing_migrations,
     connection_in_body,
     batch,
+    forms,
+    rolled_back,
+    rolled_back_to_a_savepoint,
+    interrupted_after_the_commit,
+    replayed_error_of_the_commit,
+    found_in_the_row,
+    broker_was_unavailable,
+    expired_before_it_was_published,
+    refused,
+    encrypted,
+    robust,
+    permanently_refused,
+    step_that_publishes,
+    batch_that_publishes,
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import pytest
@@ -22,9 +23,10 @@ from celery_idempotent.errors import (
     SettingsError,
     StoreUnavailableError,
 )
+from celery_idempotent.flow import flow
 from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import each_kind
-from tests.sql.databases import REPOSITORY, TestDatabase, effects
+from tests.sql.databases import REPOSITORY, TestDatabase, effects, new_engine
 from tests.sql.function_shop import forget_records
 from tests.sql.test_concurrent_functions import hold_row
 from tests.sql.test_poisoned import poison
@@ -130,7 +132,7 @@ class TestDuplicates:
         prefix = uuid4().hex
         victim = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.sql.batch_process"),
+                *(sys.executable, "-m", "tests.sql.test_batches"),
                 *(server.url, database.url, prefix, *keys[:3]),
             ],
             cwd=REPOSITORY,
@@ -355,3 +357,20 @@ class TestFailures:
     def test_coroutines_are_refused(self, shop: Shop, keys: list[str]) -> None:
         with pytest.raises(SettingsError, match="abegin_many"):
             asyncio.run(shop.idem.abegin_many(keys))
+
+
+async def die(*_: object) -> NoReturn:
+    """Kills the process after the commit, before the records are completed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    # A batch in a process that the test kills.
+    url, database_url, prefix, *names = sys.argv[1:]
+    idem = Idempotency(url, key_prefix=prefix, lease=1, transaction=new_engine(database_url))
+    flow._store = die
+    with idem.begin_many(names) as batch:
+        for name in batch.pending:
+            batch.connection.execute(effects.insert().values(name=name, pid=os.getpid()))
+        batch.complete_many(dict.fromkeys(names, f"receipt-{os.getpid()}"))
