@@ -119,33 +119,3 @@ def test_clients_without_rights_filled_redis(
 
     assert len(names) == (0 if status == 401 else 100)
     assert size < 100 * 500
-
-
-@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
-def test_a_429_stored_and_replayed_for_ever(kind: str, idem: Idempotency, key: str) -> None:
-    statuses = [429, 429, 201]
-
-    def wsgi_app(environ: Any, start_response: Any) -> list[bytes]:
-        start_response(f"{statuses.pop(0)} Any", [("Retry-After", "0")])
-        return [b"done"]
-
-    async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
-        fields = [(b"retry-after", b"0")]
-        await send({"type": "http.response.start", "status": statuses.pop(0), "headers": fields})
-        await send({"type": "http.response.body", "body": b"done"})
-
-    async def send_to_asgi() -> int:
-        middleware = asgi.IdempotencyMiddleware(asgi_app, idem, identity=asgi.anonymous)
-        response = await asgi_server.request(middleware, asgi_server.scope(key))
-        await idem.aclose()
-        return response.status
-
-    def send_to_wsgi() -> int:
-        middleware = wsgi.IdempotencyMiddleware(wsgi_app, idem, identity=wsgi.anonymous)
-        return wsgi_server.request(middleware, wsgi_server.environ(key), validate=False).status
-
-    responses = [
-        send_to_wsgi() if kind == "wsgi" else asyncio.run(send_to_asgi()) for _ in range(4)
-    ]
-    assert responses == [429, 429, 201, 201]
-    assert statuses == []

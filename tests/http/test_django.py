@@ -16,7 +16,7 @@ from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
-from tests.http.drivers.web_server import CHUNK
+from tests.http.drivers.web_server import CHUNK, request_count
 
 pytestmark = pytest.mark.usefixtures("django_project")
 
@@ -50,11 +50,6 @@ def records() -> list[Any]:
     from tests.http.sites.common import idem
 
     return list(idem.records())
-
-
-def request_count(client: redis.Redis, order: str) -> int:
-    value: Any = client.get(f"requests:{order}")
-    return int(value or 0)
 
 
 class TestUsers:

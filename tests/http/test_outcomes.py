@@ -254,6 +254,24 @@ def test_409_if_responses_are_not_stored(site: Site, key: str) -> None:
     assert problem(again) == "urn:celery-idempotent:response-not-stored"
 
 
+@pytest.mark.parametrize("status", [200, 201, 302, 400, 403, 404, 422])
+def test_a_response_below_500_is_stored(site: Site, key: str, status: int) -> None:
+    site.handler = lambda: (status, [], b"%d" % site.requests)
+    assert [site.post(key).body for _ in range(2)] == [b"1", b"1"]
+
+
+@pytest.mark.parametrize("status", [401, 408, 409, 421, 423, 425, 429, 500, 503])
+def test_a_response_to_be_followed_by_a_retry_is_not_stored(
+    site: Site, key: str, status: int
+) -> None:
+    """Otherwise a 429, say, would be replayed until the key expires."""
+    statuses = [status, status, 201]
+    site.handler = lambda: (statuses[site.requests - 1], [], b"%d" % site.requests)
+    responses = [site.post(key) for _ in range(4)]
+    assert [response.status for response in responses] == [status, status, 201, 201]
+    assert [response.body for response in responses] == [b"1", b"2", b"3", b"3"]
+
+
 def test_the_limit_of_stored_responses_is_an_option(site: Site, key: str) -> None:
     site.options["max_response_bytes"] = 1
     first, again = site.post(key), site.post(key)

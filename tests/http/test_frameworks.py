@@ -16,7 +16,15 @@ from werkzeug.serving import make_server
 
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
-from tests.http.drivers.web_server import GTHREAD, GUNICORN, UVICORN, WebServer, post, serving
+from tests.http.drivers.web_server import (
+    GTHREAD,
+    GUNICORN,
+    UVICORN,
+    WebServer,
+    post,
+    request_count,
+    serving,
+)
 from tests.waiting import eventually
 
 SERVERS = {
@@ -30,11 +38,6 @@ def web(request: pytest.FixtureRequest, site_environment: dict[str, str]) -> Ite
     server = SERVERS[request.param]
     with serving("tests.http.sites.fastapi_site:app", server, **site_environment) as web:
         yield web
-
-
-def request_count(client: redis.Redis, order: str) -> int:
-    value: Any = client.get(f"requests:{order}")
-    return int(value or 0)
 
 
 def test_the_openapi_document_has_the_header(web: WebServer) -> None:
