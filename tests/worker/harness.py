@@ -20,6 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 from celery import Celery
+from celery.result import AsyncResult
 from pytest_celery import CeleryTestWorker
 from redis import Redis
 
@@ -399,3 +400,34 @@ def freeze_past_the_lease(shop: Shop, task: Any, order: str, within: str = "") -
         signals_of_frozen=ledger.signals(first.id),
         notes=ledger.notes(order),
     )
+
+
+def check_duplicates(
+    shop: Shop, task: Any, order: str, number: int, *, at_once: bool = True
+) -> None:
+    """Asserts that duplicates of a running call get its result, without an execution.
+
+    Args:
+        at_once: whether the pool takes them while the first call runs.
+    """
+    ledger = shop.ledger
+    first = ledger.start(task, order)
+    duplicates = [task.delay(order) for _ in range(number)]
+    if at_once:
+        for duplicate in duplicates:
+            ledger.wait_for_signal(duplicate.id, "conflicted")
+    ledger.release(order)
+    receipts = [result.get(timeout=SOON) for result in (first, *duplicates)]
+    assert receipts == [receipts[0]] * (1 + number)
+    assert [run.task_id for run in ledger.runs(order)] == [first.id]
+
+
+def check_retry(shop: Shop, task: Any, order: str, **options: Any) -> AsyncResult:
+    """Asserts that a task that retries soon runs again, and that its duplicate does not."""
+    results = []
+    for _ in range(2):
+        results.append(task.apply_async((order, 0.1), **options))
+        results[-1].get(timeout=SOON)
+    assert results[1].result == results[0].result
+    assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
+    return results[0]

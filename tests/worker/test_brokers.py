@@ -22,7 +22,7 @@ from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
-from tests.worker.harness import FAST_REDELIVERY, LEASE, Shop
+from tests.worker.harness import FAST_REDELIVERY, LEASE, Shop, check_duplicates, check_retry
 from tests.worker.tasks import pack, rejecting, try_later
 
 pytestmark = pytest.mark.worker
@@ -91,16 +91,7 @@ def doomed(broker: RedisBroker | RabbitBroker, open_shop: Callable[..., Shop]) -
 
 
 def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str) -> None:
-    first = shop.ledger.start(pack, order)
-    duplicates = [pack.delay(order) for _ in range(20)]
-    for duplicate in duplicates:
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
-    shop.ledger.release(order)
-
-    receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
-
-    assert receipts == [receipts[0]] * 21
-    assert [run.task_id for run in shop.ledger.runs(order)] == [first.id]
+    check_duplicates(shop, pack, order, 20)
 
 
 @pytest.mark.rabbitmq
@@ -137,10 +128,7 @@ class TestRequeueToRabbitMQ:
 
 
 def test_retry_runs_again_then_replays(shop: Shop, order: str) -> None:
-    receipt = try_later.delay(order, 0.1).get(timeout=SOON)
-
-    assert try_later.delay(order, 0.1).get(timeout=SOON) == receipt
-    assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
+    check_retry(shop, try_later, order)
 
 
 class TestKilled:

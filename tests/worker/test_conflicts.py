@@ -40,9 +40,7 @@ class TestRetry:
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert len(ledger.runs(held)) == 1
 
-    def test_requeued_duplicates_do_not_block_the_pool(
-        self, shop: Shop, ledger: Ledger, held: str
-    ) -> None:
+    def test_requeued_duplicates_do_not_block_the_pool(self, ledger: Ledger, held: str) -> None:
         ledger.start(pack, held)
         # More duplicates than the pool has processes.
         for duplicate in [pack.delay(held) for _ in range(5)]:

@@ -119,7 +119,7 @@ class TestWorkerDiesAfterTheOutcomeIsStored:
 
     @pytest.mark.parametrize("moment", MOMENTS)
     def test_chord_counts_its_member_once(
-        self, shop: Shop, ledger: Ledger, published: None, moment: str
+        self, ledger: Ledger, published: None, moment: str
     ) -> None:
         name = order_of(in_a_chord, moment)
         (note,) = eventually(lambda: ledger.notes(name), "the body has run", LEASE + SOON)
@@ -267,18 +267,13 @@ class TestBrokerDiesAfterTheBody:
 class TestReplacement:
     """``self.replace``"""
 
-    def test_result_is_that_of_the_replacement(self, ledger: Ledger, order: str) -> None:
-        receipt = hand_over.delay(order).get(timeout=SOON)
-
-        assert receipt == pack.delay(f"replacement of {order}").get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
-
-    def test_duplicates_get_the_result_of_the_replacement(self, ledger: Ledger, order: str) -> None:
+    def test_its_result_is_that_of_the_task_and_its_duplicates(
+        self, ledger: Ledger, order: str
+    ) -> None:
         receipts = [hand_over.delay(order).get(timeout=SOON) for _ in range(3)]
 
-        assert receipts == [receipts[0]] * 3
-        assert len(ledger.runs(order)) == 1
-        assert len(ledger.runs(f"replacement of {order}")) == 1
+        assert receipts == [pack.delay(f"replacement of {order}").get(timeout=SOON)] * 3
+        assert len(ledger.runs(order)) == len(ledger.runs(f"replacement of {order}")) == 1
 
     def test_duplicates_wait_for_the_replacement(self, ledger: Ledger, order: str) -> None:
         ledger.hold(f"replacement of {order}")
@@ -395,15 +390,11 @@ class TestRedeliveredMap:
             yield shop
 
     @pytest.mark.parametrize("name", ["map", "starmap", "chunks"])
-    def test_completed_item_does_not_run_again(self, late: Shop, name: str) -> None:
-        assert [run.end for run in late.ledger.runs(f"first {name}")] == ["returned"]
-
-    @pytest.mark.parametrize("name", ["map", "starmap", "chunks"])
-    def test_interrupted_item_runs_again(self, late: Shop, name: str) -> None:
+    def test_the_interrupted_item_alone_runs_again(self, late: Shop, name: str) -> None:
         runs = late.ledger.runs(f"second {name}")
-        assert [run.end for run in runs] == [None, "returned"]
-        assert [run.attempt for run in runs] == [1, 2]
-        assert [run.end for run in late.ledger.runs(f"third {name}")] == ["returned"]
+        assert [(run.end, run.attempt) for run in runs] == [(None, 1), ("returned", 2)]
+        for number in ("first", "third"):
+            assert [run.end for run in late.ledger.runs(f"{number} {name}")] == ["returned"]
 
 
 NUMBERS = ("first", "second", "third")

@@ -211,7 +211,7 @@ class TestArguments:
         ],
     )
     def test_have_the_same_key_in_publisher_and_worker(
-        self, shop: Shop, ledger: Ledger, order: str, value: Any
+        self, ledger: Ledger, order: str, value: Any
     ) -> None:
         result = pack.delay(order, amount=value)
         eventually(lambda: ledger.runs(order) and ledger.runs(order)[-1].end, "it has run")

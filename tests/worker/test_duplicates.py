@@ -23,7 +23,7 @@ from celery_idempotent import (
 from celery_idempotent.store.reference import Reference
 from tests import command_line
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
+from tests.worker.harness import Shop, check_duplicates
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
     charge,
@@ -40,17 +40,10 @@ from tests.worker.tasks import (
 
 pytestmark = pytest.mark.worker
 
+#: `tests/unit/payload/test_codec.py` has more of them.
 JSON_VALUES = [
-    None,
-    0,
-    "",
-    [],
-    False,
-    {},
-    0.0,
     {"a": [1, {"b": [None, True, "ü"]}], "c": {}},
     datetime(2026, 11, 21, 12, 30, 15, 123456, tzinfo=timezone.utc),
-    datetime(2026, 11, 21, 12, 30),
     date(2026, 11, 21),
     time_of_day(12, 30),
     Decimal("19.90"),
@@ -58,15 +51,8 @@ JSON_VALUES = [
     b"\x00\xff bytes",
     (1, 2),
 ]
-PICKLE_VALUES = [
-    *JSON_VALUES,
-    {1: "one", "1": "text"},
-    {1, 2},
-    frozenset({1, 2}),
-    ((), [()]),
-    timedelta(seconds=1.5),
-    1 + 2j,
-]
+PICKLE_VALUES = [*JSON_VALUES, {1: "one", "1": "text"}, {1, 2}, ((), [()]), timedelta(seconds=1.5)]
+values = pytest.mark.parametrize("value", [None, 0, "", [], False, "all"], ids=repr)
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +66,8 @@ def pickling_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 
 class TestWhileItRuns:
-    def test_twenty_duplicates_get_the_result_of_one_execution(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        first = ledger.start(pack, order)
-        duplicates = [pack.delay(order) for _ in range(20)]
-        for duplicate in duplicates:
-            ledger.wait_for_signal(duplicate.id, "conflicted")
-        ledger.release(order)
-
-        receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
-
-        assert receipts == [receipts[0]] * 21
-        assert [run.task_id for run in ledger.runs(order)] == [first.id]
+    def test_twenty_duplicates_cause_no_execution(self, shop: Shop, order: str) -> None:
+        check_duplicates(shop, pack, order, 20)
 
     @pytest.mark.slow
     def test_task_longer_than_three_leases_runs_once(self, ledger: Ledger, order: str) -> None:
@@ -158,9 +133,9 @@ class TestSameKeyWithOtherArguments:
 class TestValues:
     """Replayed values equal those of the first ``AsyncResult.get()``, with the same types."""
 
-    @pytest.mark.parametrize("value", JSON_VALUES, ids=repr)
+    @values
     def test_with_json(self, ledger: Ledger, order: str, value: Any) -> None:
-        first, second = call_twice(order, value)
+        first, second = call_twice(order, JSON_VALUES if value == "all" else value)
 
         assert exactly(second) == exactly(first)
         assert len(ledger.runs(order)) == 1
@@ -187,38 +162,26 @@ class TestNoValue:
 
         assert len(ledger.runs(order)) == 1
 
-    def test_with_store_result_off(self, ledger: Ledger, order: str) -> None:
-        assert forgetful.delay(order).get(timeout=SOON)["receipt"]
-
-        with pytest.raises(ResultNotStoredError, match="idempotency_store_result is off"):
-            forgetful.delay(order).get(timeout=SOON)
-        assert [run.end for run in ledger.runs(order)] == ["returned"]
-
-    def test_with_a_result_that_is_too_large(self, ledger: Ledger, order: str) -> None:
-        assert thrifty.delay(order).get(timeout=SOON)["receipt"]
-
-        with pytest.raises(ResultNotStoredError, match="idempotency_max_result_size"):
-            thrifty.delay(order).get(timeout=SOON)
-        assert [run.end for run in ledger.runs(order)] == ["returned"]
-
-    def test_with_a_result_that_cannot_be_serialized(self, ledger: Ledger, order: str) -> None:
-        # Celery cannot return it to the first caller either.
-        first = unserialisable.delay(order)
-        assert type(first.get(timeout=SOON, propagate=False)).__name__ == "EncodeError"
-
-        with pytest.raises(ResultNotStoredError, match="cannot serialize the type"):
-            unserialisable.delay(order).get(timeout=SOON)
-        assert [run.end for run in ledger.runs(order)] == ["returned"]
-
-    @pytest.mark.parametrize("task", [forgetful, thrifty, unserialisable], ids=lambda t: t.name)
-    def test_record_is_completed(self, shop: Shop, order: str, task: Any) -> None:
+    @pytest.mark.parametrize(
+        ("task", "reason"),
+        [
+            (forgetful, "idempotency_store_result is off"),
+            (thrifty, "idempotency_max_result_size"),
+            # Celery cannot return it to the first caller either.
+            (unserialisable, "cannot serialize the type"),
+        ],
+        ids=["store_result is off", "too large", "not serializable"],
+    )
+    def test_of_a_task(self, ledger: Ledger, order: str, task: Any, reason: str) -> None:
         first = task.delay(order)
-        first.get(timeout=SOON, propagate=False)
-
+        value = first.get(timeout=SOON, propagate=False)
         record = task.idempotency_record(order)
 
-        assert record.state is State.COMPLETED
-        assert record.task_id == first.id
+        assert (record.state, record.task_id) == (State.COMPLETED, first.id)
+        assert type(value).__name__ == ("EncodeError" if task is unserialisable else "dict")
+        with pytest.raises(ResultNotStoredError, match=reason):
+            task.delay(order).get(timeout=SOON)
+        assert [run.end for run in ledger.runs(order)] == ["returned"]
 
 
 class TestTaskIdOfADuplicate:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
+from celery_idempotent.testing.server import RedisServer
 from tests.servers.processes import is_running
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
@@ -18,6 +20,7 @@ from tests.worker.tasks import (
     pack,
     short_lease,
     soft_limited,
+    waiting,
 )
 
 pytestmark = pytest.mark.worker
@@ -84,7 +87,7 @@ class TestTimeLimits:
 class TestMessagesNotAcknowledgedAfterAnError:
     """``acks_on_failure_or_timeout=False``: the next delivery of the message may run."""
 
-    def test_error_is_not_stored_for_copies(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_error_is_not_stored_for_copies(self, shop: Shop, order: str) -> None:
         dead_lettered.delay(order).get(timeout=SOON, propagate=False)
 
         key = dead_lettered.idempotency_key_of(order)
@@ -92,9 +95,7 @@ class TestMessagesNotAcknowledgedAfterAnError:
 
 
 class TestRevokeTerminate:
-    def test_releases_the_key_within_two_seconds(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_releases_the_key_within_two_seconds(self, ledger: Ledger, order: str) -> None:
         revoked = ledger.start(pack, order)
         revoked.revoke(terminate=True)
         eventually(lambda: revoked.state == "REVOKED", "the task is revoked")
@@ -106,7 +107,7 @@ class TestRevokeTerminate:
         assert ledger.runs(order)[1].started_at - revoked_at < 2 + 2
 
     def test_by_sigkill_releases_the_key_before_the_lease_ends(
-        self, shop: Shop, ledger: Ledger, order: str
+        self, ledger: Ledger, order: str
     ) -> None:
         revoked = ledger.start(pack, order)
         revoked.revoke(terminate=True, signal="SIGKILL")
@@ -134,7 +135,7 @@ class TestStore:
         assert len(ledger.runs(order)) == 1
 
     def test_outcome_of_a_forgotten_execution_is_not_stored(
-        self, shop: Shop, ledger: Ledger, order: str
+        self, ledger: Ledger, order: str
     ) -> None:
         first = ledger.start(pack, order)
         assert pack.idempotency_forget(order) is True
@@ -143,3 +144,53 @@ class TestStore:
         assert first.get(timeout=SOON)["receipt"]
         assert pack.idempotency_record(order) is None
         assert ledger.signals(first.id, "completed") == []
+
+
+RAISED = "SoftTimeLimitExceeded()"
+
+
+@pytest.fixture
+def store() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as store:
+        yield store
+
+
+@pytest.mark.exhaustive
+def test_interrupts_a_begin_without_a_reply(
+    open_shop: Callable[..., Shop], store: RedisServer, order: str
+) -> None:
+    with open_shop(idempotency_redis_url=store.url, idempotency_redis_timeout=60.0) as shop:
+        worker = shop.start_worker(concurrency=1)
+        store.pause()
+        result = pack.apply_async((order,), soft_time_limit=1)
+        worker.wait_for_log(f" s: {RAISED}")
+        store.resume()
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert [run.attempt for run in shop.ledger.runs(order)] == [1]
+
+
+@pytest.mark.parametrize("given", ["with the message", "to the worker"])
+@pytest.mark.exhaustive
+def test_waiting_duplicate_is_requeued(
+    open_shop: Callable[..., Shop], order: str, given: str
+) -> None:
+    with open_shop(idempotency_wait_timeout=60.0) as shop:
+        options = ("--soft-time-limit", "1") if given == "to the worker" else ()
+        worker = shop.start_worker(*options, concurrency=1)
+        shop.start_worker("--queues", "holder", concurrency=1)
+        shop.ledger.hold(order)
+        first = waiting.apply_async((order,), queue="holder")
+        shop.ledger.wait_for_run(order)
+        limits = {"soft_time_limit": 1} if given == "with the message" else {}
+        duplicate = waiting.apply_async((order,), **limits)
+
+        if given == "with the message":  # then the wait is limited to half of it
+            shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+            assert RAISED not in worker.logs()
+        else:
+            worker.wait_for_log(f" s: {RAISED}")
+        shop.ledger.release(order)
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(shop.ledger.runs(order)) == 1

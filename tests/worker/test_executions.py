@@ -23,7 +23,7 @@ pytestmark = pytest.mark.worker
 
 
 class TestSelfIdempotency:
-    def test_has_key_token_and_attempt(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_has_key_token_and_attempt(self, ledger: Ledger, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
 
         (run,) = ledger.runs(order)
@@ -46,7 +46,7 @@ class TestSelfIdempotency:
         (run,) = ledger.runs(order)
         assert (run.protected, run.token, run.attempt, run.recovered) == (False, 0, 1, False)
 
-    def test_tokens_of_a_key_grow(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_tokens_of_a_key_grow(self, ledger: Ledger, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
         assert pack.idempotency_forget(order) is True
         pack.delay(order).get(timeout=SOON)
@@ -69,9 +69,7 @@ class TestPlainCall:
         protected = [run.protected for run in ledger.runs(order)]
         assert protected == [False, False, True, False]
 
-    def test_within_the_same_task_has_no_record(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_within_the_same_task_has_no_record(self, ledger: Ledger, order: str) -> None:
         assert call_itself.delay(order, 2).get(timeout=SOON) == "2 1 0"
 
         assert len(ledger.runs(order)) == 3

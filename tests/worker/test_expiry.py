@@ -248,13 +248,13 @@ class TestCopyOfARunningMessage:
 
 
 class TestMessageThatHasNotStarted:
-    def test_expires(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_expires(self, ledger: Ledger, order: str) -> None:
         result = pack.apply_async((order,), countdown=1, expires=0.2)
 
         eventually(lambda: result.state == "REVOKED", "it has expired")
         assert ledger.runs(order) == []
 
-    def test_expires_after_a_conflict(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_expires_after_a_conflict(self, ledger: Ledger, order: str) -> None:
         """The requeued message keeps its expiry."""
         ledger.start(pack, order)
         result = pack.apply_async((order,), expires=4)
@@ -264,9 +264,7 @@ class TestMessageThatHasNotStarted:
         ledger.release(order)
         assert len(ledger.runs(order)) == 1
 
-    def test_reserves_the_next_turn_until_it_expires(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_reserves_the_next_turn_until_it_expires(self, ledger: Ledger, order: str) -> None:
         """It renews its reservation when it meets the run, but not beyond its expiry."""
         ledger.start(collapsed, order)
         result = collapsed.apply_async((order,), expires=60)
@@ -280,9 +278,7 @@ class TestMessageThatHasNotStarted:
         ledger.release(order)
         assert result.get(timeout=SOON)["receipt"]
 
-    def test_retry_reserves_the_key_until_it_expires(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_retry_reserves_the_key_until_it_expires(self, ledger: Ledger, order: str) -> None:
         result = try_later.apply_async((order, 600), expires=60)
         ledger.wait_for_signal(result.id, "released")
         record = try_later.idempotency_record(order, 600)
@@ -291,7 +287,7 @@ class TestMessageThatHasNotStarted:
         assert record.deadline <= datetime.now(timezone.utc) + timedelta(seconds=60)
         result.revoke()
 
-    def test_expired_retry_releases_the_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_expired_retry_releases_the_key(self, ledger: Ledger, order: str) -> None:
         result = try_later.apply_async((order, 1.5), expires=1.0)
 
         eventually(lambda: result.state == "REVOKED", "it has expired")

@@ -45,7 +45,7 @@ def reserve_key(order: str, way: str) -> None:
     assert run_sync(store.execute(reserve)).case == "reserved"
 
 
-def check(ledger: Ledger, order: str, way: str, *, protected: bool = True) -> None:
+def check(ledger: Ledger, order: str, way: str) -> None:
     """Checks that each child has run once, with the key of its own rule."""
     children = [f"{item} {order}" for item in range(ITEMS)]
     if way == "itself":
@@ -58,35 +58,27 @@ def check(ledger: Ledger, order: str, way: str, *, protected: bool = True) -> No
     assert [len(ledger.runs(child)) for child in children] == [1] * ITEMS
 
 
+PARENTS = (
+    *("own key", "own key by name", "disabled", "disabled by name"),
+    *("retried", "retried, own key", "requeued"),
+)
+
+
 @pytest.mark.parametrize(
-    "parent",
+    ("parent", "way"),
     [
-        *("own key", "own key by name", "disabled", "disabled by name"),
-        *("retried", "retried, own key", "requeued"),
+        *((parent, way) for parent in PARENTS for way in ("apply_async", "by name")),
+        *((parent, way) for parent in ("retried, own key", "disabled") for way in WAYS[2:]),
     ],
 )
-@pytest.mark.parametrize("way", ["apply_async", "by name"])
 def test_child_has_the_key_of_its_own_rule(
     shop: Shop, ledger: Ledger, order: str, parent: str, way: str
 ) -> None:
     publish(shop, order, way, parent)
-
     check(ledger, order, way)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("parent", ["retried, own key", "disabled"])
-def test_every_way_to_publish_a_child(
-    shop: Shop, ledger: Ledger, order: str, parent: str, way: str
-) -> None:
-    publish(shop, order, way, parent)
-
-    check(ledger, order, way)
-
-
-def test_key_set_in_forwarded_headers_applies_to_the_child(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
+def test_key_set_in_forwarded_headers_applies_to_the_child(shop: Shop, order: str) -> None:
     """The forwarded dictionary gets a new key."""
     headers = {"idempotency_key": f"parent {order}"}
     parent = pack.apply_async((f"parent of {order}",), headers=headers)

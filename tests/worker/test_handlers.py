@@ -181,7 +181,7 @@ class TestExecution:
         assert f"unprotected of {task.name} {order}" not in ledger.notes(order)
 
     def test_handlers_of_an_eager_call_are_those_of_plain_celery(
-        self, shop: Shop, ledger: Ledger, order: str, task: Any
+        self, ledger: Ledger, order: str, task: Any
     ) -> None:
         calls = []
         for candidate in (in_plain_celery, task):
@@ -277,9 +277,7 @@ class TestWithoutIdempotency:
             ]
 
 
-def test_main_process_calls_the_handlers_of_plain_celery(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
+def test_main_process_calls_the_handlers_of_plain_celery(ledger: Ledger, order: str) -> None:
     """The handlers at a hard time limit depend on Celery's version."""
     from_57 = VERSION >= (5, 7)
     expected = ["before_start", "body", *(("on_failure", "after_return") if from_57 else ())]
@@ -296,7 +294,7 @@ def test_main_process_calls_the_handlers_of_plain_celery(
         )
 
 
-def test_handler_can_be_called_directly(shop: Shop, ledger: Ledger, order: str) -> None:
+def test_handler_can_be_called_directly(ledger: Ledger, order: str) -> None:
     with_mixin.on_success("receipt", "by hand", (order,), {})
     with_mixin.before_start("by hand", (order,), {})
 

@@ -165,22 +165,11 @@ def test_wish(courses: dict[str, Course], name: str) -> None:
     assert peak(course.notes) == wish.peak
     assert len(set(course.receipts)) == wish.outcomes
     assert course.later_runs == int(wish.runs_again)
-
-
-@pytest.mark.parametrize("name", WISHES)
-def test_no_message_runs_twice_unless_it_was_killed(courses: dict[str, Course], name: str) -> None:
-    course = courses[name]
-    ended = [run.task_id for run in course.runs if run.end == "returned"]
-
-    assert len(ended) == len(set(ended))
-    if course.wish.runs_again:
-        assert {run.task_id for run in course.killed} <= set(ended)
-
-
-@pytest.mark.parametrize("name", WISHES)
-def test_tokens_grow(courses: dict[str, Course], name: str) -> None:
-    course = courses[name]
-    if course.wish.peak == 1:
+    ids = [run.task_id for run in ended]
+    assert len(ids) == len(set(ids)), "no message runs twice unless it was killed"
+    if wish.runs_again:
+        assert {run.task_id for run in course.killed} <= set(ids)
+    if wish.peak == 1:
         tokens = [run.token for run in course.runs]
         assert tokens == sorted(set(tokens))
 

@@ -46,7 +46,7 @@ class TestInADirectory:
             yield shop
 
     def test_duplicate_gets_the_large_result(
-        self, shop: Shop, ledger: Ledger, order: str, directory: Path
+        self, ledger: Ledger, order: str, directory: Path
     ) -> None:
         assert call_twice(order, SHORT) == [SHORT, SHORT]
 
@@ -70,7 +70,7 @@ class TestInADirectory:
         assert duplicate.get(timeout=SOON) == SHORT
         assert len(ledger.runs(order)) == 1
 
-    def test_steps_survive_their_worker(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_steps_survive_their_worker(self, ledger: Ledger, order: str) -> None:
         values = ship.delay(order, "book", "killed").get(timeout=SOON)
 
         assert [value.split()[0] for value in values] == ["charge", "book", "mail"]

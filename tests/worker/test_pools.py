@@ -11,7 +11,7 @@ import pytest
 
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import PARTS, ship
-from tests.worker.harness import Shop
+from tests.worker.harness import Shop, check_duplicates
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
     OutOfStockError,
@@ -51,28 +51,12 @@ def shared_shop(pool: str, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 
 @pytest.mark.core
-def test_twenty_duplicates_cause_no_execution(ledger: Ledger, order: str, pool: str) -> None:
-    first = ledger.start(pack, order)
-    duplicates = [pack.delay(order) for _ in range(20)]
-    if pool != "solo":  # which takes one message at a time
-        for duplicate in duplicates:
-            ledger.wait_for_signal(duplicate.id, "conflicted")
-    ledger.release(order)
-
-    receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
-
-    assert receipts == [receipts[0]] * 21
-    assert [run.task_id for run in ledger.runs(order)] == [first.id]
-
-
-@pytest.mark.core
-def test_duplicate_is_replayed(ledger: Ledger, order: str) -> None:
-    receipt = pack.delay(order).get(timeout=SOON)
+def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str, pool: str) -> None:
+    # Solo takes one message at a time.
+    check_duplicates(shop, pack, order, 20, at_once=pool != "solo")
     duplicate = pack.delay(order)
-
-    assert duplicate.get(timeout=SOON) == receipt
-    ledger.wait_for_signal(duplicate.id, "replayed")
-    assert len(ledger.runs(order)) == 1
+    assert duplicate.get(timeout=SOON)
+    shop.ledger.wait_for_signal(duplicate.id, "replayed")
 
 
 @pytest.mark.core

@@ -196,7 +196,7 @@ class TestLostMessages:
         assert pack.delay(order).get(timeout=SOON)["receipt"]
 
     def test_failed_publish_does_not_affect_a_running_call(
-        self, shop: Shop, ledger: Ledger, order: str
+        self, ledger: Ledger, order: str
     ) -> None:
         ledger.hold(order)
         first = pack.delay(order)
@@ -207,9 +207,7 @@ class TestLostMessages:
         assert duplicate.id == first.id, "nothing was published"
         assert pack.idempotency_record(order).token == run.token
 
-    def test_reservation_of_a_lost_message_expires(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_reservation_of_a_lost_message_expires(self, shop: Shop, order: str) -> None:
         lost = short_lease.apply_async((order,), queue="lost")
         shop.redis.delete("lost")
         assert short_lease.delay(order).id == lost.id
@@ -261,7 +259,7 @@ class TestDiscardedMessages:
     @pytest.mark.parametrize("countdown", [None, 600], ids=["in its queue", "in a worker"])
     @needs_states_of_the_revoked
     def test_revoked_message_releases_the_key(
-        self, shop: Shop, ledger: Ledger, order: str, countdown: int | None
+        self, ledger: Ledger, order: str, countdown: int | None
     ) -> None:
         queue = "celery" if countdown else UNCONSUMED_QUEUE
         revoked = pack.apply_async((order,), countdown=countdown, queue=queue)
@@ -281,7 +279,7 @@ class TestDiscardedMessages:
         assert charge.delay(order, 2).get(timeout=SOON)["amount"] == 2
 
     def test_worker_that_discards_a_revoked_message_releases_the_key(
-        self, shop: Shop, ledger: Ledger, order: str
+        self, shop: Shop, order: str
     ) -> None:
         revoked = pack.apply_async((order,), queue=f"late {order}")
         revoked.revoke(wait=True, timeout=1)
@@ -494,20 +492,12 @@ class TestResultOfADeduplicatedPublish:
         pack.apply((order,))
         return pack.delay(order)
 
-    def test_is_an_async_result(self, result: AsyncResult) -> None:
+    def test_is_an_async_result_that_can_be_copied(self, shop: Shop, result: AsyncResult) -> None:
         assert isinstance(result, AsyncResult)
         assert AsyncResult(result.id) == result
-
-    @pytest.mark.parametrize(
-        "copy_of",
-        [copy.copy, lambda result: pickle.loads(pickle.dumps(result))],
-        ids=["copy", "pickle"],
-    )
-    def test_can_be_copied(self, result: AsyncResult, copy_of: Callable[..., Any]) -> None:
-        assert copy_of(result).get(timeout=SOON) == result.get(timeout=SOON)
-
-    def test_can_be_converted_to_a_tuple(self, shop: Shop, result: AsyncResult) -> None:
         assert result_from_tuple(result.as_tuple(), shop.app).id == result.id
+        for copied in (copy.copy(result), pickle.loads(pickle.dumps(result))):
+            assert copied.get(timeout=SOON) == result.get(timeout=SOON)
 
     def test_can_be_joined(self, result: AsyncResult, order: str) -> None:
         published = pack.delay(f"another {order}")

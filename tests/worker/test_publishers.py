@@ -200,14 +200,14 @@ class TestAnotherPlace:
 
 
 class TestMap:
-    def test_with_a_key_is_refused(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_with_a_key_is_refused(self, ledger: Ledger, order: str) -> None:
         result = pack.map([order]).apply_async(headers={"idempotency_key": "req-7"})
 
         with pytest.raises(KeyRuleError, match="a map has no idempotency_key"):
             result.get(timeout=SOON)
         assert ledger.runs(order) == []
 
-    def test_may_be_unprotected(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_may_be_unprotected(self, ledger: Ledger, order: str) -> None:
         for _ in range(2):
             pack.map([order]).apply_async(headers={"idempotency_key": False}).get(timeout=SOON)
 

@@ -269,7 +269,7 @@ def in_plain_celery(ledger: Ledger, order: str, shape: str) -> tuple[Any, list[s
 )
 class TestEveryShape:
     def test_result_and_executions_are_those_of_plain_celery(
-        self, shop: Shop, ledger: Ledger, order: str, shape: str, task: Any
+        self, ledger: Ledger, order: str, shape: str, task: Any
     ) -> None:
         expected, members = in_plain_celery(ledger, order, shape)
         first = task.apply_async(kwargs={"order": order, "shape": shape}, task_id=order)
@@ -534,9 +534,7 @@ def test_duplicate_does_not_run_after_the_result_has_expired(
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "by way of a plain task"])
-def test_eager_result_is_that_of_plain_celery(
-    shop: Shop, ledger: Ledger, order: str, shape: str
-) -> None:
+def test_eager_result_is_that_of_plain_celery(ledger: Ledger, order: str, shape: str) -> None:
     plain = plain_weave.apply(kwargs={"order": f"plain {order}", "shape": shape})
     ours = woven.apply(kwargs={"order": order, "shape": shape})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -192,18 +193,11 @@ class TestRefusal:
         assert (received.name, received.details["reason"]) == ("would_refuse", "key_rule")
         assert received.details["key"] == ""
 
-    def test_damaged_record(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        shop.redis.set(f"idem-shadow:{pack.idempotency_key_of(order)}", b"?", ex=60)
+    @pytest.mark.parametrize("damage", ["set", "lpush"], ids=["damaged", "of another type"])
+    def test_unreadable_record(self, shop: Shop, ledger: Ledger, order: str, damage: str) -> None:
+        getattr(shop.redis, damage)(f"idem-shadow:{pack.idempotency_key_of(order)}", b"?")
+
         result = pack.delay(order)
-
-        assert result.get(timeout=SOON)
-        (received,) = ledger.signals(result.id)
-        assert (received.name, received.details["reason"]) == ("would_refuse", "corrupt")
-
-    def test_value_of_another_type(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        shop.redis.lpush(f"idem-shadow:{pack.idempotency_key_of(order)}", b"?")
-        result = pack.delay(order)
-
         assert result.get(timeout=SOON)
         (received,) = ledger.signals(result.id)
         assert (received.name, received.details["reason"]) == ("would_refuse", "corrupt")
@@ -263,28 +257,23 @@ class TestEnds:
 
 
 class TestCrash:
-    def test_is_counted_as_a_takeover(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        result = pack.delay(order)
+    @pytest.mark.parametrize(
+        ("task", "decision", "reason"),
+        [(pack, "would_take_over", None), (frail, "would_refuse", "poisoned")],
+        ids=["takeover", "poisoned"],
+    )
+    def test_runs_again_and_is_counted(
+        self, ledger: Ledger, order: str, task: Any, decision: str, reason: str | None
+    ) -> None:
+        result = ledger.start(task, order)
         os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
         ledger.wait_for_run(order, number=2)
         ledger.release(order)
 
         assert result.get(timeout=SOON)["receipt"]
-        assert decisions(ledger, result.id) == ["would_run", "would_take_over"]
+        assert decisions(ledger, result.id) == ["would_run", decision]
+        assert ledger.signals(result.id)[1].details.get("reason") == reason
         assert [run.attempt for run in ledger.runs(order)] == [1, 1]
-
-    def test_poisoned_task_runs(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        result = frail.delay(order)
-        os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
-        ledger.wait_for_run(order, number=2)
-        ledger.release(order)
-
-        assert result.get(timeout=SOON)["receipt"]
-        assert decisions(ledger, result.id) == ["would_run", "would_refuse"]
-        (refused,) = ledger.signals(result.id, "would_refuse")
-        assert refused.details["reason"] == "poisoned"
 
 
 class TestKeysThatRunAgain:
@@ -328,7 +317,7 @@ def waiting_in_turn(order: str) -> bool:
 
 
 @pytest.mark.exhaustive
-def test_worker_counts_by_task(shop: Shop, ledger: Ledger, order: str) -> None:
+def test_worker_counts_by_task(shop: Shop, order: str) -> None:
     for result in [waiting.delay(order) for _ in range(3)]:
         result.get(timeout=SOON)
 

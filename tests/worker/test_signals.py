@@ -13,7 +13,6 @@ from celery.result import AsyncResult
 
 from celery_idempotent import signals
 from tests.waiting import SOON
-from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger, ReceivedSignal
 from tests.worker.tasks import charge, final, flaky, pack, raising, try_later
 
@@ -58,7 +57,7 @@ def test_execution_sends_begun_and_completed_only(ledger: Ledger, order: str) ->
     assert [signal.name for signal in ledger.signals(result.id)] == ["begun", "completed"]
 
 
-def test_replayed(shop: Shop, ledger: Ledger, order: str) -> None:
+def test_replayed(ledger: Ledger, order: str) -> None:
     first = pack.delay(order)
     first.get(timeout=SOON)
     duplicate = pack.delay(order)

@@ -14,7 +14,7 @@ from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.redelivery import sqs
 from tests.sqs import Queues
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
+from tests.worker.harness import Shop, check_duplicates, check_retry
 from tests.worker.tasks import pack, try_later
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
@@ -56,17 +56,9 @@ def wait_until_empty(queues: Queues, shop: Shop) -> None:
     eventually(lambda: queues.messages(queue) == 0, "the queue has no message left")
 
 
-def test_ten_duplicates_cause_no_execution(shop: Shop, queues: Queues, order: str) -> None:
-    first = shop.ledger.start(pack, order)
-    duplicates = [pack.delay(order) for _ in range(10)]
-    for duplicate in duplicates:
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
-    shop.ledger.release(order)
-
-    receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
-
-    assert receipts == [receipts[0]] * 11
-    assert len(shop.ledger.runs(order)) == 1
+def test_ten_duplicates_and_a_retry(shop: Shop, queues: Queues, order: str) -> None:
+    check_duplicates(shop, pack, order, 10)
+    check_retry(shop, try_later, f"retried {order}")
     wait_until_empty(queues, shop)
 
 
@@ -85,14 +77,6 @@ def test_execution_longer_than_the_visibility_timeout_runs_once(
     shop.ledger.wait_for_signal(result.id, "replayed")
     assert pack.delay(order).get(timeout=SOON) == receipt
     assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
-    wait_until_empty(queues, shop)
-
-
-def test_retry_runs_again_then_replays(shop: Shop, queues: Queues, order: str) -> None:
-    receipt = try_later.delay(order, 0.1).get(timeout=SOON)
-
-    assert try_later.delay(order, 0.1).get(timeout=SOON) == receipt
-    assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
     wait_until_empty(queues, shop)
 
 

@@ -251,12 +251,6 @@ class TestMetrics:
         ):
             assert values[series] == 0
 
-    def test_outcomes_are_counted(self, shop: Shop, port: int, order: str) -> None:
-        pack.delay(order).get(timeout=SOON)
-
-        label = 'celery_idempotent_outcomes_total{outcome="completed",task="shop.pack"}'
-        assert self.scrape(port)[label] >= 1
-
 
 @pytest.mark.exhaustive
 def test_a_worker_that_is_restarted_by_a_signal_serves_metrics(
