@@ -88,8 +88,8 @@ def kinds(*kept: str) -> list[Any]:
 
 
 each_kind = pytest.mark.parametrize("database", kinds("sqlite", "postgresql"), indirect=True)
-#: For tests that start processes.
-each_kind_of_process = pytest.mark.parametrize("database", kinds("sqlite"), indirect=True)
+#: For tests that start processes, and those of what does not depend on the database.
+each_kind_in_full = pytest.mark.parametrize("database", kinds("sqlite"), indirect=True)
 #: The combinations of a library and a kind that ``make test`` runs.
 SUFFICIENT = {("sqlalchemy", "postgresql"), ("django", "sqlite")}
 #: Without SQLite, which has one writer at a time.

@@ -62,7 +62,7 @@ class TestSteps:
         assert idem.executor.forget(ship.idempotency_key_of(order, len), database=db(database))
 
     def test_a_step_of_the_body_s_transaction_is_rolled_back_with_it(
-        self, shop: Shop, database: TestDatabase, order: str
+        self, shop: Shop, order: str
     ) -> None:
         runs: list[int] = []
 

@@ -15,10 +15,10 @@ from celery import Celery
 from celery_idempotent import Idempotency, IdempotentTask, TransactionError
 from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import Deliveries
-from tests.sql.conftest import each_kind
+from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
 
-pytestmark = each_kind
+pytestmark = each_kind_in_full
 
 
 def write(connection: Any, name: str | None) -> None:

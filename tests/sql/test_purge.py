@@ -15,10 +15,10 @@ import sqlalchemy as sa
 
 from celery_idempotent.contrib.sqlalchemy import outcomes
 from celery_idempotent.testing.server import RedisServer
-from tests.sql.conftest import each_kind_of_process
+from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
 
-pytestmark = [pytest.mark.exhaustive, each_kind_of_process]
+pytestmark = [pytest.mark.exhaustive, each_kind_in_full]
 
 YEAR_3000 = 32_503_680_000_000
 

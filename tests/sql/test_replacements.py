@@ -18,11 +18,11 @@ from celery_idempotent.store import commands
 from celery_idempotent.task import outbox
 from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import Deliveries, End
-from tests.sql.conftest import kinds
+from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
 from tests.sql.test_poisoned import poison
 
-pytestmark = pytest.mark.parametrize("database", kinds("sqlite", "postgresql"), indirect=True)
+pytestmark = each_kind_in_full
 
 
 class Shop:

@@ -15,10 +15,10 @@ from celery_idempotent.key.key import default_root
 from celery_idempotent.task import message_headers
 from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import Deliveries, End
-from tests.sql.conftest import kinds
+from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
 
-pytestmark = pytest.mark.parametrize("database", kinds("sqlite"), indirect=True)
+pytestmark = each_kind_in_full
 
 
 class Shop:
