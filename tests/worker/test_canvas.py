@@ -67,15 +67,6 @@ def test_chord_with_duplicates_in_its_header_runs_its_body_once(ledger: Ledger, 
     assert len(ledger.runs(order)) == 1
 
 
-def test_chord_of_completed_tasks_runs_its_body_once(ledger: Ledger, order: str) -> None:
-    receipt = pack.delay(order).get(timeout=SOON)
-
-    receipts = chord([pack.s(order), pack.s(order)])(report.s(order)).get(timeout=SOON)
-
-    assert receipts == [receipt] * 2
-    assert len(ledger.notes(order)) == 1
-
-
 def test_links_of_both_callers_run(ledger: Ledger, order: str) -> None:
     for caller in ("first", "second"):
         pack.apply_async((order,), link=follow_up.s(f"{caller} {order}")).get(timeout=SOON)

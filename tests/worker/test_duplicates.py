@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta, timezone
@@ -32,7 +31,6 @@ from tests.worker.tasks import (
     ignoring,
     pack,
     raising,
-    short_lease,
     silent,
     thrifty,
     unserialisable,
@@ -68,19 +66,6 @@ def pickling_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 class TestWhileItRuns:
     def test_twenty_duplicates_cause_no_execution(self, shop: Shop, order: str) -> None:
         check_duplicates(shop, pack, order, 20)
-
-    @pytest.mark.slow
-    def test_task_longer_than_three_leases_runs_once(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        results = [short_lease.delay(order) for _ in range(6)]
-        run = ledger.wait_for_run(order)
-        eventually(lambda: time.time() > run.started_at + 6, "three leases of 2 s are over")
-        ledger.release(order)
-
-        receipts = [result.get(timeout=SOON) for result in results]
-
-        assert receipts == [receipts[0]] * 6
-        assert len(ledger.runs(order)) == 1
 
 
 class TestAfterCompletion:

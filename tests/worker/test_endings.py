@@ -18,7 +18,6 @@ from tests.worker.tasks import (
     hard_limited,
     leaving,
     pack,
-    short_lease,
     soft_limited,
     waiting,
 )
@@ -121,19 +120,6 @@ class TestRevokeTerminate:
 
 
 class TestStore:
-    def test_flushed_scripts_have_no_effect(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first = short_lease.delay(order)
-        run = ledger.wait_for_run(order)
-        shop.redis.script_flush()
-        eventually(lambda: time.time() > run.started_at + 3, "a lease of 2 s would be over")
-        duplicate = ledger.duplicate(short_lease, order)
-        shop.redis.script_flush()
-        ledger.release(order)
-
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
-
     def test_outcome_of_a_forgotten_execution_is_not_stored(
         self, ledger: Ledger, order: str
     ) -> None:

@@ -248,12 +248,6 @@ class TestCopyOfARunningMessage:
 
 
 class TestMessageThatHasNotStarted:
-    def test_expires(self, ledger: Ledger, order: str) -> None:
-        result = pack.apply_async((order,), countdown=1, expires=0.2)
-
-        eventually(lambda: result.state == "REVOKED", "it has expired")
-        assert ledger.runs(order) == []
-
     def test_expires_after_a_conflict(self, ledger: Ledger, order: str) -> None:
         """The requeued message keeps its expiry."""
         ledger.start(pack, order)

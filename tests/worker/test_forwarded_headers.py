@@ -8,7 +8,7 @@ import pytest
 
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from tests.waiting import SOON, eventually
+from tests.waiting import eventually
 from tests.worker.canvas_tasks import ITEMS, fan_out
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -76,18 +76,3 @@ def test_child_has_the_key_of_its_own_rule(
 ) -> None:
     publish(shop, order, way, parent)
     check(ledger, order, way)
-
-
-def test_key_set_in_forwarded_headers_applies_to_the_child(shop: Shop, order: str) -> None:
-    """The forwarded dictionary gets a new key."""
-    headers = {"idempotency_key": f"parent {order}"}
-    parent = pack.apply_async((f"parent of {order}",), headers=headers)
-    parent.get(timeout=SOON)
-    forwarded = shop.app.send_task(
-        "shop.pack", (order,), headers={**headers, "idempotency_key": f"child {order}"}
-    )
-    receipt = forwarded.get(timeout=SOON)
-
-    duplicate = pack.apply_async((order,), idempotency_key=f"child {order}")
-    assert duplicate.get(timeout=SOON) == receipt
-    assert headers == {"idempotency_key": f"parent {order}"}, "the dictionary is not modified"

@@ -122,7 +122,7 @@ def collect(shop: Shop, course: Course) -> None:
     course.notes = shop.ledger.notes(course.order)
 
 
-@pytest.fixture(scope="module", params=exhaustive_except(FAULTS, "a kill"))
+@pytest.fixture(scope="module", params=exhaustive_except(FAULTS, "no fault"))
 def courses(request: Any, open_shop: Callable[..., Shop]) -> Iterator[dict[str, Course]]:
     """What happened for each wish, under one fault."""
     fault = FAULTS[request.param]

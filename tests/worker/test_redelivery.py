@@ -108,6 +108,9 @@ class TestWorkerKilled:
         ends = [[run.end for run in shop.ledger.runs(order)] for order, _ in calls]
 
         assert ends == [[None, "returned"], ["returned"], ["returned"], ["returned"]]
+        killed, second = shop.ledger.runs(calls[0][0])
+        assert (second.attempt, second.recovered) == (2, True)
+        assert second.token > killed.token
         shop.wait_until_empty()
 
     @pytest.mark.exhaustive

@@ -57,23 +57,6 @@ def test_pool_process_is_killed(shop: Shop, ledger: Ledger, order: str) -> None:
 class TestWorkerKilled:
     """The lease expires, and the broker redelivers the message."""
 
-    def test_another_worker_takes_over(self, open_shop: Callable[..., Shop], order: str) -> None:
-        with open_shop(**KILLED_WORKERS, idempotency_lease=LEASE) as shop:
-            first = shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            result = pack.delay(order)
-            killed = shop.ledger.wait_for_run(order)
-            shop.start_worker(concurrency=1)
-            first.kill()
-            shop.ledger.release(order)
-
-            assert result.get(timeout=SOON)["receipt"]
-            second = shop.ledger.runs(order)[1]
-            assert (second.task_id, second.attempt, second.recovered) == (result.id, 2, True)
-            assert second.token > killed.token
-            assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
-            shop.wait_until_empty()
-
     @pytest.mark.exhaustive
     def test_duplicate_takes_over_before_the_redelivery(
         self, open_shop: Callable[..., Shop], order: str

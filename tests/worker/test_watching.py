@@ -411,9 +411,6 @@ class TestInspect:
 
         assert [lease["task_id"] for lease in leases if lease["task_id"] in ids] == [run.task_id]
 
-    def test_returns_no_leases_where_none_is_held(self, shop: Shop) -> None:
-        eventually(lambda: inspect(shop, "idempotency_leases") == [], "no lease is held")
-
     def test_counts_include_all_processes(self, shop: Shop, order: str) -> None:
         before = counts_of(shop, "shop.charge")
         for _ in range(5):
