@@ -15,6 +15,8 @@ from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
 
+CLIENTS = 20
+
 
 @pytest.fixture(params=["django", "asgi"])
 def shop(request: pytest.FixtureRequest, idem: Idempotency, django_project: None) -> Any:
@@ -100,7 +102,7 @@ def test_two_services_behind_one_gateway_answered_for_each_other(
 def test_clients_without_rights_filled_redis(
     server: RedisServer, client: redis.Redis, key: str, status: int
 ) -> None:
-    """A hundred tokens that nobody issued, each with a body that the error quotes."""
+    """Many tokens that nobody issued, each with a body that the error quotes."""
 
     def app(environ: Any, start_response: Any) -> list[bytes]:
         start_response(f"{status} Any", [("Content-Type", "text/plain")])
@@ -109,7 +111,7 @@ def test_clients_without_rights_filled_redis(
     idem = Idempotency(server.url, key_prefix=key, name="web")
     identity = wsgi.by_header("Authorization")
     middleware = wsgi.IdempotencyMiddleware(app, idem, identity=identity)
-    for number in range(100):
+    for number in range(CLIENTS):
         headers = [("Authorization", f"Bearer {number}")]
         environ = wsgi_server.environ(key, b"x" * 1_000_000, headers)
         assert wsgi_server.request(middleware, environ).status == status
@@ -117,5 +119,5 @@ def test_clients_without_rights_filled_redis(
     names = client.keys(f"{key}:*")
     size = sum(client.memory_usage(name) or 0 for name in names)
 
-    assert len(names) == (0 if status == 401 else 100)
-    assert size < 100 * 500
+    assert len(names) == (0 if status == 401 else CLIENTS)
+    assert size < CLIENTS * 500

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import http.client
-import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import redis
-from werkzeug.serving import make_server
+from werkzeug.test import Client as Browser
 
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
+from tests.exhaustive import exhaustive_except
 from tests.http.drivers.web_server import (
-    GTHREAD,
     GUNICORN,
     UVICORN,
     WebServer,
-    post,
     request_count,
     serving,
 )
@@ -33,7 +30,7 @@ SERVERS = {
 }
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=exhaustive_except(SERVERS, "uvicorn"))
 def web(request: pytest.FixtureRequest, site_environment: dict[str, str]) -> Iterator[WebServer]:
     server = SERVERS[request.param]
     with serving("tests.http.sites.fastapi_site:app", server, **site_environment) as web:
@@ -88,57 +85,30 @@ def test_a_client_that_closes_a_stream_cancels_the_awaited_function(
     records.close()
 
 
-def pay_three_times(
-    app: str, environment: dict[str, str], key: str
-) -> tuple[list[httpx.Response], str]:
-    """Logs in and sends one payment three times; each execution changes Flask's session cookie."""
-    site = f"tests.http.sites.flask_site:{app}"
-    with serving(site, GTHREAD, **environment) as web:
-        browser = httpx.Client(base_url=web.url, timeout=60)
-        assert browser.post("/login/alice").text == "alice"
-        responses = [post(browser, "/payments", key, {"order": key}) for _ in range(3)]
-        browser.close()
-        return responses, web.log()
-
-
-def test_a_flask_session_cookie_is_refused_as_an_identity(
-    site_environment: dict[str, str], client: redis.Redis, key: str
+@pytest.mark.parametrize("name", ["by_session_cookie", "by_session_user"])
+def test_the_user_of_a_flask_session_is_an_identity_and_its_cookie_is_not(
+    site_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    client: redis.Redis,
+    key: str,
+    name: str,
 ) -> None:
-    responses, log = pay_three_times("by_session_cookie", site_environment, key)
+    """Each execution changes Flask's session cookie."""
+    for variable, value in site_environment.items():
+        monkeypatch.setenv(variable, value)
+    from tests.http.sites import flask_site
 
-    assert [response.status_code for response in responses] == [400] * 3
-    assert b"identity-missing" in responses[0].content
-    assert "the cookie session is a signed session" in log
-    assert request_count(client, key) == 0
+    browser = Browser(getattr(flask_site, name))
+    assert browser.post("/login/alice").text == "alice"
+    send = partial(browser.post, "/payments", json={"order": key})
+    responses = [send(headers={"Idempotency-Key": key}) for _ in range(3)]
 
-
-def test_the_user_of_a_flask_session_is_an_identity(
-    site_environment: dict[str, str], client: redis.Redis, key: str
-) -> None:
-    responses, _ = pay_three_times("by_session_user", site_environment, key)
-
-    assert [response.json() for response in responses] == [{"payment": 1}] * 3
-    assert request_count(client, key) == 1
-
-
-def test_a_method_in_lower_case_needs_a_key_too(
-    site_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, client: redis.Redis, key: str
-) -> None:
-    """Werkzeug's server passes the method as it came; Flask routes it as POST."""
-    for name, value in site_environment.items():
-        monkeypatch.setenv(name, value)
-    from tests.http.sites.flask_site import app
-
-    server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-    headers = {"Authorization": "Bearer alice", "Content-Type": "application/json"}
-    connection.request("post", "/required/payments", b'{"order": "%s"}' % key.encode(), headers)
-    response = connection.getresponse()
-    assert (response.status, b"key-missing" in response.read()) == (400, True)
-    connection.close()
-    server.shutdown()
-    thread.join()
-    server.server_close()
-    assert request_count(client, key) == 0
+    if name == "by_session_user":
+        assert [response.json for response in responses] == [{"payment": 1}] * 3
+        assert request_count(client, key) == 1
+    else:
+        assert [response.status_code for response in responses] == [400] * 3
+        assert "identity-missing" in responses[0].text
+        assert "the cookie session is a signed session" in caplog.text
+        assert request_count(client, key) == 0

@@ -137,9 +137,6 @@ def misrule(self: Any, fault: str, order: str) -> str:
 
 
 misruled = task_of(misrule, "misruled", idempotency_key=rule_with)
-misruled_early = task_of(
-    misrule, "misruled_early", idempotency_key=rule_with, idempotency_dedupe_publish=True
-)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.unserialisable")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent import KeyReusedError, State
+from celery_idempotent import KeyReusedError
 from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -68,13 +68,6 @@ class TestPlainCall:
 
         protected = [run.protected for run in ledger.runs(order)]
         assert protected == [False, False, True, False]
-
-    def test_within_the_same_task_has_no_record(self, ledger: Ledger, order: str) -> None:
-        assert call_itself.delay(order, 2).get(timeout=SOON) == "2 1 0"
-
-        assert len(ledger.runs(order)) == 3
-        assert call_itself.idempotency_record(order, 2).state is State.COMPLETED
-        assert call_itself.idempotency_record(order, 1) is None
 
     def test_within_the_same_task_and_key_has_no_conflict(self, ledger: Ledger, order: str) -> None:
         # Otherwise, it would wait for its own caller.
