@@ -7,6 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from celery import Celery
 from sqlalchemy.engine import make_url
 
 from celery_idempotent import Idempotency
@@ -28,6 +29,18 @@ def idem(server: RedisServer) -> Iterator[Idempotency]:
     engine = Idempotency(server.url, key_prefix=uuid4().hex, wait_timeout=20)
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def app(server: RedisServer) -> Iterator[Celery]:
+    """An app whose messages are in memory, as those of all apps of a process."""
+    app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.idempotency_redis_url = server.url
+    channel = app.connection_for_read().default_channel
+    channel.queue_purge("celery")
+    yield app
+    channel.queue_purge("celery")
+    app.close()
 
 
 @pytest.fixture

@@ -122,13 +122,6 @@ class TestTheEndOfAKey:
     """The rows of its steps end with it: the next execution of the key runs them again."""
 
     @pytest.fixture
-    def app(self, server: RedisServer) -> Iterator[Celery]:
-        app = Celery(broker="memory://", set_as_current=False)
-        app.conf.update(idempotency_redis_url=server.url, idempotency_key_prefix=uuid4().hex)
-        yield app
-        app.close()
-
-    @pytest.fixture
     def ship(self, app: Celery, database: TestDatabase) -> Any:
         """A task that has no transaction itself; its step writes an effect."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -28,9 +28,8 @@ def write(connection: Any, name: str | None) -> None:
 class Shop:
     """A task whose body calls that of another one, as a function."""
 
-    def __init__(self, url: str, outer: Any, inner: Any) -> None:
-        self.app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
-        self.app.conf.idempotency_redis_url = url
+    def __init__(self, app: Celery, outer: Any, inner: Any) -> None:
+        self.app = app
         #: What `charge` does after it has called `book`.
         self.afterwards: Callable[[Any], Any] = lambda task: None
 
@@ -65,17 +64,8 @@ class Shop:
 
 
 @pytest.fixture
-def new_shop(server: RedisServer) -> Iterator[Callable[..., Shop]]:
-    shops: list[Shop] = []
-
-    def create(outer: Any, inner: Any = None) -> Shop:
-        shops.append(Shop(server.url, outer, inner or outer))
-        return shops[-1]
-
-    yield create
-    for shop in shops:
-        shop.app.connection_for_read().default_channel.queue_purge("celery")
-        shop.app.close()
+def new_shop(app: Celery) -> Callable[..., Shop]:
+    return lambda outer, inner=None: Shop(app, outer, inner or outer)
 
 
 def retry_once(task: Any) -> None:
