@@ -6,8 +6,10 @@ Also runs modules of this folder in processes of their own, such as one with Dja
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,3 +150,20 @@ def dump(value: Any) -> None:
 def dump_cases(*cases: Callable[[], Any]) -> None:
     """Prints what each of them returns, by its name."""
     dump({case.__name__: case() for case in cases})
+
+
+def names_of_tests(module: str) -> list[str]:
+    """Returns the names of the tests in a module of this folder, which is not imported."""
+    text = (Path(__file__).parent / f"{module}.py").read_text("utf-8")
+    return re.findall(r"^def (test_\w+)\(", text, re.MULTILINE)
+
+
+def dump_failures(module: dict[str, Any]) -> None:
+    """Calls all tests of a module; prints the traceback of each that fails, by its name."""
+    failures = {}
+    for name in [name for name in module if name.startswith("test_")]:
+        try:
+            module[name]()
+        except Exception:
+            failures[name] = traceback.format_exc()
+    dump(failures)
