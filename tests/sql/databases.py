@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,11 +144,6 @@ def output_of(module: str, *arguments: str) -> Any:
 def dump(value: Any) -> None:
     """Prints a value as JSON, for the process of the test."""
     print(json.dumps(value, default=str))
-
-
-def dump_cases(*cases: Callable[[], Any]) -> None:
-    """Prints what each of them returns, by its name."""
-    dump({case.__name__: case() for case in cases})
 
 
 def names_of_tests(module: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Calls in a Django process; prints what has become of each as JSON.
+"""Calls in a Django process; prints the failures as JSON.
 
 python -m tests.sql.django_calls DATABASE_URL REDIS_URL
 """
@@ -16,9 +16,9 @@ from uuid import uuid4
 from celery import Celery, chain, group
 from kombu.exceptions import OperationalError as BrokerError
 
-from celery_idempotent import Decision, Idempotency, IdempotentTask
+from celery_idempotent import Decision, Idempotency, IdempotentTask, TransactionError
 from celery_idempotent.errors import StoreUnavailableError
-from tests.sql.databases import dump_cases, set_up_django
+from tests.sql.databases import dump_failures, set_up_django
 
 set_up_django(sys.argv[1])
 
@@ -109,14 +109,15 @@ class NamingCall(Call):
         return outcome.partition(":")[0] if isinstance(outcome, str) else outcome
 
 
-def inside_atomic() -> list[Any]:
+def test_a_call_inside_atomic_is_refused() -> None:
     call = NamingCall()
     with transaction.atomic():
         outcome = call()
-    return [outcome, *call.result()]
+    assert outcome == "TransactionError"
+    assert call.result() == [1, 1, 1, 1], "the key is free"
 
 
-def under_atomic_requests() -> list[Any]:
+def test_a_call_under_atomic_requests_is_refused() -> None:
     call = NamingCall()
 
     def view(request: HttpRequest) -> HttpResponse:
@@ -128,7 +129,8 @@ def under_atomic_requests() -> list[Any]:
 
     response = BaseHandler().make_view_atomic(view)(RequestFactory().get("/"))
     settings["ATOMIC_REQUESTS"] = False
-    return [response.content.decode(), call.runs, effects(call.name)]
+    assert response.content == b"TransactionError"
+    assert (call.runs, effects(call.name)) == (0, 0)
 
 
 class ReadsFromReplica:
@@ -138,7 +140,7 @@ class ReadsFromReplica:
         return "replica"
 
 
-def reads_from_a_replica() -> list[Any]:
+def test_claim_and_outcome_are_never_read_from_a_replica() -> None:
     """The replica is unavailable, so that whatever is read from it fails."""
     connections.databases["replica"] = {
         **connection.settings_dict,
@@ -148,20 +150,18 @@ def reads_from_a_replica() -> list[Any]:
     routers, router.routers = router.routers, [ReadsFromReplica()]
     call = NamingCall()
     try:
-        read = "read"
-        try:
+        with suppress(OperationalError):
             Outcome.objects.first()
-        except OperationalError as error:
-            read = type(error).__name__
+            raise AssertionError("the ORM's reads go where the router sends them")
         first = call()
         idem.executor.store.client.flushdb()
-        return [read, [first, call(), call.runs, effects(call.name)]]
+        assert [first, call(), call.runs, effects(call.name)] == [1, 1, 1, 1], "the row has it"
     finally:
         router.routers = routers
         del connections.databases["replica"]
 
 
-def nested_atomic() -> list[Any]:
+def test_nested_atomic_blocks_are_savepoints() -> None:
     def during(name: str) -> None:
         with transaction.atomic():
             insert(name)
@@ -169,35 +169,34 @@ def nested_atomic() -> list[Any]:
         with transaction.atomic():
             insert(name)
 
-    return NamingCall(during).result()
+    assert NamingCall(during).result() == [1, 1, 1, 2]
 
 
-def set_rollback() -> list[Any]:
-    return NamingCall(lambda name: transaction.set_rollback(True)).result()
+def test_a_body_cannot_return_and_roll_back() -> None:
+    call = NamingCall(lambda name: transaction.set_rollback(True))
+    assert call.result() == ["TransactionError", "TransactionError", 2, 0]
 
 
-def statements() -> int:
-    """Returns how many more statements there are than in a plain transaction."""
+def test_two_statements_more() -> None:
+    """Than in a plain transaction."""
     with CaptureQueriesContext(connection) as plain, transaction.atomic():
         insert("plain")
     with CaptureQueriesContext(connection) as ours:
         NamingCall()()
-    return len(ours) - len(plain)
+    assert len(ours) - len(plain) == 2
 
 
-def missing_migrations() -> str:
-    try:
-        call_command("makemigrations", "celery_idempotent", check=True, dry_run=True, verbosity=0)
-    except SystemExit:
-        return "the models differ from the migrations"
-    return ""
+def test_models_and_migrations_agree() -> None:
+    # Exits if they differ.
+    call_command("makemigrations", "celery_idempotent", check=True, dry_run=True, verbosity=0)
 
 
-def connection_in_body() -> bool:
-    return NamingCall(lambda name: idem.current.connection is connection).result() == [1, 1, 1, 1]
+def test_the_body_uses_the_connection_of_the_alias() -> None:
+    call = NamingCall(lambda name: idem.current.connection is connections["default"] or 1 / 0)
+    assert call.result() == [1, 1, 1, 1]
 
 
-def batch() -> list[Any]:
+def test_a_batch_is_one_transaction() -> None:
     """Releases its second key; then all of it again."""
     keys = [uuid4().hex for _ in range(3)]
     decisions = []
@@ -212,12 +211,11 @@ def batch() -> list[Any]:
                 batch.release_many(keys[1:2])
             batch.complete_many()
         idem.executor.store.client.flushdb()
-    try:
-        with transaction.atomic():
-            idem.begin_many([uuid4().hex])
-    except Exception as error:
-        decisions.append([type(error).__name__])
-    return [*decisions, [effects(key) for key in keys]]
+    with suppress(TransactionError), transaction.atomic():
+        idem.begin_many([uuid4().hex])
+        raise AssertionError("a batch inside atomic is refused")
+    assert decisions == [["RUN", "RUN", "RUN"], ["REPLAY", "RUN", "REPLAY"]]
+    assert [effects(key) for key in keys] == [1, 1, 1]
 
 
 def on_commit(function: Callable[[], Any], **options: Any) -> None:
@@ -279,9 +277,7 @@ class PublishingCall(Call):
         return [self(), self(), effects(self.name), tasks(published())]
 
 
-def forms() -> list[Any]:
-    """Every form in which a message is published."""
-
+def test_every_form_of_a_message_is_published_with_an_id_of_its_own() -> None:
     def during(name: str) -> None:
         on_commit(partial(notify.delay, name))
         on_commit(partial(notify.apply_async, (name,), countdown=1))
@@ -295,36 +291,38 @@ def forms() -> list[Any]:
     call = PublishingCall(during)
     call()
     messages = published()
-    return [*tasks(messages), len({task_id for _, task_id in messages}), call.outboxes]
+    assert tasks(messages) == ["bill", *["notify"] * 8]
+    assert (len({task_id for _, task_id in messages}), call.outboxes) == (9, 0)
 
 
-def rolled_back() -> list[Any]:
+def test_what_is_rolled_back_is_not_published() -> None:
     def during(name: str) -> None:
         on_commit(partial(notify.delay, name))
         raise ZeroDivisionError
 
-    return PublishingCall(during).result()
+    error = "ZeroDivisionError: "
+    assert PublishingCall(during).result() == [error, error, 0, []]
 
 
-def rolled_back_to_a_savepoint() -> list[Any]:
+def test_what_is_rolled_back_to_a_savepoint_is_not_published() -> None:
     def during(name: str) -> None:
         with transaction.atomic():
             on_commit(partial(notify.delay, name))
             transaction.set_rollback(True)
         on_commit(partial(bill.delay, name))
 
-    return PublishingCall(during).result()
+    assert PublishingCall(during).result() == [1, 1, 1, ["bill"]]
 
 
-def interrupted_after_the_commit() -> list[Any]:
+def test_a_signal_after_the_commit() -> None:
     """A signal handler raises KeyboardInterrupt."""
     call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)))
     with interrupted_commit(), suppress(KeyboardInterrupt):
         call()
-    return [*call.result(), call.outboxes]
+    assert [*call.result(), call.outboxes] == [1, 1, 1, ["notify"], 0]
 
 
-def replayed_error_of_the_commit() -> list[Any]:
+def test_a_replayed_error_of_the_commit_publishes_nothing() -> None:
     """A deferred constraint fails: its error is the outcome, and nothing is published."""
 
     def during(name: str) -> None:
@@ -337,10 +335,11 @@ def replayed_error_of_the_commit() -> list[Any]:
 
     call = PublishingCall(during, replay_errors=(IntegrityError,))
     commit, DjangoSession.commit = DjangoSession.commit, refuse  # type: ignore[method-assign]
-    return call.result()
+    error = "IntegrityError: "
+    assert call.result() == [error, error, 0, []]
 
 
-def found_in_the_row() -> list[Any]:
+def test_messages_in_the_row_are_published_once_more_with_the_same_ids() -> None:
     """As after a kill: the row has messages, and Redis has no record."""
     call = PublishingCall(lambda name: on_commit(chain(notify.si(name), bill.si(name)).apply_async))
     outboxes: list[Any] = []
@@ -360,54 +359,64 @@ def found_in_the_row() -> list[Any]:
     again = call()
     after = published()
     idem.executor.store.client.flushdb()
-    return [first, again, left, call.outboxes, before == after, tasks(after), call(), published()]
+    assert (first, again, left, call.outboxes) == (1, 1, 1, 0)
+    assert before == after
+    assert tasks(after) == ["notify"]
+    assert (call(), published()) == (1, [])
 
 
-def broker_was_unavailable() -> list[Any]:
+def test_the_broker_is_unavailable() -> None:
     call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)))
     with broker_unavailable():
         refused = call()
-    return [refused.partition(":")[0], effects(call.name), call.outboxes, *call.result()]
+    assert refused.startswith("StoreUnavailableError")
+    assert (effects(call.name), call.outboxes) == (1, 1)
+    assert call.result() == [1, 1, 1, ["notify"]]
 
 
-def expired_before_it_was_published() -> list[Any]:
+def test_an_expired_row_is_kept_until_its_messages_are_published() -> None:
     call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)))
     with broker_unavailable():
         call()
     Outcome.objects.filter(outbox__isnull=False).update(expires_at=1)
     kept = idem.settings.transaction.purge(10)[0]
-    return [kept, call(), effects(call.name), tasks(published()), call.outboxes]
+    assert (kept, call(), effects(call.name)) == (0, 2, 2)
+    assert (tasks(published()), call.outboxes) == (["notify"] * 2, 0)
 
 
-def refused() -> list[Any]:
+def test_what_could_be_lost_is_refused_before_the_commit() -> None:
     """What is lost if the process dies, and messages that cannot be stored."""
     own: list[str] = []
-    found = []
-    for function in (
-        lambda: own.append("called"),
-        partial(own.append, "called"),
-        partial(in_pickle.delay, "1"),
-        partial(notify.delay, object()),
-        partial(bill.apply_async, ("1",), idempotency_kee="1"),
-        notify_by_another_app.delay,
+    by_lambda = lambda: own.append("called")  # noqa: E731
+    for function, engine, reason in (
+        (by_lambda, idem, "<lambda>) would be lost if the process died"),
+        (partial(own.append, "called"), idem, "on_commit(partial(builtins.list.append)) would be"),
+        (partial(in_pickle.delay, "1"), idem, "in_pickle.delay) cannot be stored: Content"),
+        (partial(notify.delay, object()), idem, "notify.delay) cannot be stored: EncodeError"),
+        (partial(bill.apply_async, ("1",), idempotency_kee="1"), idem, "did you mean"),
+        (notify_by_another_app.delay, idem, "belongs to another Celery app"),
+        (partial(notify.delay, "1"), without_app, "pass the Celery app to Idempotency()"),
     ):
-        call = PublishingCall(lambda _, function=function: on_commit(function))
-        found.append([call(), effects(call.name), own, published()])
-    call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)), without_app)
-    return [*found, [call(), effects(call.name), own, published()]]
+        call = PublishingCall(lambda _, function=function: on_commit(function), engine)
+        error = call()
+        assert error.startswith("TransactionError: ")
+        assert reason in error
+        assert [effects(call.name), own, published()] == [0, [], []]
 
 
-def encrypted() -> list[Any]:
+def test_messages_are_encrypted_like_results() -> None:
     keys = [b64encode(bytes(32)).decode()]
     engine = Idempotency(app, transaction="default", encryption_keys=keys)
     call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)), engine)
     with broker_unavailable():
         call()
     outbox = bytes(Outcome.objects.get(outbox__isnull=False).outbox)
-    return [outbox[:6].decode(), b"body" in outbox, *call.result()]
+    assert outbox.startswith(b"!json\n")
+    assert b"body" not in outbox
+    assert call.result() == [1, 1, 1, ["notify"]]
 
 
-def robust() -> list[Any]:
+def test_robust_functions_are_called_by_django() -> None:
     """Django calls it; its author has declared that it may be lost."""
     called: list[str] = []
 
@@ -415,17 +424,18 @@ def robust() -> list[Any]:
         on_commit(lambda: called.append(name), robust=True)
         on_commit(lambda: 1 / 0, robust=True)
 
-    return [*PublishingCall(during).result(), len(called)]
+    assert [*PublishingCall(during).result(), len(called)] == [1, 1, 1, [], 1]
 
 
-def permanently_refused() -> list[Any]:
+def test_a_message_that_can_never_be_published_holds_up_no_other() -> None:
     """A wrong argument is found when the message is published."""
-    return PublishingCall(
+    call = PublishingCall(
         lambda name: (on_commit(partial(bill.delay, name, 2)), on_commit(partial(notify.delay, 1)))
-    ).result()
+    )
+    assert call.result() == [1, 1, 1, ["notify"]]
 
 
-def step_that_publishes() -> list[Any]:
+def test_a_step_publishes_once() -> None:
     ends: list[Callable[[], Any]] = [lambda: None, lambda: 1 / 0]
 
     @idem.idempotent(key="{name}", name="ship", transaction=None)
@@ -448,10 +458,11 @@ def step_that_publishes() -> list[Any]:
         with suppress(ZeroDivisionError):
             ship(name)
         found.append(tasks(published()))
-    return [*found, effects(name)]
+    assert found == ["StoreUnavailableError", ["notify"], []]
+    assert effects(name) == 1
 
 
-def batch_that_publishes() -> list[Any]:
+def test_a_batch_publishes_once() -> None:
     keys = [uuid4().hex for _ in range(2)]
     found: list[Any] = []
     for available in (False, True, True):
@@ -469,31 +480,13 @@ def batch_that_publishes() -> list[Any]:
             except StoreUnavailableError as error:
                 found.append(type(error).__name__)
         found.append([*(entry.decision.name for entry in batch), tasks(published())])
-    return [*found, [effects(key) for key in keys]]
+    assert found == [
+        "StoreUnavailableError",
+        ["RUN", "RUN", []],
+        ["REPLAY", "REPLAY", ["notify", "notify"]],
+        ["REPLAY", "REPLAY", []],
+    ]
+    assert [effects(key) for key in keys] == [1, 1]
 
 
-dump_cases(
-    inside_atomic,
-    under_atomic_requests,
-    reads_from_a_replica,
-    nested_atomic,
-    set_rollback,
-    statements,
-    missing_migrations,
-    connection_in_body,
-    batch,
-    forms,
-    rolled_back,
-    rolled_back_to_a_savepoint,
-    interrupted_after_the_commit,
-    replayed_error_of_the_commit,
-    found_in_the_row,
-    broker_was_unavailable,
-    expired_before_it_was_published,
-    refused,
-    encrypted,
-    robust,
-    permanently_refused,
-    step_that_publishes,
-    batch_that_publishes,
-)
+dump_failures(vars())
