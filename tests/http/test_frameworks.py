@@ -15,19 +15,10 @@ from werkzeug.test import Client as Browser
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
 from tests.exhaustive import exhaustive_except
-from tests.http.drivers.web_server import (
-    GUNICORN,
-    UVICORN,
-    WebServer,
-    request_count,
-    serving,
-)
+from tests.http.drivers.web_server import GUNICORN, UVICORN, WebServer, request_count, serving
 from tests.waiting import eventually
 
-SERVERS = {
-    "uvicorn": UVICORN,
-    "gunicorn-uvicorn": (*GUNICORN, "uvicorn.workers.UvicornWorker"),
-}
+SERVERS = {"uvicorn": UVICORN, "gunicorn-uvicorn": (*GUNICORN, "uvicorn.workers.UvicornWorker")}
 
 
 @pytest.fixture(scope="module", params=exhaustive_except(SERVERS, "uvicorn"))

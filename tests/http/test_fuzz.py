@@ -239,10 +239,7 @@ EXAMPLES = int(os.environ.get("HTTP_FUZZ_EXAMPLES", "150"))
 OPTIONS = {"max_body_bytes": MAX_BODY, "max_response_bytes": MAX_RESPONSE}
 
 fuzz = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
+    max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 

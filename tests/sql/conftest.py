@@ -83,11 +83,7 @@ def create_database(
     return create
 
 
-MARKS = {
-    "sqlite": (),
-    "postgresql": (pytest.mark.postgresql,),
-    "mariadb": (pytest.mark.mariadb,),
-}
+MARKS = {"sqlite": (), "postgresql": (pytest.mark.postgresql,), "mariadb": (pytest.mark.mariadb,)}
 
 
 def kinds(*kept: str) -> list[Any]:

@@ -239,11 +239,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("committed", [True, False])
     def test_the_reply_to_the_commit_is_lost(
-        self,
-        shop: Shop,
-        keys: list[str],
-        monkeypatch: pytest.MonkeyPatch,
-        committed: bool,
+        self, shop: Shop, keys: list[str], monkeypatch: pytest.MonkeyPatch, committed: bool
     ) -> None:
         """The connection breaks just after, or just before, the server has processed it."""
         from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
@@ -267,10 +263,7 @@ class TestFailures:
         assert shop.counted(keys) == [1] * 5
 
     def test_another_batch_commits_after_a_lost_commit(
-        self,
-        shop: Shop,
-        keys: list[str],
-        monkeypatch: pytest.MonkeyPatch,
+        self, shop: Shop, keys: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
 
@@ -314,10 +307,7 @@ class TestFailures:
         assert shop.counted(keys) == [1] * 5
 
     def test_redis_is_unavailable_after_the_commit(
-        self,
-        shop: Shop,
-        keys: list[str],
-        monkeypatch: pytest.MonkeyPatch,
+        self, shop: Shop, keys: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def refuse(_: Any) -> None:
             raise StoreUnavailableError("away")

@@ -134,11 +134,7 @@ class TestPlainCalls:
         assert other.effects(f"book {order[:8]}") == 2
 
     def test_in_a_block_a_batch_and_a_step(
-        self,
-        new_shop: Callable[..., Shop],
-        server: RedisServer,
-        database: TestDatabase,
-        order: str,
+        self, new_shop: Callable[..., Shop], server: RedisServer, database: TestDatabase, order: str
     ) -> None:
         book = new_shop(database.engine).book
         idem = Idempotency(server.url, key_prefix=uuid4().hex, transaction=database.engine)

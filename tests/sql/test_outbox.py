@@ -30,10 +30,7 @@ POINTS = ("outcome written", "before on_commit", "committed", "published", "reco
     ],
 )
 def test_a_process_that_is_killed_loses_no_message(
-    kind: str,
-    server: RedisServer,
-    create_database: Callable[..., TestDatabase],
-    tmp_path: Path,
+    kind: str, server: RedisServer, create_database: Callable[..., TestDatabase], tmp_path: Path
 ) -> None:
     database = create_database(kind, "django")
     with Shop(server, database, "django", tmp_path) as shop:

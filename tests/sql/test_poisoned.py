@@ -9,12 +9,7 @@ import pytest
 import sqlalchemy as sa
 from celery import Celery
 
-from celery_idempotent import (
-    Idempotency,
-    IdempotentTask,
-    PoisonedTaskError,
-    StoreUnavailableError,
-)
+from celery_idempotent import Idempotency, IdempotentTask, PoisonedTaskError, StoreUnavailableError
 from celery_idempotent.flow.executor import Executor
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands

@@ -50,11 +50,7 @@ def run_command(
     name: str, server: RedisServer, database: TestDatabase, library: str, *options: str
 ) -> Any:
     command = ["-m", "celery", "-q", "-A", "tests.sql.shop", "idempotency", name, "--json"]
-    environment = {
-        "SHOP_REDIS": server.url,
-        "SHOP_DATABASE": database.url,
-        "SHOP_LIBRARY": library,
-    }
+    environment = {"SHOP_REDIS": server.url, "SHOP_DATABASE": database.url, "SHOP_LIBRARY": library}
     done = subprocess.run(
         [sys.executable, *command, *options],
         cwd=REPOSITORY,

@@ -48,10 +48,7 @@ FAST_REDELIVERY = {
 }
 
 #: Settings with which the broker redelivers the messages of a living worker, too.
-COPIED_MESSAGES = {
-    "broker_transport_options": FAST_REDELIVERY,
-    "idempotency_redeliver_after": None,
-}
+COPIED_MESSAGES = {"broker_transport_options": FAST_REDELIVERY, "idempotency_redeliver_after": None}
 
 #: Settings for workers that are killed with `FAST_REDELIVERY`. A worker prefetches no copy while
 #: it runs a task: kombu loses a message if its receiver is killed between BRPOP and the note that

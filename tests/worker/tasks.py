@@ -386,22 +386,13 @@ def handle_in_turn(self: Any, order: str) -> dict[str, Any]:
 once = task_of(handle_in_turn, "once")
 in_turn = task_of(handle_in_turn, "in_turn", idempotency_until="finished")
 unless_running = task_of(
-    handle_in_turn,
-    "unless_running",
-    idempotency_until="finished",
-    idempotency_on_conflict="ignore",
+    handle_in_turn, "unless_running", idempotency_until="finished", idempotency_on_conflict="ignore"
 )
 reserved_turn = task_of(
-    handle_in_turn,
-    "reserved_turn",
-    idempotency_until="finished",
-    idempotency_dedupe_publish=True,
+    handle_in_turn, "reserved_turn", idempotency_until="finished", idempotency_dedupe_publish=True
 )
 collapsed = task_of(
-    handle_in_turn,
-    "collapsed_burst",
-    idempotency_until="started",
-    idempotency_dedupe_publish=True,
+    handle_in_turn, "collapsed_burst", idempotency_until="started", idempotency_dedupe_publish=True
 )
 turn_of = task_of(
     handle,

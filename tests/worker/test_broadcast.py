@@ -29,11 +29,7 @@ TO_EVERYONE = {"queue": _QUEUE, "declare": [_QUEUE.exchange]}
 
 
 @pytest.fixture(
-    scope="module",
-    params=[
-        "redis",
-        pytest.param("rabbitmq", marks=pytest.mark.rabbitmq),
-    ],
+    scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
 )
 def everyone(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
     broker = {}

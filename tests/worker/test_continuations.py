@@ -68,14 +68,7 @@ def with_an_errback(task: Signature, order: str) -> AsyncResult:
     return failing.apply_async(link_error=report.si("failed", order))
 
 
-CANVASES = [
-    linked,
-    chained,
-    in_a_chord,
-    in_a_group_in_a_chain,
-    before_a_chord,
-    with_an_errback,
-]
+CANVASES = [linked, chained, in_a_chord, in_a_group_in_a_chain, before_a_chord, with_an_errback]
 #: The default of ``idempotency_lease``, in seconds.
 LEASE = 60
 MOMENTS = ["before", "after"]

@@ -12,13 +12,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import (
-    CallOutcome,
-    KeyReusedError,
-    ResultNotStoredError,
-    State,
-    outcome_of,
-)
+from celery_idempotent import CallOutcome, KeyReusedError, ResultNotStoredError, State, outcome_of
 from celery_idempotent.store.reference import Reference
 from tests import command_line
 from tests.waiting import SOON, eventually

@@ -10,14 +10,7 @@ from celery_idempotent import KeyReusedError
 from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import (
-    OutOfStockError,
-    call_itself,
-    charge,
-    check_then_handle,
-    final,
-    pack,
-)
+from tests.worker.tasks import OutOfStockError, call_itself, charge, check_then_handle, final, pack
 
 pytestmark = pytest.mark.worker
 

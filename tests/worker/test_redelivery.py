@@ -405,10 +405,7 @@ class TestMessagesThatTheWorkerLoses:
             pytest.param(CUT, LOST_BROKER, ["returned"], id="broker lost"),
             pytest.param(
                 CUT,
-                {
-                    "worker_cancel_long_running_tasks_on_connection_loss": True,
-                    **LOST_BROKER,
-                },
+                {"worker_cancel_long_running_tasks_on_connection_loss": True, **LOST_BROKER},
                 ["SystemExit", "returned"],
                 id="broker lost, tasks cancelled",
             ),

@@ -222,10 +222,7 @@ handing_on = task_of(
     hand_on, "handing_on", idempotency_key="{order}", idempotency_replay_errors=(LookupError,)
 )
 handing_on_reserved = task_of(
-    hand_on,
-    "handing_on_reserved",
-    idempotency_key="{order}",
-    idempotency_dedupe_publish=True,
+    hand_on, "handing_on_reserved", idempotency_key="{order}", idempotency_dedupe_publish=True
 )
 handing_on_in_turn = task_of(
     hand_on, "handing_on_in_turn", idempotency_key="{order}", idempotency_until="finished"

@@ -73,10 +73,7 @@ def take(call: Callable[[], Any]) -> Any:
     return value
 
 
-OUTAGES = {
-    "refused": lambda proxy: proxy.refuse(),
-    "silent": lambda proxy: proxy.black_hole(),
-}
+OUTAGES = {"refused": lambda proxy: proxy.refuse(), "silent": lambda proxy: proxy.black_hole()}
 
 
 @pytest.mark.parametrize("outage", OUTAGES)

@@ -151,10 +151,7 @@ class TestRedelivery:
     def test_no_message_is_hidden_for_longer_than_sqs_allows(
         self, shop: Shop, queues: Queues, order: str
     ) -> None:
-        with (
-            shop.app.connection_for_read() as connection,
-            connection.SimpleQueue(order) as queue,
-        ):
+        with shop.app.connection_for_read() as connection, connection.SimpleQueue(order) as queue:
             queue.put("held")
             message = queue.get(timeout=SOON)
             broker = sqs.SqsBroker(connection)

@@ -7,11 +7,7 @@ import os
 SECRET_KEY = "for tests"
 ALLOWED_HOSTS = ["*"]
 ROOT_URLCONF = "tests.http.sites.django_views"
-INSTALLED_APPS = [
-    "django.contrib.auth",
-    "django.contrib.contenttypes",
-    "django.contrib.sessions",
-]
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions"]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
