@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import redis
+from django.conf import settings
+from django.core.handlers.asgi import ASGIHandler
+from django.test import Client, override_settings
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib import asgi, wsgi
@@ -21,13 +24,9 @@ CLIENTS = 20
 @pytest.fixture(params=["django", "asgi"])
 def shop(request: pytest.FixtureRequest, idem: Idempotency, django_project: None) -> Any:
     """A Django app with cookie sessions, protected by either middleware."""
-    from django.core.handlers.asgi import ASGIHandler
-    from django.test import override_settings
-
     if request.param == "django":
         return ASGIHandler()
     inner = "celery_idempotent.contrib.django.middleware.IdempotencyMiddleware"
-    from django.conf import settings
 
     without = [name for name in settings.MIDDLEWARE if name != inner]
     with override_settings(MIDDLEWARE=without):
@@ -56,8 +55,6 @@ def test_one_customers_answer_and_session_cookie_given_to_another(
     shop: Any, idem: Idempotency, key: str
 ) -> None:
     """Both send the same key, as a client that numbers its requests does."""
-    from django.test import Client
-
     browsers = {}
     for name in ("alice", "bob"):
         client = Client()

@@ -13,6 +13,11 @@ from uuid import uuid4
 
 import pytest
 import redis
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import HttpResponse
+from django.test import override_settings
+from django.urls import path
 
 from celery_idempotent import Idempotency, KeyReusedError, LeaseLostError, signals
 from celery_idempotent.contrib import asgi, wsgi
@@ -65,10 +70,6 @@ class Site:
             return threads.submit(asyncio.run, send()).result()
 
     def _post_django(self, key: str | None, body: bytes, method: str) -> Any:
-        from django.core.handlers.asgi import ASGIHandler
-        from django.core.handlers.wsgi import WSGIHandler
-        from django.test import override_settings
-
         options = {name.upper(): value for name, value in self.options.items()}
         # Settings belong to the process, and handlers send requests in other threads.
         with lock, override_settings(IDEMPOTENCY_MIDDLEWARE={"ENGINE": self.idem, **options}):
@@ -79,8 +80,6 @@ class Site:
         return wsgi_server.request(handler, environ, validate=False)
 
     def view(self, request: Any) -> Any:
-        from django.http import HttpResponse
-
         self.requests += 1
         status, headers, body = self.handler()
         return HttpResponse(body, status=status, headers=dict(headers))
@@ -116,8 +115,6 @@ def site(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Site]:
         yield site
         return
     request.getfixturevalue("django_project")
-    from django.test import override_settings
-    from django.urls import path
 
     class Urls:
         urlpatterns = (path("pay", site.view),)
