@@ -305,7 +305,8 @@ class TestDuplicatesOfEveryShape:
         ledger.hold(f"{held_member} of {order}")
         first = woven.delay(order=order, shape=shape)
         ledger.wait_for_run(order)
-        during = ledger.duplicate(woven, order=order, shape=shape)
+        during = woven.delay(order=order, shape=shape)
+        ledger.wait_for_signal(during.id, "conflicted")
         ledger.release(f"{held_member} of {order}")
 
         assert first.get(timeout=SOON) == expected
