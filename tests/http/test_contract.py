@@ -280,7 +280,20 @@ class TestRefusal:
             assert response.status_code == 413
             assert problem(response) == "body-too-large"
         assert request_count(client, key) == 0
-        assert post(alice, "/payments", key, {"order": key}).status_code == 201, "the key is free"
+
+    def test_a_refused_request_leaves_nothing(
+        self, alice: httpx.Client, client: redis.Redis, key: str
+    ) -> None:
+        body = {"order": key}
+        large = {**body, "padding": "x" * MAX_BYTES}
+        refused = [
+            post(alice, "/payments", key, large, Connection="close"),
+            post(alice, "/payments", f"{key}, {key}", body),
+        ]
+        first = post(alice, "/payments", key, body)
+
+        assert [response.status_code for response in [*refused, first]] == [413, 400, 201]
+        assert request_count(client, key) == 1
 
 
 class TestDisconnect:
