@@ -15,7 +15,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
     TransactionError,
 )
-from celery_idempotent.functions.decision import Decision
+from celery_idempotent.functions.direct_call import Decision
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.monitoring import worker as _worker  # noqa: F401 - connects its signals
 from celery_idempotent.record.record import Record, State

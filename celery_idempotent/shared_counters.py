@@ -12,6 +12,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from billiard.process import current_process
 
@@ -23,6 +24,14 @@ from celery_idempotent.lease.heartbeat import heartbeat
 #: Number of rows; processes beyond it are not counted.
 MAX_PROCESSES = 256
 _CELL_BYTES = 8
+
+
+def _flag(cell: int) -> Any:
+    """Returns a property in the shared memory."""
+    return property(
+        lambda self: bool(self._cells[cell]),
+        lambda self, value: self._cells.__setitem__(cell, int(value)),
+    )
 
 
 class SharedCounters:
@@ -80,25 +89,10 @@ class SharedCounters:
                 totals[task][name] = number
         return {task: counter for task, counter in totals.items() if counter}
 
-    # Flags that the main process sets and all processes read.
-
-    @property
-    def task_events_enabled(self) -> bool:
-        """Whether the worker sends task events."""
-        return bool(self._cells[-1])
-
-    @task_events_enabled.setter
-    def task_events_enabled(self, enabled: bool) -> None:
-        self._cells[-1] = int(enabled)
-
-    @property
-    def shutting_down(self) -> bool:
-        """Whether the worker is shutting down and takes no more messages."""
-        return bool(self._cells[-2])
-
-    @shutting_down.setter
-    def shutting_down(self, shutting_down: bool) -> None:
-        self._cells[-2] = int(shutting_down)
+    #: Whether the worker sends task events. The main process sets it, and all processes read it.
+    task_events_enabled = _flag(-1)
+    #: The same for whether the worker is shutting down and takes no more messages.
+    shutting_down = _flag(-2)
 
 
 def is_alive(pid: int) -> bool:

@@ -37,7 +37,7 @@ local now = read_clock()
 -- Ends the lease of a continuation that the child sends; returns whether it does.
 local function end_sending(key, raw)
   local state, attempt, token, at, fingerprint, stored_task_id, stored_worker, owner, stored_format, position =
-    unpack_record(raw or '')
+    unpack_record(raw)
   if not state or not is_sending(state) or root_of(owner) ~= root or stored_worker ~= worker then
     return false
   end
@@ -48,7 +48,7 @@ end
 
 local raw = redis.call('GET', record)
 local state, attempt, token, at, fingerprint, stored_task_id, stored_worker, _, stored_format, position =
-  unpack_record(raw or '')
+  unpack_record(raw)
 if not state or is_finished(state) or stored_task_id ~= task_id or stored_worker ~= worker then
   if end_sending(record, raw) or end_sending(entry, redis.call('GET', entry)) then
     return reply('sending')

@@ -70,11 +70,11 @@ end
 -- PRELUDE
 
 local state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner, stored_format, position =
-  unpack_record(raw or '')
+  unpack_record(raw)
 if raw and not state then
   return reply('corrupt', raw)
 elseif state and is_finished(state) and continues == '0' and not entry_raw and not turn
-    and string.sub(stored_format, 1, 1) ~= '=' then
+    and not string.match(stored_format, '^=') then
   -- Most replays. They end here, before the functions below.
   local differs = differ(stored_fingerprint, fingerprint)
   return reply(differs and 'reused' or 'finished', raw)
@@ -123,8 +123,8 @@ if entry_raw then
   entry_state, _, ended_generation, _, _, _, _, entry_owner = unpack_record(entry_raw)
   if not entry_state then
     return reply('corrupt', entry_raw)
-  elseif string.find('FQ', entry_state, 1, true) and generation <= ended_generation
-      or turn and string.find('CP', entry_state, 1, true) then
+  elseif string.find('FQ', entry_state) and generation <= ended_generation
+      or turn and string.find('CP', entry_state) then
     return answer(entry, entry_raw)
   end
 end
@@ -132,22 +132,17 @@ end
 local is_awaited, is_replacement
 if raw then
   local is_its = root_of(owner) == root
-  local first_generation, steps
-  if is_finished(state) then
-    first_generation, steps = read_replacement(raw, stored_format, position)
+  local first_generation, steps = read_replacement(raw, stored_format, position)
+  if first_generation and first_generation <= generation and stored_task_id == task_id then
+    is_replacement, stored_attempt, position = true, 0, steps
   end
-  if turn and is_finished(state) and not is_its and owner ~= '' and string.sub(stored_format, 1, 1) ~= '=' then
+  if turn and is_finished(state) and not is_its and owner ~= '' and not string.match(stored_format, '^=') then
     -- The task id is published anew. Copies of the message before find its outcome in their entry.
     local former = string.sub(entry, 1, -2 * ID - 1) .. string.gsub(root_of(owner), '.', function(byte)
       return string.format('%02x', string.byte(byte))
     end)
     redis.call('SET', former, raw, 'PX', math.max(redis.call('PTTL', record), 1))
     raw, stored_token = nil, nil
-  elseif first_generation and first_generation <= generation and stored_task_id == task_id then
-    is_replacement, stored_attempt, position = true, 0, steps
-  end
-  if not raw then
-    state = nil
   elseif differ(stored_fingerprint, fingerprint)
       and not (state == 'R' and position > #raw and at <= read_clock()) then
     return reply('reused', raw)
@@ -161,7 +156,7 @@ if raw then
   elseif state == 'R' and owner == '' then
     is_awaited = stored_task_id == task_id
   elseif state == 'R' and is_its then
-    is_awaited = (tonumber(string.sub(owner, ID + 1)) or 0) <= generation
+    is_awaited = tonumber(string.sub(owner, ID + 1)) <= generation
   end
 end
 
@@ -188,7 +183,7 @@ if turn_raw then
     elseif waiting_task_id ~= task_id then
       waiting = entry
     end
-  elseif not raw and turn_task_id == task_id and string.sub(turn_format, 1, 1) ~= '='
+  elseif not raw and turn_task_id == task_id and not string.match(turn_format, '^=')
       and (turn_owner == '' or root_of(turn_owner) == root) then
     -- The message ended before the key was made to run again.
     return reply('finished', turn_raw)
@@ -217,7 +212,7 @@ if raw then
       orphaned_ms = stored_format
     elseif stored_attempt > 0 then
       orphaned_ms = string.format('%.0f', math.max(0, now - at)) .. read_met(stored_format)
-    elseif state == 'R' then
+    else
       orphaned_ms = read_met(stored_format)
     end
     if attempt > stored_attempt and attempt > tonumber(max_attempts) then

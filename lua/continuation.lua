@@ -20,7 +20,7 @@ local execution_id, lease_ms = unpack(ARGV)
 local now = read_clock()
 for _, key in ipairs({record, entry}) do
   local raw = redis.call('GET', key)
-  local state, attempt, token, at, fingerprint, task_id, worker, owner, format, position = unpack_record(raw or '')
+  local state, attempt, token, at, fingerprint, task_id, worker, owner, format, position = unpack_record(raw)
   if state and is_finished(state) and execution_of(owner) == execution_id then
     if lease_ms == '' then
       state = (state == 'P' or state == 'C') and 'C' or 'F'

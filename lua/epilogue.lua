@@ -3,7 +3,7 @@
 
 local now = read_clock()
 local raw = redis.call('GET', record)
-local state, attempt, stored_token, _, fingerprint, task_id, worker, owner, stored_format = unpack_record(raw or '')
+local state, attempt, stored_token, _, fingerprint, task_id, worker, owner, stored_format = unpack_record(raw)
 local turn_raw = turn and redis.call('GET', turn)
 local is_resent = state == outcome or state == (outcome == 'C' and 'P' or 'Q')
 if stored_token ~= tonumber(token) or state ~= 'S' and not is_resent
@@ -14,7 +14,7 @@ end
 if is_resent then
   -- Stored already: the client resends a command whose reply was lost. WAIT counts only writes of the
   -- same connection, so write again.
-  redis.call('PEXPIRE', record, retention_ms)
+  redis.call('PEXPIRE', record, math.max(retention_ms, redis.call('PTTL', record)))
   return reply('ok', raw)
 end
 retention_ms = kept_ms(stored_format, retention_ms, now)

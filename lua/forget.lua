@@ -16,17 +16,17 @@
 local record = KEYS[1]
 local state, token = unpack(ARGV)
 
--- A value of another type can be deleted like a record that cannot be read.
-local raw = (token == '' and redis.pcall or redis.call)('GET', record)
+-- A value of another type can be deleted like a record that cannot be read. `raw` is an error then.
+local raw = redis.pcall('GET', record)
 local stored_state, _, stored_token, _, _, _, _, owner, _, position = unpack_record(raw)
-local is_absent = is_remnant(stored_state, owner, raw, position)
+local is_absent = is_remnant(owner, raw, position)
 if state ~= '' and raw then
   if is_absent then
     return reply('absent')
   end
   local displayed = stored_state == 'P' and 'C' or stored_state == 'Q' and 'F' or stored_state or '?'
   if displayed ~= state or stored_token ~= tonumber(token) then
-    return reply('changed', raw)
+    return type(raw) == 'table' and raw or reply('changed', raw)
   end
 end
 if redis.call('DEL', record) == 0 or is_absent then

@@ -30,13 +30,13 @@ local token, format, body, retention_ms, meta, expires = unpack(ARGV)
 local outcome, lease_ms = 'C', ''
 
 if token ~= '0' and not turn then
-  local readable, state, attempt, stored_token, _, fingerprint, task_id, worker, _, stored_format =
-    pcall(struct.unpack, LAYOUT, redis.call('GET', record) or '')
-  if readable and state == 'S' and stored_token == tonumber(token) and stored_format == ''
+  local _, state, attempt, stored_token, _, fingerprint, task_id, worker, _, stored_format =
+    pcall(struct.unpack, LAYOUT, redis.call('GET', record))
+  if state == 'S' and stored_token == tonumber(token) and stored_format == ''
       and redis.pcall('GET', result) == false then
     -- Most completions. They end here, before the prelude: its functions cost more than this does.
     local clock = redis.call('TIME')
-    local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+    local now = clock[1] * 1000 + clock[2] / 1000
     redis.call('SET', record, struct.pack(LAYOUT, outcome, attempt, stored_token, now, #fingerprint, fingerprint,
       #task_id, task_id, #worker, worker, 0, '', #format, format) .. body, 'PX', retention_ms)
     local is_written = type(redis.pcall('PUBLISH', result, meta)) == 'number'

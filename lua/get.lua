@@ -11,8 +11,8 @@ local record = KEYS[1]
 
 read_clock()
 local raw = redis.call('GET', record)
-local state, _, _, _, _, _, _, owner, _, position = unpack_record(raw or '')
-if not raw or is_remnant(state, owner, raw, position) then
+local _, _, _, _, _, _, _, owner, _, position = unpack_record(raw)
+if not raw or is_remnant(owner, raw, position) then
   return reply('absent', raw)
 end
 return reply('found', redis.call('PTTL', record) .. ' ' .. raw)

@@ -50,25 +50,26 @@ end
 -- Returns state, attempt, token, at, fingerprint, task_id, worker, owner, format and the position of the
 -- body; nothing if `raw` is not a record of this layout.
 local function unpack_record(raw)
-  local readable, state, attempt, token, at, fingerprint, task_id, worker, owner, format, body =
+  -- If `raw` cannot be unpacked, `state` is an error message.
+  local _, state, attempt, token, at, fingerprint, task_id, worker, owner, format, body =
     pcall(struct.unpack, LAYOUT, raw)
-  if readable and string.find('RSCFPQ', state, 1, true) and (#owner == 22 or not string.find('PQ', state, 1, true)) then
+  if string.match(state, '^[RSCF]$') or string.match(state, '^[PQ]$') and #owner == 22 then
     return state, attempt, token, at, fingerprint, task_id, worker, owner, format, body
   end
 end
 
 local function is_finished(state)
-  return string.find('CFPQ', state, 1, true)
+  return string.find('CFPQ', state)
 end
 
 local function is_sending(state)
-  return string.find('PQ', state, 1, true)
+  return string.find('PQ', state)
 end
 
 -- Whether nothing but attempts is left of an execution that was killed when its message had ended. For
 -- everything else the key is absent.
-local function is_remnant(state, owner, raw, position)
-  return state == 'R' and owner == NOBODY and position > #raw
+local function is_remnant(owner, raw, position)
+  return owner == NOBODY and position > #raw
 end
 
 -- The owner field has the root and the execution id; while a continuation is being sent, also until when.
@@ -100,7 +101,7 @@ end
 -- Reads the outcome of a task that replaced itself. Returns the generation of the first message that
 -- continues under the key, and where the finished steps start; nothing for any other outcome.
 local function read_replacement(raw, format, position)
-  if string.sub(format, 1, 1) == '=' then
+  if string.match(format, '^=') then
     local readable, generation, _, steps = pcall(struct.unpack, '>I7I2c0', raw, position)
     if readable then
       return generation, steps
@@ -117,8 +118,8 @@ end
 -- Reads who waits in the record of a turn, whose body is at `position`. Returns the entry, the end of the
 -- reservation, the task id and the fingerprint; nothing if no message waits, or its reservation has ended.
 local function read_waiting(turn_raw, position, now)
-  local _, length, name, letter, _, till, task_id, fingerprint = pcall(struct.unpack, WAITING, turn_raw, position)
-  if name == 0 and letter == 'W' and till > now then
+  local _, length, name, _, _, till, task_id, fingerprint = pcall(struct.unpack, WAITING, turn_raw, position)
+  if name == 0 and till > now then
     return string.sub(turn_raw, position, position + 3 + length), till, task_id, fingerprint
   end
 end
@@ -156,11 +157,10 @@ local function leave_error(entry, now, owner, task_id, worker, generation, forma
   redis.call('SET', entry, pack(letter, 0, generation, now, '', task_id, worker, owner, format, error), 'PX', error_ms)
 end
 
--- Whether `raw` is STARTED under `token`; parses those two fields only. Numbers are exact up to 2^53,
+-- Whether `raw` is STARTED under `token`; reads those two fields only. Numbers are exact up to 2^53,
 -- which microseconds reach in 2255.
 local function is_held_by(raw, token)
-  return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'
-    and struct.unpack('>I7', raw, 3) == tonumber(token)
+  return raw and string.sub(raw, 1, 1) == 'S' and string.sub(raw, 3, 9) == struct.pack('>I7', token)
 end
 
 local function with_time(raw, at)
@@ -170,12 +170,8 @@ end
 -- Whether two fingerprints, each with the label that follows its 8 bytes, are of different arguments.
 -- Zeros are no fingerprint.
 local function differ(fingerprint, other)
-  if fingerprint == '' or other == '' or fingerprint == other then
-    return false
-  end
-  local none = '\0\0\0\0\0\0\0\0'
   fingerprint, other = string.sub(fingerprint, 1, 8), string.sub(other, 1, 8)
-  return fingerprint ~= none and other ~= none and fingerprint ~= other
+  return fingerprint ~= other and string.match(fingerprint, '[^%z]') and string.match(other, '[^%z]')
 end
 
 -- Builds a reply: the case, the server time that the script used, and a record. The time is included

@@ -44,7 +44,9 @@ end
 local state, _, stored_token, _, fingerprint, task_id, worker, owner, stored_format, position = unpack_record(raw)
 if error ~= '' and not turn and state == 'C' then
   local _, steps = read_replacement(raw, stored_format, position)
-  state, position = steps and 'S' or state, steps or position
+  if steps then
+    state, position = 'S', steps
+  end
 end
 if state ~= 'S' or stored_token ~= tonumber(token) then
   local resent = state == 'R' and stored_token == tonumber(token)

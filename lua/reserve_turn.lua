@@ -25,7 +25,7 @@ local now, now_us = read_clock()
 local token = now_us
 local turn_raw = redis.call('GET', turn)
 local state, _, stored_token, at, stored_fingerprint, stored_task_id, _, owner, _, position =
-  unpack_record(turn_raw or '')
+  unpack_record(turn_raw)
 if turn_raw and not state then
   return reply('corrupt', turn_raw)
 elseif state then

@@ -17,7 +17,7 @@ local token, entry, lease_ms, ttl_ms = unpack(ARGV)
 
 local now = read_clock()
 local raw = redis.call('GET', record)
-local state, _, stored_token = unpack_record(raw or '')
+local state, _, stored_token = unpack_record(raw)
 local turn_raw = turn and redis.call('GET', turn)
 if state ~= 'S' or stored_token ~= tonumber(token) or turn and not is_held_by(turn_raw, token) then
   return reply('lost', raw)

@@ -9,14 +9,11 @@ from __future__ import annotations
 import click
 from celery.bin.control import inspect
 
+from celery_idempotent.cli.changes import forget, purge, rerun
 from celery_idempotent.cli.dashboard import dashboard
-from celery_idempotent.cli.doctor import doctor
+from celery_idempotent.cli.doctor import doctor, keys
 from celery_idempotent.cli.explain import explain
-from celery_idempotent.cli.forget import forget
-from celery_idempotent.cli.keys import keys
 from celery_idempotent.cli.listing import list_records
-from celery_idempotent.cli.purge import purge
-from celery_idempotent.cli.rerun import rerun
 from celery_idempotent.cli.show import show
 from celery_idempotent.cli.stats import stats
 

@@ -37,14 +37,7 @@ SHUTDOWN_SECONDS = 2
 )
 @click.pass_obj
 def dashboard(
-    obj: Any,
-    host: str,
-    port: int,
-    auth: str | None,
-    read_only: bool,
-    url_prefix: str,
-    history: str,
-    tasks: object,
+    obj: Any, /, host: str, port: int, auth: str | None, tasks: object, **options: Any
 ) -> None:
     """Serve a web page for the person on call.
 
@@ -53,9 +46,8 @@ def dashboard(
     try:
         import uvicorn
 
-        from celery_idempotent.dashboard.access import local_user
         from celery_idempotent.dashboard.application import asgi
-        from celery_idempotent.dashboard.protection import LOOPBACK_HOSTS
+        from celery_idempotent.dashboard.protection import LOOPBACK_HOSTS, local_user
     except ImportError as error:
         raise click.ClickException(
             f"{error.name} is not installed: pip install 'celery-idempotent[dashboard]'"
@@ -69,10 +61,8 @@ def dashboard(
         obj.app,
         auth=auth or None,
         authorize=None if auth else local_user,
-        read_only=read_only,
-        url_prefix=url_prefix,
-        history=history,
         allowed_hosts=None if auth else LOOPBACK_HOSTS,
+        **options,
     )
     config = uvicorn.Config(
         application,
@@ -89,7 +79,7 @@ def dashboard(
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
     with listener:
         name = f"[{host}]" if ":" in host else host
-        path = url_prefix.rstrip("/")
+        path = options["url_prefix"].rstrip("/")
         click.echo(f"Dashboard: http://{name}:{listener.getsockname()[1]}{path}/")
         uvicorn.Server(config).run(sockets=[listener])
 

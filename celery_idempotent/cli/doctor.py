@@ -1,4 +1,4 @@
-"""``doctor``: finds settings that weaken the guarantees."""
+"""``doctor`` finds settings that weaken the guarantees, ``keys`` prints what it compares."""
 
 from __future__ import annotations
 
@@ -44,21 +44,19 @@ def doctor(
     """
     before = None if snapshot is None else _read(snapshot)
     replies = inspect_commands.ask(obj.app, timeout)
-    counts = replies.totals()
-    findings = doctor_checks.examine(obj.app, counts, replies.all_leases(), before)
+    findings = doctor_checks.examine(obj.app, replies.totals, replies.leases, before)
     stores = list(dict.fromkeys(str(store.config) for store in app_tasks.stores(tasks)))
     if as_json:
         print_json(
             {
                 "versions": versions.installed(),
                 "stores": stores,
-                "workers_answered": counts is not None,
+                "workers_answered": bool(replies.workers),
                 "findings": [finding.to_json() for finding in findings],
             }
         )
     else:
-        unknown = "" if counts is not None else replies.error
-        _print(findings, stores, doctor_checks.ignored(obj.app), unknown)
+        _print(findings, stores, doctor_checks.ignored(obj.app), replies.error)
     severities = [] if fail_on == "never" else [finding.severity for finding in findings]
     raise SystemExit(int(any(each >= Severity[fail_on.upper()] for each in severities)))
 
@@ -91,3 +89,18 @@ def _print(
         out.print("No findings.")
     if ignored:
         out.print(console.text(f"Ignored: {', '.join(ignored)}"))
+
+
+@click.command(cls=AppCommand, has_json=False)
+@click.option("--json", is_flag=True, expose_value=False, hidden=True)  # always JSON
+def keys(tasks: Tasks) -> None:
+    """Print a snapshot of the key rules, as JSON.
+
+    It has the rule of each task, its parameters, and the keys of sample calls, whose arguments are
+    made from the types of the parameters. Key rules that are callables are called with them.
+
+    \b
+    celery -A shop idempotency keys > keys.json          (with the old code)
+    celery -A shop idempotency doctor --against keys.json     (with the new code)
+    """
+    print_json(key_snapshot.document_of(tasks))

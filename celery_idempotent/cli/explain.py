@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import click
 
-from celery_idempotent.cli import console
-from celery_idempotent.cli.command import (
-    AppCommand,
-    CallKey,
-    Tasks,
-    key_option,
-    parse_arguments,
-    print_json,
-)
-from celery_idempotent.monitoring.explained_call import ExplainedCall, explain_call, text_of
+from celery_idempotent.cli import command, console
+from celery_idempotent.monitoring.prediction import ExplainedCall, explain_call, text_of
 
 #: What follows from an explicit key.
 _NAMESPACE = ", which never equals a key that the task's rule derives"
 
 
-@click.command(cls=AppCommand)
+@click.command(cls=command.AppCommand)
 @click.argument("task")
 @click.argument("arguments", nargs=-1, metavar="[ARGS] [KWARGS]")
-@key_option
+@command.key_option
 @click.option("--task-id", help="The id of the message, for the key rule TASK_ID.")
 def explain(
-    tasks: Tasks,
+    tasks: command.Tasks,
     task: str,
     arguments: tuple[str, ...],
-    explicit_key: CallKey,
+    explicit_key: command.CallKey,
     task_id: str | None,
     as_json: bool,
 ) -> None:
@@ -40,7 +32,7 @@ def explain(
     \b
     celery -A shop idempotency explain shop.charge '[42]' '{"amount": 999}'
     """
-    args, kwargs = parse_arguments(arguments)
+    args, kwargs = command.parse_arguments(arguments)
     try:
         explained = explain_call(
             tasks, task, args, kwargs, explicit_key, task_id, task_id_named="--task-id"
@@ -48,7 +40,7 @@ def explain(
     except TypeError as error:
         raise click.UsageError(str(error)) from None
     if as_json:
-        print_json(explained.to_json())
+        command.print_json(explained.to_json())
     else:
         _print(explained)
 

@@ -16,7 +16,7 @@ import click
 from celery_idempotent.cli import console
 from celery_idempotent.cli.command import AppCommand, Tasks, filter_options, print_json
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.monitoring import formatting, json_format
+from celery_idempotent.monitoring import formatting
 from celery_idempotent.printable import did_you_mean
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
@@ -65,7 +65,7 @@ def list_records(
     views = islice((view for page in record_views(stores, record_filter) for view in page), limit)
     if as_json:
         for view in views:
-            print_json(json_format.view_fields(view), indent=None)
+            print_json(formatting.view_fields(view), indent=None)
     else:
         known, wanted = [task.name for task in tasks], record_filter.task
         hint = did_you_mean(wanted, known) if wanted and wanted not in known else ""

@@ -11,9 +11,9 @@ from celery_idempotent.cli import console
 from celery_idempotent.cli.command import AppCommand, CallKey, Tasks, key_option, print_json
 from celery_idempotent.cli.target import RECORD_HELP, describe, resolve_records
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.monitoring import formatting, json_format
+from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.lookup import SqlOutcome, find_outcome
-from celery_idempotent.record import turn
+from celery_idempotent.record import reservation
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_reader import RecordView
 
@@ -26,12 +26,12 @@ from celery_idempotent.store.inspection.record_reader import RecordView
 @key_option
 def show(tasks: Tasks, names: tuple[str, ...], explicit_key: CallKey, as_json: bool) -> None:
     """Shows records. Its help is the text above, a part of which is shared."""
-    for key, view, _ in resolve_records(tasks, names, explicit_key):
+    for key, view, *_ in resolve_records(tasks, names, explicit_key):
         if view is None:
-            document = json_format.key_fields(key, "ABSENT")
+            document = formatting.key_fields(key, "ABSENT")
             fields = {"key": str(key), "state": "ABSENT: Redis has no record of this key"}
         else:
-            document = json_format.view_fields(view) | json_format.outcome_fields(view.record)
+            document = formatting.view_fields(view) | formatting.outcome_fields(view.record)
             fields = _fields(view)
         try:
             outcome = find_outcome(tasks, key)
@@ -83,7 +83,7 @@ def _fields(view: RecordView) -> dict[str, str]:
         verb = "expired" if view.is_past_deadline else "until"
         fields[label] = f"{verb} {formatting.absolute_time(record.deadline, now)}"
         with contextlib.suppress(IdempotencyError):
-            waiting = turn.waiting(record)
+            waiting = reservation.waiting(record)
             fields["next"] = waiting.task_id if waiting else ""
         fields["ended by"] = (record.ended_by or "").replace("_", " ")
         fields["finished steps"] = ", ".join(formatting.finished_steps(record))

@@ -40,14 +40,14 @@ def stats(obj: Any, tasks: Tasks, sample: int, timeout: float, as_json: bool) ->
     hit ratio comes from the counters of the workers, which start from zero with the worker.
     """
     replies = inspect_commands.ask(obj.app, timeout)
-    counters, held = replies.totals(), replies.messages_held()
+    held = replies.messages_held
     with _progress(tasks) as progress:
-        documents = collect(tasks, counters or {}, sample, progress)
+        documents = collect(tasks, replies.totals, sample, progress)
     if as_json:
-        document = {"workers_answered": counters is not None, "messages_held": held}
+        document = {"workers_answered": bool(replies.workers), "messages_held": held}
         print_json({**document, "tasks": documents})
         return
-    _print(documents, {task.name for task in tasks}, "" if counters is not None else replies.error)
+    _print(documents, {task.name for task in tasks}, replies.error)
     if held is not None:
         console.create().print(f"The workers hold {plural(held, 'message')}.")
 

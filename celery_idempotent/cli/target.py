@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -11,12 +11,16 @@ from celery_idempotent.cli.command import CallKey, parse_arguments
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
-from celery_idempotent.monitoring.lookup import find_outcome, find_record
+from celery_idempotent.monitoring.lookup import Target, find_outcome, find_record
 from celery_idempotent.printable import did_you_mean
-from celery_idempotent.store.inspection.record_query import RecordFilter, read_view, record_views
+from celery_idempotent.store.inspection.record_query import (
+    RecordFilter,
+    find_task,
+    read_view,
+    record_views,
+)
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
-from celery_idempotent.store.inspection.task_lookup import find_task
 from celery_idempotent.store.reference import Reference
 
 RECORD_HELP = """\b
@@ -30,16 +34,6 @@ RECORD is one of:
   a task and the call's explicit key
                              shop.charge --key req-7f3a
                              shop.charge --key acme --key req-7f3a (a tuple)"""
-
-
-class Target(NamedTuple):
-    """A key that an operator has named."""
-
-    key: Key
-    #: None if Redis has no record of it. The database of its task then has a row.
-    view: RecordView | None
-    #: The task id by which it was named, if that is a duplicate's.
-    duplicate: str = ""
 
 
 def resolve_records(
@@ -104,7 +98,7 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -
         )
     found = find_task(stores, name)
     if isinstance(found, RecordView):
-        return Target(found.key, found, name if found.reference else "")
+        return Target(found.key, found, duplicate=name if found.reference else "")
     if found is None:
         what = "key" if ":" in name else "task of this app"
         raise click.ClickException(
@@ -112,7 +106,7 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -
         )
     keys = (key_of(found.key, store.config.prefix) for store in stores if may_be_absent)
     if (key := next(keys, None)) is not None:
-        return Target(key, None, name)
+        return Target(key, None, duplicate=name)
     raise click.ClickException(f"{name} {describe(found)}, under {found.key}, which is absent now")
 
 

@@ -29,11 +29,6 @@ def normalised(
     that the serializer cannot write: the call may use another serializer, or else publisher and
     worker fail in the same way.
     """
-    for value in (*args, *kwargs.values()):
-        if type(value) not in _SCALARS and not (type(value) is str and value.isascii()):
-            break
-    else:
-        return args, kwargs
     if not _is_plain(*args, *kwargs.values()):
         with suppress(Exception):
             content_type, encoding, data = serialization.dumps(

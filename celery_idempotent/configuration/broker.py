@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import Celery
 
 from celery_idempotent import settings
+
+T = TypeVar("T")
 
 #: Transports with a visibility timeout, and its default in seconds.
 VISIBILITY_TIMEOUT = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
@@ -74,18 +77,26 @@ def connection_error(app: Celery, timeout: float) -> str:
     Args:
         timeout: seconds that connecting may take.
     """
-    connection, errors = app.connection_for_write(connect_timeout=timeout), []
+    connection = app.connection_for_write(connect_timeout=timeout)
 
-    def connect() -> None:
+    def connect() -> str:
         try:
             with connection:
                 connection.ensure_connection(max_retries=1, interval_start=0)
-            errors.append("")
         except Exception as error:  # each transport has its own
-            errors.append(f"{connection.as_uri()} cannot be reached: {error}")
+            return f"{connection.as_uri()} cannot be reached: {error}"
+        return ""
 
-    # In a thread, because a broker that accepts the connection and never replies would block.
-    thread = Thread(target=connect, name="idempotency broker", daemon=True)
+    return within(timeout, connect, f"{connection.as_uri()} does not reply")
+
+
+def within(timeout: float, ask: Callable[[], T], otherwise: T) -> T:
+    """Returns what `ask` returns within `timeout` seconds, else `otherwise`.
+
+    It runs in a thread, because a broker may accept a connection and never reply.
+    """
+    found: list[T] = []
+    thread = Thread(target=lambda: found.append(ask()), name="idempotency broker", daemon=True)
     thread.start()
     thread.join(timeout)
-    return errors[0] if errors else f"{connection.as_uri()} does not reply"
+    return found[0] if found else otherwise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -17,10 +17,9 @@ from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings
 from celery_idempotent.configuration.arguments import normalised
-from celery_idempotent.configuration.fused_completion import obstacle
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.flow.executor import Executor
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.label import Label
@@ -36,6 +35,20 @@ from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
+from celery_idempotent.store.url import names_one_server
+
+#: The backend whose commands the script repeats; subclasses may write something else.
+_BACKEND = "celery.backends.redis.RedisBackend"
+#: What identifies a server, a database and a user among the parameters of a connection.
+_IDENTITY = {
+    "host": "localhost",
+    "port": 6379,
+    "path": None,
+    "db": 0,
+    "username": None,
+    "password": None,
+    "credential_provider": None,
+}
 
 
 class ConfigurationError(SettingsError, ImproperlyConfigured, click.ClickException):
@@ -103,7 +116,7 @@ class TaskConfiguration:
         if self.in_shadow:
             return "idempotency_shadow is on"
         try:
-            return obstacle(self._task, self._app, self.settings, self.executor.store)
+            return _fusion_obstacle(self._task, self._app, self.settings, self.executor.store)
         except Exception as error:
             return f"the result backend cannot be examined ({type(error).__name__})"
 
@@ -277,3 +290,29 @@ def executor_of(app: Celery, options: Settings) -> Executor:
             return executor
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
+
+
+def _fusion_obstacle(task: type[Task], app: Celery, options: Settings, store: RecordStore) -> str:
+    """Returns the reason why Celery writes the results of `task`; empty if the script can."""
+    if not options.fused_completion:
+        return "idempotency_fused_completion is off"
+    if task.ignore_result:
+        return "its result is not kept (ignore_result)"
+    if options.wait_replicas:
+        return "outcomes wait for replicas"
+    if task._replaces_backend:  # noqa: SLF001
+        return "its class has a backend of its own"
+    backend = app.tasks[task.name].backend
+    kind = f"{type(backend).__module__}.{type(backend).__qualname__}"
+    if kind != _BACKEND:
+        return f"the result backend is not Celery's RedisBackend, but {type(backend).__qualname__}"
+    # A user's client, Sentinels and cluster nodes have no address to compare.
+    if not names_one_server(store.config.url):
+        return "the records are not on a single server with a URL"
+    if _identity(backend.connparams) != _identity(store.client.get_connection_kwargs()):
+        return "the records and the results use different servers, databases or users"
+    return ""
+
+
+def _identity(parameters: Mapping[str, Any]) -> list[Any]:
+    return [parameters.get(name) or default for name, default in _IDENTITY.items()]

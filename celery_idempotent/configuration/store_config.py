@@ -16,13 +16,8 @@ from celery_idempotent.store.url import is_redis_url
 
 #: Celery's transport options that concern connections; the others concern messages.
 _CONNECTION_OPTIONS = (
-    "master_name",
-    "sentinel_kwargs",
-    "min_other_sentinels",
-    "socket_keepalive",
-    "socket_keepalive_options",
-    "credential_provider",
-    "client_name",
+    *("master_name", "sentinel_kwargs", "min_other_sentinels", "credential_provider"),
+    *("socket_keepalive", "socket_keepalive_options", "client_name"),
 )
 
 

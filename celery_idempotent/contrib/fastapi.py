@@ -6,10 +6,10 @@ A request's key is looked up after its dependencies have run and it has been val
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import anyio.from_thread
 from fastapi import Depends, Request, Response
@@ -22,13 +22,11 @@ from celery_idempotent.contrib.asgi import decoded, encoded
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.response import Headers, stored_by_default
 from celery_idempotent.contrib.http.response import Response as Captured
-from celery_idempotent.contrib.http.route import METHODS, BaseRoute, Call
+from celery_idempotent.contrib.http.route import BaseRoute, Call
 from celery_idempotent.functions.engine import Idempotency
 from celery_idempotent.store.run_sync import run_sync
 
 __all__ = ["anonymous", "by_cookie", "by_header", "idempotent_route", "stored_by_default"]
-
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 #: The parameter added to an endpoint.
 _PARAMETER = "idempotency_exchange"
@@ -40,42 +38,6 @@ _OF_RESPONSES = (
 )
 #: The scope entry that holds the return value of an endpoint.
 _RETURNED = "celery_idempotent.returned"
-
-
-def idempotent_route(
-    idem: Idempotency,
-    *,
-    identity: Callable[..., str | None],
-    key: Callable[..., str | None] | None = None,
-    fingerprint: Callable[..., Any] | None = None,
-    methods: Collection[str] = METHODS,
-    **options: Any,
-) -> Callable[[Endpoint], Endpoint]:
-    """Runs an endpoint once for a key, and replays its response to retries.
-
-    Place it below the decorator that adds the route. Option functions get the request and any of
-    the endpoint's arguments that they name as further parameters. Called without a request, as in a
-    test, the endpoint runs as if undecorated.
-
-    Args:
-        idem: the engine that stores the responses, with a name unique to this service.
-        identity: returns the text that identifies the sender, or None if it is unknown.
-        key: returns the key as text, or None if the request needs none; by default, the
-            Idempotency-Key header.
-        fingerprint: returns a value that must be equal in all requests with one key; by default,
-            the whole request. Required for an endpoint with a form.
-        methods: the HTTP methods to which keys apply.
-        options: the other options of `celery_idempotent.contrib.asgi.IdempotencyMiddleware`.
-
-    Raises:
-        SettingsError: for the first invalid option, in one line.
-    """
-    options |= {"identity": identity, "key": key, "fingerprint": fingerprint, "methods": methods}
-
-    def decorate(endpoint: Endpoint) -> Endpoint:
-        return _Route(endpoint, idem, **options).decorated()  # type: ignore[return-value]
-
-    return decorate
 
 
 class _Injected(NamedTuple):
@@ -100,8 +62,8 @@ class _Route(BaseRoute):
         #: By the id of a route, which is kept so that no other route gets its id.
         self._renderers: dict[int, tuple[APIRoute, Callable[[Request], Any]]] = {}
 
-    def decorated(self) -> Callable[..., Any]:
-        """Returns the function that FastAPI calls, in the event loop or in a thread."""
+    def decorated(self) -> Any:
+        # FastAPI calls it in the event loop, or in a thread.
 
         @wraps(self._app)
         async def run(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +75,7 @@ class _Route(BaseRoute):
 
         decorated: Any = run if self._is_async else run_in_thread
         decorated.__signature__ = self._with_injected()
-        return decorated  # type: ignore[no-any-return]
+        return decorated
 
     def _with_injected(self) -> inspect.Signature:
         """Returns the endpoint's signature, with a parameter that FastAPI injects."""
@@ -203,3 +165,6 @@ def _returned(request: Request, response: Response) -> Any:
     response.raw_headers.extend(collected.raw_headers)
     response.status_code = collected.status_code
     return value
+
+
+idempotent_route = _Route.decorator

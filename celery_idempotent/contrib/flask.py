@@ -2,76 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import flask
 
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.response import Headers, stored_by_default
 from celery_idempotent.contrib.http.response import Response as Captured
-from celery_idempotent.contrib.http.route import METHODS, BaseRoute, Call
+from celery_idempotent.contrib.http.route import BaseRoute, Call
 from celery_idempotent.contrib.wsgi import WsgiReader
-from celery_idempotent.functions.engine import Idempotency
 from celery_idempotent.store.run_sync import run_sync
 
 __all__ = ["anonymous", "by_cookie", "by_header", "idempotent_route", "stored_by_default"]
 
-View = TypeVar("View", bound=Callable[..., Any])
-
-
-def idempotent_route(
-    idem: Idempotency,
-    *,
-    identity: Callable[..., str | None],
-    key: Callable[..., str | None] | None = None,
-    fingerprint: Callable[..., Any] | None = None,
-    methods: Collection[str] = METHODS,
-    **options: Any,
-) -> Callable[[View], View]:
-    """Runs a view once for a key, and replays its response to retries.
-
-    Place it below the decorators that add the route and check permissions. Option functions get
-    Flask's request and any of the view's arguments that they name as further parameters. Outside a
-    request, the view runs as if undecorated.
-
-    Args:
-        idem: the engine that stores the responses, with a name unique to this service.
-        identity: returns the text that identifies the sender, or None if it is unknown.
-        key: returns the key as text, or None if the request needs none; by default, the
-            Idempotency-Key header.
-        fingerprint: returns a value that must be equal in all requests with one key; by default,
-            the whole request.
-        methods: the HTTP methods to which keys apply.
-        options: the other options of `celery_idempotent.contrib.wsgi.IdempotencyMiddleware`.
-
-    Raises:
-        SettingsError: for the first invalid option, in one line.
-    """
-    options |= {"identity": identity, "key": key, "fingerprint": fingerprint, "methods": methods}
-
-    def decorate(view: View) -> View:
-        route = _Route(view, idem, **options)
-
-        @wraps(view)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not flask.has_request_context():
-                return view(*args, **kwargs)
-            return route.respond_to(*args, **kwargs)
-
-        return run  # type: ignore[return-value]
-
-    return decorate
-
 
 class _Route(BaseRoute, WsgiReader):
-    def respond_to(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the response to the current request."""
-        request = flask.request
-        view = partial(flask.current_app.ensure_sync(self._app), *args, **kwargs)
-        call = Call(request, self._arguments(args, kwargs), request.environ, view)
-        return run_sync(self._respond(call, request.method))
+    def decorated(self) -> Any:
+        @wraps(self._app)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not flask.has_request_context():
+                return self._app(*args, **kwargs)
+            request = flask.request
+            view = partial(flask.current_app.ensure_sync(self._app), *args, **kwargs)
+            call = Call(request, self._arguments(args, kwargs), request.environ, view)
+            return run_sync(self._respond(call, request.method))
+
+        return run
 
     async def _body(self, call: Call) -> bytes:
         request: flask.Request = call.request
@@ -103,3 +60,6 @@ class _Route(BaseRoute, WsgiReader):
     def _converted(self, response: Captured) -> flask.Response:
         status = f"{response.status} {response.reason}" if response.reason else response.status
         return flask.Response(response.body, status, response.headers)
+
+
+idempotent_route = _Route.decorator

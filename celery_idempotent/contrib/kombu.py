@@ -21,21 +21,17 @@ from kombu.message import Message
 from kombu.messaging import Producer
 from kombu.mixins import ConsumerMixin
 
-from celery_idempotent.errors import (
-    CorruptRecordError,
-    IdempotencyError,
-    KeyReusedError,
-    KeyRuleError,
-    PoisonedTaskError,
-    SettingsError,
-)
+from celery_idempotent import errors
 from celery_idempotent.events.report import log_extra
-from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.extensions.transaction import plan_for
+from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.conflict import requeue_delay
 from celery_idempotent.flow.end import Answer, Drop, Reject, Requeue
 from celery_idempotent.flow.execution import BaseExecution
+from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.outcome import Failure, Result
+from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.functions.direct_call import DirectHost, direct_call
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
@@ -109,7 +105,7 @@ class IdempotentConsumer(ConsumerMixin):
         for value, (name, choices) in zip(values, _POLICIES.items(), strict=True):
             if value not in choices:
                 named = ", ".join(map(repr, choices))
-                raise SettingsError(f"IdempotentConsumer: {name} must be one of {named}")
+                raise errors.SettingsError(f"IdempotentConsumer: {name} must be one of {named}")
         self.connection = connection
         self.dead_letter_queue = dead_letter_queue
         self.on_error = on_error
@@ -160,13 +156,15 @@ class IdempotentConsumer(ConsumerMixin):
         body, message = delivery.body, delivery.message
         try:
             call = delivery.call = delivery.call or self._call(body, message)
-        except IdempotencyError as reason:
+        except errors.IdempotencyError as reason:
             self._dead_letter(message, str(reason))
             return
         host = _MessageHost(call, partial(self._handler, body, message), self._idem.app)
         executor = self._idem.executor
         try:
-            end = executor.enter(executor.new_call(call, host, plan_for(self._settings)))
+            plan = plan_for(self._settings)
+            active = ActiveCall(call, host, executor.runtime, executor.codec, plan)
+            end = run_flow(partial(execute, active))
         except Exception as error:
             end = Answer(Failure(error))
         if isinstance(end, Requeue):
@@ -190,11 +188,11 @@ class IdempotentConsumer(ConsumerMixin):
     def _call(self, body: Any, message: Message) -> Call:
         try:
             value = self._key(body, message)
-        except KeyRuleError:
+        except errors.KeyRuleError:
             raise
         except Exception as error:
             # The error's own text may quote the body.
-            raise KeyRuleError(
+            raise errors.KeyRuleError(
                 f"IdempotentConsumer: key raised {type(error).__name__} for a message; it must "
                 "return a key for every message"
             ) from error
@@ -269,7 +267,7 @@ class _MessageHost(DirectHost):
             self.error = error
             raise
 
-    def recover_result(self, record: Record, error: IdempotencyError) -> None:
+    def recover_result(self, record: Record, error: errors.IdempotencyError) -> None:
         """Returns None: a message does not need the value."""
 
 
@@ -279,4 +277,4 @@ def _has_outcome(record: Record) -> bool:
 
 
 #: Errors of messages that can never be handled.
-_UNUSABLE = (KeyReusedError, CorruptRecordError, PoisonedTaskError)
+_UNUSABLE = (errors.KeyReusedError, errors.CorruptRecordError, errors.PoisonedTaskError)

@@ -4,7 +4,7 @@
 to mount in FastAPI, Starlette or beside Django.
 """
 
-from celery_idempotent.dashboard.access import Access
 from celery_idempotent.dashboard.application import asgi
+from celery_idempotent.dashboard.protection import Access
 
 __all__ = ["Access", "asgi"]

@@ -16,11 +16,10 @@ from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from celery_idempotent.dashboard.access import Authorize, BasicAuth
 from celery_idempotent.dashboard.changes import Changes
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.dashboard.presentation import FOLDER, is_api, json_response, render
-from celery_idempotent.dashboard.protection import Protection, on_defect
+from celery_idempotent.dashboard.protection import Authorize, BasicAuth, Protection, on_defect
 from celery_idempotent.dashboard.views import Views
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, SettingsError
 

@@ -12,31 +12,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from celery_idempotent.dashboard.access import Access
-from celery_idempotent.dashboard.context import Context
+from celery_idempotent.dashboard.context import Context, ShownRecord
 from celery_idempotent.dashboard.index import Query
 from celery_idempotent.dashboard.presentation import json_response, render
-from celery_idempotent.dashboard.protection import read_form
-from celery_idempotent.dashboard.tokens import ShownRecord
-from celery_idempotent.dashboard.tree import tree
-from celery_idempotent.monitoring import forgetting, rerunning
-from celery_idempotent.monitoring.lookup import find_outcome
-from celery_idempotent.monitoring.rerunning import EndedCall
+from celery_idempotent.dashboard.protection import Access, read_form
+from celery_idempotent.monitoring import changes
+from celery_idempotent.monitoring.changes import MESSAGES, EndedCall
+from celery_idempotent.monitoring.lookup import Target, find_outcome
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_reader import RecordView
 
 #: Maximum records per confirmation.
 MAX_SELECTED = 500
 
-#: What became of a record that a user wanted to change, and the status of the response.
-_CASES = {
-    forgetting.FORGOTTEN: ("forgotten", 200),
-    forgetting.RUNNING: ("kept: it is running", 409),
-    forgetting.ABSENT: ("already absent", 404),
-    rerunning.PUBLISHED: (rerunning.MESSAGES[rerunning.PUBLISHED], 202),
-    rerunning.NOT_ENDED: (rerunning.MESSAGES[rerunning.NOT_ENDED], 409),
-    rerunning.NO_MESSAGE: (rerunning.MESSAGES[rerunning.NO_MESSAGE], 409),
-    rerunning.CHANGED: (rerunning.MESSAGES[rerunning.CHANGED], 412),
+#: The status of the response, by what became of the record; 409 if it is kept for another reason.
+_STATUSES = {
+    changes.FORGOTTEN: 200,
+    changes.PUBLISHED: 202,
+    changes.ABSENT: 404,
+    changes.CHANGED: 412,
 }
 
 
@@ -83,7 +77,7 @@ class Changes:
             query=query,
             next_cursor=cursor,
             any_running=any(view.state == State.STARTED for view in views),
-            token=self._context.tokens.sign(access.user, shown),
+            token=self._context.sign(access.user, shown),
         )
 
     def confirm_rerun(self, request: Request) -> Response:
@@ -93,13 +87,13 @@ class Changes:
         if call is None:
             raise HTTPException(404, "There is no such record, or it has not ended.")
         if call.message is None:
-            raise HTTPException(409, f"{call.key}: {_CASES[rerunning.NO_MESSAGE][0]}.")
+            raise HTTPException(409, f"{call.key}: {MESSAGES[changes.NO_MESSAGE]}.")
         return render(
             request,
             "rerun.html",
             call=call,
-            arguments=tree(call.arguments) if access.results else None,
-            token=self._context.tokens.sign(access.user, [(str(call.key), version(call))]),
+            arguments=call.arguments if access.results else None,
+            token=self._context.sign(access.user, [(str(call.key), version(call))]),
         )
 
     async def forget(self, request: Request) -> Response:
@@ -109,7 +103,7 @@ class Changes:
         cases = await run_in_threadpool(
             lambda: {record[0]: self._forget(request, record, force=force) for record in selected}
         )
-        kept = {key: _CASES[case][0] for key, case in cases.items() if case != forgetting.FORGOTTEN}
+        kept = {key: MESSAGES[case] for key, case in cases.items() if case != changes.FORGOTTEN}
         status, forgotten = 409 if kept else 200, len(cases) - len(kept)
         return render(request, "forgotten.html", status=status, forgotten=forgotten, kept=kept)
 
@@ -118,8 +112,8 @@ class Changes:
         form, (shown, *_) = await self._confirmed(request)
         repeat = form.get("repeat") == "yes"
         case = await run_in_threadpool(self._rerun, request, shown, repeat=repeat)
-        if case != rerunning.PUBLISHED:
-            raise HTTPException(409, f"{shown[0]}: {_CASES[case][0]}.")
+        if case != changes.PUBLISHED:
+            raise HTTPException(409, f"{shown[0]}: {MESSAGES[case]}.")
         return render(request, "published.html", key=shown[0])
 
     def api_forget(self, request: Request) -> Response:
@@ -141,7 +135,7 @@ class Changes:
             HTTPException: 403 if the user lacks the right, or the form is forged or too old.
         """
         form, access = await read_form(request), _permitted(request)
-        shown = self._context.tokens.verify(form.get("token", ""), access.user)
+        shown = self._context.verify(form.get("token", ""), access.user)
         if shown is None:
             raise HTTPException(403, "The form is too old, or was forged: open the page again.")
         return form, shown
@@ -153,7 +147,7 @@ class Changes:
             HTTPException: if the user lacks the right, or a header is missing or forged.
         """
         access, headers, key = _permitted(request), request.headers, request.path_params["key"]
-        shown = self._context.tokens.verify(headers.get("x-csrf-token", ""), access.user)
+        shown = self._context.verify(headers.get("x-csrf-token", ""), access.user)
         if shown is None or [key] != [shown_key for shown_key, _ in shown]:
             raise HTTPException(403, "Send the header X-CSRF-Token of the record's GET.")
         if "if-match" not in headers:
@@ -164,30 +158,32 @@ class Changes:
         """Forgets a record if it is unchanged; returns the case."""
         view = self._context.find(shown[0])
         if view is None:
-            return forgetting.ABSENT
+            return changes.ABSENT
         if version(view) != shown[1]:
-            return forgetting.CHANGED
+            return changes.CHANGED
         user = request.state.access.user
-        return forgetting.forget(view.key, view, self._context.tasks, user=user, force=force)
+        return changes.forget(Target(view.key, view), self._context.tasks, user=user, force=force)
 
     def _rerun(self, request: Request, shown: ShownRecord, *, repeat: bool) -> str:
         """Runs a call again if it or its record is unchanged; returns the case."""
         view = self._context.find(shown[0])
         call = self._ended_call(shown[0], view)
         if view is None and call is None:
-            return forgetting.ABSENT
+            return changes.ABSENT
         if shown[1] not in (version(view), version(call)):
-            return rerunning.CHANGED
+            return changes.CHANGED
         if call is not None and call.has_completed and not repeat:
             raise HTTPException(400, "It has run to its end: confirm with 'repeat' to repeat it.")
-        return rerunning.rerun(call, user=request.state.access.user)
+        return changes.rerun(call, user=request.state.access.user)
 
     def _ended_call(self, key: str, view: RecordView | None) -> EndedCall | None:
         """Returns the call of a key with its message; None if it cannot run again."""
         tasks = self._context.tasks
         outcome = find_outcome(tasks, key)
         found = view or outcome
-        return None if found is None else rerunning.find_ended(tasks, found.key, view, outcome)
+        return (
+            None if found is None else changes.find_ended(tasks, Target(found.key, view, outcome))
+        )
 
 
 def _permitted(request: Request) -> Access:
@@ -203,6 +199,6 @@ def _permitted(request: Request) -> Access:
 
 
 def _response(shown: ShownRecord, case: str) -> Response:
-    message, status = _CASES[case]
-    document = {"key": shown[0], "case": case}
-    return json_response(document if status < 400 else document | {"error": message}, status)
+    status, document = _STATUSES.get(case, 409), {"key": shown[0], "case": case}
+    error = {"error": MESSAGES[case]} if status >= 400 else {}
+    return json_response(document | error, status)

@@ -3,43 +3,55 @@
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
+from itsdangerous import BadData, URLSafeTimedSerializer
 from starlette.exceptions import HTTPException
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.dashboard.index import Query
 from celery_idempotent.dashboard.sampler import Sampler
-from celery_idempotent.dashboard.tokens import Tokens
 from celery_idempotent.errors import KeyRuleError, StoreUnavailableError
 from celery_idempotent.key.key import Key
-from celery_idempotent.monitoring.explained_call import ExplainedCall, explain_call
 from celery_idempotent.monitoring.lookup import find_record
-from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
+from celery_idempotent.monitoring.prediction import ExplainedCall, explain_call
+from celery_idempotent.store.inspection.record_query import (
+    RecordFilter,
+    find_duplicate,
+    record_views,
+)
 from celery_idempotent.store.inspection.record_reader import RecordView
-from celery_idempotent.store.inspection.task_lookup import find_duplicate
 from celery_idempotent.store.record_store import RecordStore
 
 #: Maximum seconds to scan for a task id missing from the index.
 SEARCH_SECONDS = 1.0
+#: Seconds for which a token stays valid.
+TOKEN_SECONDS = 900
+
+#: Key and version of a record as shown to a user; it is changed only if it is still the same.
+ShownRecord = tuple[str, str]
 
 
 class Context:
     """The app behind the dashboard. Its methods block.
 
     Args:
-        secret: as for :class:`Tokens`.
+        secret: signs tokens; the same in all processes that serve the dashboard; None for a random
+            one.
         history: as for :class:`Sampler`.
     """
 
     def __init__(self, app: Celery, secret: str | bytes | None, history: str) -> None:
         self.app = app
-        self.tokens = Tokens(secret)
+        self._serializer = URLSafeTimedSerializer(
+            secret or secrets.token_bytes(32), salt="celery-idempotent dashboard: records"
+        )
         self._history = history
         self._sampler: Sampler | None = None
         self._lock = threading.Lock()
@@ -70,6 +82,21 @@ class Context:
                 self._sampler.close()
             self._sampler = None
 
+    def sign(self, user: str, records: list[ShownRecord]) -> str:
+        """Returns a token of records that `user` has seen, without which none of them is changed.
+
+        Another site cannot read a token, so it cannot forge the user's request either.
+        """
+        return self._serializer.dumps([user, records])
+
+    def verify(self, token: str, user: str) -> list[ShownRecord] | None:
+        """Returns the records of a token; None if it is forged, too old, or another user's."""
+        try:
+            owner, records = self._serializer.loads(token, max_age=TOKEN_SECONDS)
+        except BadData:
+            return None
+        return [(key, version) for key, version in records] if owner == user else None
+
     def page(self, query: Query, cursor: str, limit: int) -> tuple[list[RecordView], str]:
         """Returns `limit` records, and the cursor of the next page.
 
@@ -80,7 +107,7 @@ class Context:
         offset = cursor or "0"
         if not re.fullmatch("[0-9]{1,7}", offset):
             raise HTTPException(400, f"{cursor!r} is not a cursor")
-        if error := self.sampler.snapshot().error:
+        if error := self.sampler.wait().error:
             raise StoreUnavailableError(error)
         index = self.sampler.index
         index.refresh()

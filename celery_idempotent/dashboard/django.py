@@ -11,7 +11,7 @@ from django.db import close_old_connections
 from django.http import HttpRequest
 from starlette.requests import HTTPConnection
 
-from celery_idempotent.dashboard.access import Access, Authorize
+from celery_idempotent.dashboard.protection import Access, Authorize
 
 
 def staff(*, forget: str | None = None, results: str | None = None) -> Authorize:

@@ -1,9 +1,9 @@
-"""The workers' counts over time, as seen by this process or its file; and charts."""
+"""The workers' counts over time, as seen by this process or its file."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from celery_idempotent.dashboard.database import Database
@@ -12,9 +12,6 @@ from celery_idempotent.dashboard.database import Database
 STEP = 30
 #: Ranges of the charts: seconds, and steps per bar, by name.
 RANGES = {"15m": (900, 1), "1h": (3600, 1), "1d": (86400, 24), "7d": (7 * 86400, 168)}
-#: Size of a chart in SVG units; the page stretches it.
-WIDTH, HEIGHT = 600, 80
-_GAP = 1
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS counts (
@@ -118,31 +115,7 @@ class Range(NamedTuple):
     #: The sums by task and name.
     tasks: dict[str, Counter[str]]
 
-    def chart(self, title: str, names: Sequence[str]) -> Chart:
-        """Returns the chart of the sum of `names`."""
+    def sums(self, names: Iterable[str]) -> list[int]:
+        """Returns the bars of all these counters together."""
         series = [self.numbers.get(name, [0] * (self.seconds // self.bar)) for name in names]
-        return chart(title, [sum(column) for column in zip(*series, strict=True)])
-
-
-class Chart(NamedTuple):
-    """A chart that a template draws."""
-
-    title: str
-    #: Sum and maximum of the numbers.
-    total: int
-    highest: int
-    #: The bars, as an SVG path.
-    path: str
-
-
-def chart(title: str, numbers: Sequence[int]) -> Chart:
-    """Returns the chart of `numbers`."""
-    highest = max(numbers, default=0)
-    width = WIDTH / max(1, len(numbers))
-    bars = []
-    for position, number in enumerate(numbers):
-        if number:
-            height = max(2.0, number / highest * HEIGHT)
-            left, top = position * width, HEIGHT - height
-            bars.append(f"M{left:.1f} {top:.1f}h{width - _GAP:.1f}V{HEIGHT}h-{width - _GAP:.1f}z")
-    return Chart(title, sum(numbers), highest, "".join(bars))
+        return [sum(column) for column in zip(*series, strict=True)]

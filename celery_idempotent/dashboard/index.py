@@ -178,7 +178,7 @@ class RecordIndex:
         self._pages: Iterator[tuple[RecordStore, list[RecordView]]] | None = None
         #: Number of the pass, and of records that it has read.
         self._pass = self._seen = 0
-        self._passing = threading.Lock()
+        self._passing = threading.RLock()
         #: When the pass began, and whether the last one was quick.
         self._began_at, self._is_quick = 0.0, False
         self._totals: tuple[float, dict[str, TaskTotals]] = -math.inf, {}
@@ -277,7 +277,24 @@ class RecordIndex:
             StoreUnavailableError: if Redis does not reply. A new pass begins with the next call.
         """
         with self._passing:
-            self._advance(seconds)
+            since = time.monotonic()
+            pages, self._pages = self._pages, None
+            is_whole = pages is None
+            if pages is None:
+                self._began_at = since
+                pages, self._pass, self._seen = self._scan(), self._pass + 1, 0
+            for store, page in pages:
+                self._add(store, page)
+                self._seen += len(page)
+                if self._seen > MAX_RECORDS:
+                    break
+                if time.monotonic() > since + seconds:
+                    self._pages = pages
+                    return
+            self._database.write("DELETE FROM records WHERE pass < ?", [(self._pass,)])
+            self._is_quick = is_whole and time.monotonic() - since < QUICK
+            self.full = self._seen > MAX_RECORDS
+            self.finished_at = datetime.now(timezone.utc)
 
     def refresh(self) -> None:
         """Rereads all records, if the last pass was quick.
@@ -291,27 +308,7 @@ class RecordIndex:
         with self._passing:
             if self._began_at < requested_at:
                 self._pages = None
-                self._advance(10 * QUICK)
-
-    def _advance(self, seconds: float) -> None:
-        since = time.monotonic()
-        pages, self._pages = self._pages, None
-        is_whole = pages is None
-        if pages is None:
-            self._began_at = since
-            pages, self._pass, self._seen = self._scan(), self._pass + 1, 0
-        for store, page in pages:
-            self._add(store, page)
-            self._seen += len(page)
-            if self._seen > MAX_RECORDS:
-                break
-            if time.monotonic() > since + seconds:
-                self._pages = pages
-                return
-        self._database.write("DELETE FROM records WHERE pass < ?", [(self._pass,)])
-        self._is_quick = is_whole and time.monotonic() - since < QUICK
-        self.full = self._seen > MAX_RECORDS
-        self.finished_at = datetime.now(timezone.utc)
+                self.advance(10 * QUICK)
 
     def _scan(self) -> Iterator[tuple[RecordStore, list[RecordView]]]:
         for store in self.stores:

@@ -6,25 +6,30 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from kombu.utils.encoding import safe_repr
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from celery_idempotent.dashboard.history import HEIGHT, RANGES, STEP, WIDTH, Range
+from celery_idempotent.dashboard.history import RANGES, STEP
 from celery_idempotent.dashboard.index import STATES, TaskTotals
 from celery_idempotent.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.statistics import double_executions
 from celery_idempotent.printable import plural
+from celery_idempotent.record import layout
 from celery_idempotent.signals import SHADOW
 
 #: Has an entry for every finding.
 RUNBOOK = "https://celery-idempotent.readthedocs.io/en/stable/runbook.html"
 FOLDER = Path(__file__).parent
+#: Maximum levels of a value, parts in total, children of one part, and characters of a text.
+MAX_DEPTH, MAX_PARTS, MAX_CHILDREN, MAX_TEXT = 8, 1000, 100, 2000
 #: Decisions counted in each chart and column, by title.
 DECISIONS = {
     "Executions": ("run", "takeover"),
@@ -34,7 +39,7 @@ DECISIONS = {
     "Refusals": ("refused",),
 }
 
-_environment = Environment(
+environment = Environment(
     loader=FileSystemLoader(FOLDER / "templates"),
     autoescape=select_autoescape(default=True, default_for_string=True),
     undefined=StrictUndefined,
@@ -51,7 +56,7 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
         given = {name: value for name, value in parameters.items() if value}
         return f"{root}{path}" + (f"?{urlencode(given)}" if given else "")
 
-    page = _environment.get_template(template).render(
+    page = environment.get_template(template).render(
         url=url,
         path=request.url.path.removeprefix(root),
         access=request.state.access,
@@ -74,38 +79,21 @@ def json_response(
     return Response(f"{text}\n", status, headers, media_type="application/json")
 
 
-class TaskRow(NamedTuple):
-    """A task on the overview."""
+def task_columns(records: TaskTotals, counts: Counter[str], seconds: int) -> dict[str, Any]:
+    """Returns what the overview shows about a task, by column title; numbers or None.
 
-    name: str
-    #: Numbers by column title.
-    columns: dict[str, float | None]
-
-    @classmethod
-    def of(cls, name: str, records: TaskTotals | None, history: Range) -> TaskRow:
-        """Returns the row of a task.
-
-        Args:
-            records: its records.
-            history: counts of the chosen range.
-        """
-        records, counts = records or TaskTotals(), history.tasks.get(name, Counter())
-        columns: dict[str, float | None] = {
-            state.capitalize(): records.states[state] for state in STATES
-        }
-        for title, names in DECISIONS.items():
-            columns[title] = sum(counts[each] for each in names)
-        minutes = max(history.seen, STEP) / 60
-        return cls(
-            name,
-            columns
-            | {
-                "A minute": (counts["run"] + counts["takeover"]) / minutes,
-                "Median": records.quantile(0.5),
-                "95 %": records.quantile(0.95),
-                "Saved": counts["replay"] * records.mean,
-            },
-        )
+    Args:
+        counts: its counts in the chosen range.
+        seconds: of that range during which they were seen.
+    """
+    return {
+        **{state.capitalize(): records.states[state] for state in STATES},
+        **{title: sum(counts[each] for each in names) for title, names in DECISIONS.items()},
+        "A minute": (counts["run"] + counts["takeover"]) * 60 / max(seconds, STEP),
+        "Median": records.quantile(0.5),
+        "95 %": records.quantile(0.95),
+        "Saved": counts["replay"] * records.mean,
+    }
 
 
 def key_path(key: object) -> str:
@@ -126,7 +114,33 @@ def _counts(counter: Mapping[str, int]) -> dict[str, tuple[int, str]]:
     }
 
 
-_environment.filters.update(
+def _kind(value: Any) -> str:
+    """Returns the kind of a value in a tree, or the name of another type."""
+    kinds: tuple[tuple[str, Any], ...] = (
+        ("object", Mapping),
+        ("array", (list, tuple, set, frozenset)),
+        ("string", str),
+        ("constant", (bool, type(None))),
+        ("number", (int, float)),
+    )
+    return next((kind for kind, types in kinds if isinstance(value, types)), type(value).__name__)
+
+
+def _children(value: Any) -> list[tuple[str, Any]]:
+    """Returns the names and values of the first children of a collection."""
+    children = value.items() if isinstance(value, Mapping) else enumerate(value)
+    return [(_shortened(name), child) for name, child in islice(children, MAX_CHILDREN)]
+
+
+def _shortened(value: Any) -> str:
+    text = value if isinstance(value, str) else safe_repr(value)
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
+
+
+environment.filters.update(
+    kind=_kind,
+    children=_children,
+    shortened=_shortened,
     ago=formatting.relative_time,
     epoch_ms=lambda moment: int(moment.timestamp() * 1000),
     key_path=key_path,
@@ -135,15 +149,17 @@ _environment.filters.update(
     number=lambda number: f"{number:,}",
     seconds=formatting.duration,
     counts=_counts,
+    deaths=formatting.deaths,
+    is_poisoned=layout.is_poisoned,
     run_time=formatting.run_time,
 )
-_environment.globals.update(
+environment.globals.update(
+    max_depth=MAX_DEPTH,
+    max_parts=MAX_PARTS,
     plural=plural,
     ranges=RANGES,
     runbook=RUNBOOK,
     states=STATES,
     shadow=SHADOW,
     double_executions=double_executions,
-    chart_width=WIDTH,
-    chart_height=HEIGHT,
 )

@@ -1,11 +1,14 @@
-"""Checks the host, user, origin and body of each request, and adds security headers."""
+"""Users and their rights; checks of the host, user, origin and body of each request."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
 import inspect
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -16,7 +19,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from celery_idempotent.dashboard.access import Authorize
+from celery_idempotent.errors import SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,59 @@ HEADERS = {
     "x-robots-tag": "noindex",
     "cache-control": "no-store",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A user of the dashboard. Every user may see the records, without their values."""
+
+    #: The name in logs and signals.
+    user: str
+    #: Whether the user may forget records and rerun ended calls.
+    forget: bool = False
+    #: Whether the user may see results and errors.
+    results: bool = False
+
+
+#: Returns the access of a request, or None if its user may not see the dashboard.
+Authorize = Callable[[HTTPConnection], "Access | Awaitable[Access | None] | None"]
+
+
+class BasicAuth:
+    """HTTP basic authentication of one user.
+
+    Args:
+        credentials: ``USER:PASSWORD``.
+
+    Raises:
+        SettingsError: if `credentials` has another form.
+    """
+
+    #: The value of WWW-Authenticate in a 401.
+    challenge = 'Basic realm="celery-idempotent", charset="UTF-8"'
+
+    def __init__(self, credentials: str) -> None:
+        user, colon, password = credentials.partition(":")
+        if not (user and colon and password):
+            raise SettingsError("the dashboard's credentials are not of the form USER:PASSWORD")
+        self._expected = credentials.encode()
+        self._access = Access(user, forget=True, results=True)
+
+    def __call__(self, connection: HTTPConnection) -> Access | None:
+        """Checks the credentials in constant time."""
+        scheme, _, encoded = connection.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "basic":
+            return None
+        try:
+            given = base64.b64decode(encoded.strip(), validate=True)
+        except (binascii.Error, ValueError):
+            return None
+        return self._access if hmac.compare_digest(given, self._expected) else None
+
+
+def local_user(connection: HTTPConnection) -> Access:
+    """Grants every right, for a server that only this machine can reach."""
+    return Access("local", forget=True, results=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
 
 from celery import Celery
 
@@ -52,75 +49,6 @@ MAX_STARTED = 200
 FINDINGS_AGE = 15.0
 
 
-@dataclass(frozen=True)
-class Worker:
-    """A worker's replies."""
-
-    name: str
-    leases: list[dict[str, Any]]
-    #: Counters by task.
-    counts: dict[str, dict[str, int]]
-    #: Why its leases are unknown; empty if they are known.
-    error: str
-    #: When it replied, on a monotonic clock.
-    replied_at: float
-    #: Its reply about redelivery; empty if it has none.
-    redelivery: dict[str, Any]
-
-
-class SqlCount(NamedTuple):
-    """The number of outcomes in a database."""
-
-    name: str
-    rows: int = 0
-    expired: int = 0
-    #: Why counting failed; empty if it succeeded.
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What the sampler knows at one time."""
-
-    workers: tuple[Worker, ...] = ()
-    #: Whether the workers were asked; records are read first.
-    asked: bool = False
-    #: Why no worker has replied; empty if one has.
-    workers_error: str = ""
-    #: STARTED records: those with an expired lease first, then oldest first.
-    started: tuple[RecordView, ...] = ()
-    records: dict[str, TaskTotals] = field(default_factory=dict)
-    #: When the last pass over all records ended; None before.
-    counted_at: datetime | None = None
-    #: Why records could not be read, which leaves the earlier ones; empty if they could.
-    error: str = ""
-    #: When records were read.
-    read_at: datetime | None = None
-
-    @property
-    def expired(self) -> int:
-        """Number of `started` whose lease has expired."""
-        return sum(view.is_expired for view in self.started)
-
-    @property
-    def total(self) -> int:
-        """Number of records."""
-        return sum(found.states.total() for found in self.records.values())
-
-    @property
-    def leases(self) -> list[dict[str, Any]]:
-        """The leases of all workers."""
-        return [lease for worker in self.workers for lease in worker.leases]
-
-    def totals(self) -> dict[str, Counter[str]]:
-        """Returns the sum of the workers' counters by task."""
-        totals: dict[str, Counter[str]] = defaultdict(Counter)
-        for worker in self.workers:
-            for task, counter in worker.counts.items():
-                totals[task].update(counter)
-        return dict(totals)
-
-
 class Sampler(threading.Thread):
     """Samples an app's workers and records.
 
@@ -135,31 +63,53 @@ class Sampler(threading.Thread):
         self.history = History(history or ":memory:")
         #: The records.
         self.index = RecordIndex(app_tasks.stores(app_tasks.load(app)))
-        self._snapshot = Snapshot()
+        #: The workers' last replies, in the order of their names.
+        self.replies = Replies({})
+        #: Whether the workers were asked; records are read first.
+        self.asked = False
+        #: STARTED records: those with an expired lease first, then oldest first.
+        self.running: list[RecordView] = []
+        self.records: dict[str, TaskTotals] = {}
+        #: When records were read.
+        self.read_at: datetime | None = None
+        #: Why they could not be read, which leaves the earlier ones; empty if they could.
+        self.error = ""
         self._requested_at, self._asked_at = time.monotonic(), -math.inf
+        #: When each worker last replied.
+        self._replied_at: dict[str, float] = {}
         self._closed = False
         #: Ends a pause.
         self._wake = threading.Event()
         #: Set after the first round, without and with the workers.
         self._read, self._asked = threading.Event(), threading.Event()
-        #: Counted with the findings.
-        self.sql_outcomes: list[SqlCount] = []
+        #: As `_count` returns them, with the findings.
+        self.sql_outcomes: list[tuple[str, str, tuple[int, int]]] = []
         self._findings: list[Finding] | None = None
         self._found_at = -math.inf
         self._findings_lock = threading.Lock()
 
-    def snapshot(self, *, asked: bool = False) -> Snapshot:
-        """Returns what is known; waits only for the first round.
+    @property
+    def expired(self) -> int:
+        """Number of `running` whose lease has expired."""
+        return sum(view.is_expired for view in self.running)
+
+    @property
+    def total(self) -> int:
+        """Number of records."""
+        return sum(found.states.total() for found in self.records.values())
+
+    def wait(self, *, asked: bool = False) -> Sampler:
+        """Waits for the first round; returns this sampler, which then has something to show.
 
         Args:
-            asked: include the workers' replies in that wait.
+            asked: whether to wait for the workers' replies, too.
         """
         idle = self._is_idle()
         self._requested_at = time.monotonic()
         if idle:
             self._wake.set()
         (self._asked if asked else self._read).wait(FIRST_TIMEOUT)
-        return self._snapshot
+        return self
 
     def close(self) -> None:
         """Ends the thread."""
@@ -170,8 +120,8 @@ class Sampler(threading.Thread):
         """Returns doctor's findings, at most `FINDINGS_AGE` old."""
         with self._findings_lock:
             if self._findings is None or self._are_findings_old():
-                snapshot = self.snapshot(asked=True)
-                self._findings = doctor.examine(self._app, snapshot.totals(), snapshot.leases)
+                replies = self.wait(asked=True).replies
+                self._findings = doctor.examine(self._app, replies.totals, replies.leases)
                 databases = app_tasks.databases(app_tasks.load(self._app))
                 self.sql_outcomes = sorted(map(_count, databases))
                 self._found_at = time.monotonic()
@@ -190,7 +140,7 @@ class Sampler(threading.Thread):
         return time.monotonic() - self._requested_at > IDLE_AFTER
 
     def run(self) -> None:
-        """Updates the snapshot until it is closed."""
+        """Updates it until it is closed."""
         while not self._closed:
             idle = self._is_idle()
             try:
@@ -210,63 +160,40 @@ class Sampler(threading.Thread):
         self.index.close()
 
     def _read_records(self) -> None:
-        index, snapshot = self.index, self._snapshot
-        read_at = datetime.now(timezone.utc)
+        index, read_at = self.index, datetime.now(timezone.utc)
         try:
             index.advance(FIRST_SECONDS if index.finished_at is None else LATER_SECONDS)
-            self._snapshot = replace(
-                snapshot,
-                started=tuple(self._read_started(index, snapshot)),
-                records=index.totals(),
-                counted_at=index.finished_at,
-                error="",
-                read_at=read_at,
-            )
+            self.running, self.records = self._read_running(), index.totals()
+            self.error, self.read_at = "", read_at
         except IdempotencyError as error:
-            self._snapshot = replace(snapshot, error=str(error))
+            self.error = str(error)
 
     def _ask_workers(self) -> None:
         self._asked_at = now = time.monotonic()
         replies = inspect_commands.ask(self._app, WORKER_TIMEOUT)
-        known = {w.name: w for w in self._snapshot.workers if now - w.replied_at < WORKER_GRACE}
-        # A worker that replied to both commands replaces its earlier entry.
-        for name in replies.leases.keys() & replies.counts.keys():
-            known[name] = _worker(name, replies)
-        workers = tuple(known[name] for name in sorted(known))
-        self.history.add(time.time(), {worker.name: worker.counts for worker in workers})
-        self._snapshot = replace(
-            self._snapshot, workers=workers, asked=True, workers_error=replies.error
-        )
+        self._replied_at |= dict.fromkeys(replies.workers, now)
+        known = self.replies.workers | replies.workers
+        names = (name for name in sorted(known) if now - self._replied_at[name] < WORKER_GRACE)
+        workers = {name: known[name] for name in names}
+        self.history.add(time.time(), {name: each.counts for name, each in workers.items()})
+        self.replies, self.asked = replies._replace(workers=workers), True
 
-    def _read_started(self, index: RecordIndex, snapshot: Snapshot) -> list[RecordView]:
+    def _read_running(self) -> list[RecordView]:
         """Returns the STARTED records from the index and the workers' leases."""
+        index = self.index
         keys = index.started(MAX_STARTED)
         for store in index.stores:
             # A worker replies with task and digest; prefixes may differ.
-            named = (key_of(lease["key"], store.config.prefix) for lease in snapshot.leases)
+            named = (key_of(lease["key"], store.config.prefix) for lease in self.replies.leases)
             keys[store] += [key for key in named if key is not None and key not in keys[store]]
         views = [view for store in keys for view in index.read(store, keys[store]).values()]
-        started = [view for view in views if view.state == State.STARTED]
-        return sorted(started, key=lambda view: (not view.is_expired, view.version))
+        running = [view for view in views if view.state == State.STARTED]
+        return sorted(running, key=lambda view: (not view.is_expired, view.version))
 
 
-def _count(database: Database) -> SqlCount:
-    name = database.engine.name
+def _count(database: Database) -> tuple[str, str, tuple[int, int]]:
+    """Returns the name, why counting failed, and the numbers of outcomes and of expired ones."""
     try:
-        return SqlCount(name, *database.count())
+        return database.engine.name, "", database.count()
     except IdempotencyError as error:
-        return SqlCount(name, error=str(error))
-
-
-def _worker(name: str, replies: Replies) -> Worker:
-    leases, counts = replies.leases[name], replies.counts[name]
-    redelivery = replies.redelivery.get(name, {})
-    # A command that fails, or that an earlier version lacks, replies with an error.
-    return Worker(
-        name,
-        leases=leases if isinstance(leases, list) else [],
-        counts={} if "error" in counts else counts,
-        error=leases.get("error", "") if isinstance(leases, dict) else "",
-        replied_at=time.monotonic(),
-        redelivery=redelivery if "messages_held" in redelivery else {},
-    )
+        return database.engine.name, str(error), (0, 0)

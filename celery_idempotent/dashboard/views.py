@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -15,24 +16,21 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from celery_idempotent.dashboard.access import Access
 from celery_idempotent.dashboard.changes import version
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.dashboard.history import RANGES
-from celery_idempotent.dashboard.index import STATES, Query
+from celery_idempotent.dashboard.index import STATES, Query, TaskTotals
 from celery_idempotent.dashboard.presentation import (
     DECISIONS,
-    TaskRow,
     is_api,
     json_response,
     key_path,
     render,
+    task_columns,
 )
-from celery_idempotent.dashboard.protection import parse_json, read_body, read_form
-from celery_idempotent.dashboard.timeline import timeline
-from celery_idempotent.dashboard.tree import tree
+from celery_idempotent.dashboard.protection import Access, parse_json, read_body, read_form
 from celery_idempotent.doctor import versions
-from celery_idempotent.monitoring import formatting, json_format
+from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.lookup import find_outcome
 from celery_idempotent.record.payload import OFFLOADED
 from celery_idempotent.record.record import Record
@@ -68,54 +66,52 @@ class Views:
 
     def overview(self, request: Request) -> Response:
         """Shows running calls, charts, records by task, and the worst findings."""
-        sampler, parameters = self._context.sampler, request.query_params
-        snapshot, now = sampler.snapshot(), time.time()
+        sampler, parameters = self._context.sampler.wait(), request.query_params
         chosen, order = parameters.get("range", "1h"), parameters.get("sort", "task")
         if chosen not in RANGES:
             raise HTTPException(400, f"{chosen!r} is not one of {', '.join(RANGES)}")
-        history, counts = sampler.history.range(chosen, now), snapshot.totals()
-        names = {task.name for task in self._context.tasks}
-        rows = [
-            TaskRow.of(name, snapshot.records.get(name), history)
-            for name in sorted(names | set(history.tasks) | set(snapshot.records))
-        ]
+        history = sampler.history.range(chosen, time.time())
+        totals, names = sampler.replies.totals, {task.name for task in self._context.tasks}
+        rows = {}
+        for name in sorted(names | set(history.tasks) | set(sampler.records)):
+            records = sampler.records.get(name) or TaskTotals()
+            counts = history.tasks.get(name, Counter())
+            rows[name] = task_columns(records, counts, history.seen)
         if order != "task":
-            rows.sort(key=lambda row: row.columns.get(order) or 0.0, reverse=True)
+            by_value = sorted(rows, key=lambda name: rows[name].get(order) or 0.0, reverse=True)
+            rows = {name: rows[name] for name in by_value}
+        tasks = {name: row for name, row in rows.items() if any(row.values())}
+        titles = next(iter(rows.values()), {})
         return render(
             request,
             "overview.html",
-            snapshot=snapshot,
-            charts=[history.chart(title, names) for title, names in DECISIONS.items()],
+            sampler=sampler,
+            charts={title: history.sums(names) for title, names in DECISIONS.items()},
             history=history,
             since=datetime.fromtimestamp(history.since, tz=timezone.utc),
             chosen=chosen,
             order=order,
-            tasks=[row for row in rows if any(row.columns.values())],
-            columns=[
-                title
-                for title in (rows[0].columns if rows else ())
-                if title != "Corrupt" or any(row.columns[title] for row in rows)
-            ],
-            idle=[row.name for row in rows if not any(row.columns.values())],
-            shadowed={name: n for name, n in sorted(counts.items()) if any(map(n.get, SHADOW))},
+            tasks=tasks,
+            columns=[t for t in titles if t != "Corrupt" or any(r[t] for r in rows.values())],
+            idle=[name for name in rows if name not in tasks],
+            shadowed={name: n for name, n in sorted(totals.items()) if any(map(n.get, SHADOW))},
             findings=sampler.known_findings(),
-            sql_outcomes=sampler.sql_outcomes,
         )
 
     def stats(self, request: Request) -> Response:
         """Returns the number of records by task and state, and the workers' counters."""
-        snapshot = self._context.sampler.snapshot(asked=True)
-        counts, counted_at = snapshot.totals(), snapshot.counted_at
+        sampler = self._context.sampler.wait(asked=True)
+        counts, counted_at = sampler.replies.totals, sampler.index.finished_at
         tasks: dict[str, Any] = {
             task: {
-                "states": found.states if (found := snapshot.records.get(task)) else {},
+                "states": found.states if (found := sampler.records.get(task)) else {},
                 "counts": counts.get(task, {}),
             }
-            for task in sorted({*snapshot.records, *counts})
+            for task in sorted({*sampler.records, *counts})
         }
         return json_response(
             {
-                "workers_answered": bool(snapshot.workers),
+                "workers_answered": bool(sampler.replies.workers),
                 "counted_at": counted_at and counted_at.isoformat(),
                 "tasks": tasks,
             }
@@ -128,7 +124,7 @@ class Views:
         limit = _limit(parameters.get("limit", str(PAGE_SIZE)))
         views, next_cursor = self._context.page(query, cursor, limit)
         if is_api(request):
-            records = [json_format.view_fields(view) for view in views]
+            records = [formatting.view_fields(view) for view in views]
             return json_response({"records": records, "cursor": next_cursor or None})
         return render(
             request,
@@ -139,8 +135,7 @@ class Views:
             next_cursor=next_cursor,
             tasks=self._context.tasks,
             states=STATES,
-            snapshot=self._context.sampler.snapshot(),
-            full=self._context.sampler.index.full,
+            sampler=self._context.sampler.wait(),
         )
 
     def search(self, request: Request) -> Response:
@@ -159,13 +154,13 @@ class Views:
         if is_api(request):
             if view is None:
                 raise HTTPException(404, "There is no such record.")
-            document = json_format.view_fields(view)
+            document = formatting.view_fields(view)
             if access.results:
-                document |= json_format.outcome_fields(view.record)
+                document |= formatting.outcome_fields(view.record)
             headers = {"etag": f'"{version(view)}"'}
             if access.forget:
                 shown = [(key, version(view))]
-                headers["x-csrf-token"] = self._context.tokens.sign(access.user, shown)
+                headers["x-csrf-token"] = self._context.sign(access.user, shown)
             return json_response(document, headers=headers)
         sql_outcome = find_outcome(self._context.tasks, key)
         if view is None:
@@ -173,15 +168,13 @@ class Views:
             evicted = [finding for finding in found if finding.name == "evicted"]
             values = {"key": key, "evicted": evicted, "sql_outcome": sql_outcome}
             return render(request, "absent.html", status=404, **values)
-        steps = formatting.finished_steps(view.record)
         return render(
             request,
             "record.html",
             view=view,
             record=view.record,
-            events=timeline(view, steps),
             outcome=_outcome(view.record, access),
-            steps=steps,
+            steps=formatting.finished_steps(view.record),
             sql_outcome=sql_outcome,
         )
 
@@ -217,13 +210,14 @@ class Views:
 
     def workers(self, request: Request) -> Response:
         """Returns the workers that reply, their leases and counters."""
-        snapshot = self._context.sampler.snapshot(asked=True)
+        sampler = self._context.sampler.wait(asked=True)
         if is_api(request):
             names = ("leases", "counts", "redelivery")
+            workers = sampler.replies.workers.items()
             return json_response(
-                {w.name: {name: getattr(w, name) for name in names} for w in snapshot.workers}
+                {name: {each: getattr(worker, each) for each in names} for name, worker in workers}
             )
-        return render(request, "workers.html", snapshot=snapshot)
+        return render(request, "workers.html", sampler=sampler)
 
     def doctor(self, request: Request) -> Response:
         """Returns all findings."""
@@ -249,5 +243,4 @@ def _outcome(record: Record | None, access: Access) -> dict[str, Any]:
         return {"hidden": "You may not see results and errors."}
     if record.format.startswith(OFFLOADED):
         return {"hidden": "It is stored outside of Redis: celery idempotency show fetches it."}
-    fields = json_format.outcome_fields(record)
-    return fields | {"tree": tree(fields["result"])} if "result" in fields else fields
+    return formatting.outcome_fields(record)

@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.doctor import broker, databases, key_changes, server, tasks, versions
+from celery_idempotent.doctor import broker, key_changes, server, tasks, versions
 from celery_idempotent.doctor.finding import Finding, Severity, joined
 from celery_idempotent.doctor.key_snapshot import Snapshot
 from celery_idempotent.errors import IdempotencyError, SettingsError
@@ -23,6 +23,8 @@ __all__ = ["Finding", "Severity", "check_at_start", "examine"]
 
 #: Seconds that a starting worker waits for the server's reply.
 START_TIMEOUT = 2.0
+#: Seconds after which an expired row should be gone, since the cron job runs daily.
+PURGE_AFTER = 2 * 86400.0
 
 
 def examine(
@@ -41,12 +43,12 @@ def examine(
         before: the keys of another version of the code, by task, for comparison.
     """
     # Current faults precede mere settings, since the dashboard shows the first findings.
-    findings = [*_check_servers(app), *broker.check_connection(app), *databases.check(app)]
+    findings = [*_check_servers(app), *broker.check_connection(app), *_check_databases(app)]
     findings += [*tasks.check_leases(leases), *tasks.check_counts(counted or {})]
     findings += [*versions.check(), *broker.check(app), *tasks.check(app)]
     if before is not None:
         findings += key_changes.check(app, before)
-    return joined(_reported(app, findings))
+    return _reported(app, findings)
 
 
 def ignored(app: Celery) -> Sequence[str]:
@@ -64,19 +66,18 @@ def ignored(app: Celery) -> Sequence[str]:
     return tuple(names)
 
 
-def _reported(app: Celery, findings: Iterable[Finding]) -> Iterator[Finding]:
-    names = ignored(app)
-    for finding in findings:
-        if not {finding.name, f"{finding.name}:{finding.subject}"} & {*names}:
-            yield finding
+def _reported(app: Celery, findings: Iterable[Finding]) -> list[Finding]:
+    names = {*ignored(app)}
+    return joined(
+        each for each in findings if not {each.name, f"{each.name}:{each.subject}"} & names
+    )
 
 
 def check_at_start(app: Celery) -> list[Finding]:
     """Returns what a worker logs before its first message."""
     findings = [*versions.check(), *broker.check_visibility_timeout(app)]
     findings += _check_servers(app, START_TIMEOUT)
-    found = joined(_reported(app, findings))
-    return [finding for finding in found if finding.severity >= Severity.WARNING]
+    return [finding for finding in _reported(app, findings) if finding.severity >= Severity.WARNING]
 
 
 def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:
@@ -85,11 +86,36 @@ def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:
     return dict.fromkeys(finding for store in stores for finding in _check_server(store, timeout))
 
 
-def _check_server(store: RecordStore, timeout: float) -> list[Finding]:
+def _check_server(store: RecordStore, timeout: float) -> Iterator[Finding]:
     subject = str(store.config)
     try:
         with RecordReader.open(store, timeout) as reader:
             info = reader.server_info()
     except IdempotencyError as error:
-        return [server.unreachable(subject, error)]
-    return list(server.check(info, subject, store.config.wait_replicas))
+        yield Finding(
+            "store-unreachable", Severity.ERROR, subject,
+            str(error), "idempotency_redis_url, or start the server",
+            "idempotency_on_store_error applies to every message",
+        )  # fmt: skip
+    else:
+        yield from server.check(info, subject, store.config.wait_replicas)
+
+
+def _check_databases(app: Celery) -> Iterator[Finding]:
+    for database in app_tasks.databases(app_tasks.enabled(app)):
+        try:
+            overdue = database.purge_is_overdue(PURGE_AFTER)
+        except IdempotencyError as error:
+            yield Finding(
+                "database-unreachable", Severity.ERROR, str(database),
+                str(error), "the database, its URL and its table",
+                "tasks with idempotency_transaction cannot run",
+            )  # fmt: skip
+            continue
+        if overdue:
+            yield Finding(
+                "purge-overdue", Severity.WARNING, database.engine.name,
+                f"outcomes have been expired for more than {PURGE_AFTER / 86400:g} days",
+                "a cron job that runs 'celery idempotency purge' every day",
+                "the table of outcomes grows without end",
+            )  # fmt: skip

@@ -8,17 +8,8 @@ from typing import Any
 from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration import broker as configured
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.configuration.broker import (
-    AMQP,
-    connection_error,
-    has_predefined_queues,
-    options_of,
-    quorum_queues,
-    redeliver_after,
-    transport,
-    visibility_timeout,
-)
 from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
 from celery_idempotent.redelivery.renewal import RESTORE_INTERVAL
 
@@ -40,14 +31,14 @@ def check(app: Celery) -> Iterator[Finding]:
     """Yields all findings about the broker's settings."""
     yield from check_visibility_timeout(app)
     enabled = app_tasks.enabled(app)
-    is_amqp = transport(app) in AMQP and bool(enabled)
+    is_amqp = configured.transport(app) in configured.AMQP and bool(enabled)
     longest = max((getattr(task, "time_limit", None) or 0.0 for task in enabled), default=0.0)
     lease, _ = _longest_lease(app)
-    timeout, renewed = visibility_timeout(app) or 0.0, redeliver_after(app)
+    timeout, renewed = configured.visibility_timeout(app) or 0.0, configured.redeliver_after(app)
     by_worker = bool(timeout and lease) and renewed is not None
     by_broker = bool(timeout and lease) and renewed is None
     sweep, redelivery = _sweep_interval(app), _redelivery(app)
-    mutex_expire = float(options_of(app).get("unacked_mutex_expire", MUTEX_EXPIRE))
+    mutex_expire = float(configured.options_of(app).get("unacked_mutex_expire", MUTEX_EXPIRE))
     within = f"after a whole worker dies, its tasks run again within {max(redelivery, lease):g} s"
     yield from applying(
         "broker",
@@ -88,32 +79,31 @@ def check(app: Celery) -> Iterator[Finding]:
     )  # fmt: skip
     for task in enabled:
         yield from _check_retention(task, redelivery)
-    for queue in quorum_queues(app):
+    for queue in configured.quorum_queues(app):
         yield from _check_quorum_queue(queue)
 
 
 def check_connection(app: Celery) -> Iterator[Finding]:
     """Yields a finding if the broker does not reply."""
-    error = connection_error(app, CONNECT_TIMEOUT)
-    yield from applying(
-        "broker",
-        Check(error, "broker-unreachable", Severity.ERROR,
+    if error := configured.connection_error(app, CONNECT_TIMEOUT):
+        yield Finding(
+            "broker-unreachable", Severity.ERROR, "broker",
             error, "start the broker, or correct broker_url",
-            "nothing can be published, workers take no messages, and none can be asked"),
-    )  # fmt: skip
+            "nothing can be published, workers take no messages, and none can be asked",
+        )  # fmt: skip
 
 
 def check_visibility_timeout(app: Celery) -> Iterator[Finding]:
     """Yields a finding if a lease exceeds the visibility timeout, and nothing renews that."""
-    timeout, (lease, task) = visibility_timeout(app), _longest_lease(app)
-    if timeout is not None and timeout < lease and redeliver_after(app) is None:
+    timeout, (lease, task) = configured.visibility_timeout(app), _longest_lease(app)
+    if timeout is not None and timeout < lease and configured.redeliver_after(app) is None:
         in_sqs = ", and the same in SQS: kombu does not set it for predefined_queues"
         yield Finding(
             "visibility-timeout", Severity.WARNING, "broker",
             f"its visibility timeout ({timeout:g} s) is shorter than the lease of {task} "
             f"({lease:g} s)",
             f"broker_transport_options['visibility_timeout'] above {lease:g}"
-            + (in_sqs if has_predefined_queues(app) else ""),
+            + (in_sqs if configured.has_predefined_queues(app) else ""),
             "messages of running tasks are redelivered again and again, each time as a conflict; "
             "so are messages with an eta or countdown beyond the timeout",
         )  # fmt: skip
@@ -125,14 +115,14 @@ def _check_retention(task: IdempotentTaskLike, redelivery: float) -> Iterator[Fi
     option, retention = "idempotency_result_ttl", settings.result_ttl
     if settings.replay_errors and settings.error_ttl < retention:
         option, retention = "idempotency_error_ttl", settings.error_ttl
-    return applying(
-        task.name,
-        Check(retention < redelivery, "result-ttl", Severity.WARNING,
+    if retention < redelivery:
+        yield Finding(
+            "result-ttl", Severity.WARNING, task.name,
             f"{option} ({retention:g} s) is shorter than the broker's redelivery (up to "
             f"{redelivery:g} s)",
             f"{option} above {redelivery:g}",
-            "a dead worker's message that comes back after the outcome has expired runs again"),
-    )  # fmt: skip
+            "a dead worker's message that comes back after the outcome has expired runs again",
+        )  # fmt: skip
 
 
 def _check_quorum_queue(queue: Any) -> Iterator[Finding]:
@@ -154,16 +144,16 @@ def _check_quorum_queue(queue: Any) -> Iterator[Finding]:
 
 def _redelivery(app: Celery) -> float:
     """Returns the seconds until a dead worker's messages are redelivered; 0 if at once."""
-    timeout, seconds = visibility_timeout(app), redeliver_after(app)
+    timeout, seconds = configured.visibility_timeout(app), configured.redeliver_after(app)
     if seconds is not None:
         return seconds + RESTORE_INTERVAL
     return timeout + _sweep_interval(app) if timeout else 0.0
 
 
 def _sweep_interval(app: Celery) -> float:
-    if transport(app) == "sqs":
+    if configured.transport(app) == "sqs":
         return 0.0
-    options = options_of(app)
+    options = configured.options_of(app)
     interval = options.get("unacked_restore_interval", SWEEP_INTERVAL)
     return float(interval) * (options.get("unacked_restore_throttle", SWEEP_THROTTLE) or 1)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
-from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.printable import plural
-from celery_idempotent.store.inspection.server_info import ServerInfo
 
 #: The oldest version of Redis with all commands that the scripts use.
 OLDEST = (6, 2)
@@ -20,49 +19,42 @@ ALMOST_FULL = 0.9
 _ASK = "check it with your provider, or allow the commands INFO and CONFIG|GET"
 
 
-def unreachable(subject: str, error: IdempotencyError) -> Finding:
-    """Returns the finding for a server that cannot be reached or refuses the connection."""
-    return Finding(
-        "store-unreachable", Severity.ERROR, subject,
-        str(error),
-        "idempotency_redis_url, or start the server",
-        "idempotency_on_store_error applies to every message",
-    )  # fmt: skip
-
-
-def check(info: ServerInfo, subject: str, required_replicas: int = 0) -> Iterator[Finding]:
+def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> Iterator[Finding]:
     """Yields all findings about one server.
 
     Args:
+        info: as `RecordReader.server_info` returns it.
         subject: the server's name in findings.
         required_replicas: the option idempotency_wait_replicas.
     """
-    policy, replicas, snapshots = info.maxmemory_policy, info.replicas, info.snapshots
-    persistence_unknown = info.append_only is None or snapshots is None
-    not_logged = not info.append_only and not persistence_unknown
+    version, policy = str(info.get("redis_version", "")), info.get("maxmemory_policy")
+    numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
+    limit, evicted = info.get("maxmemory") or 0, info.get("evicted_keys") or 0
+    used = info.get("used_memory", 0) / limit if limit else 0.0
+    append_only, snapshots = info.get("aof_enabled"), info.get("save")
+    persistence_unknown = not append_only and None in (append_only, snapshots)
+    not_logged = not append_only and not persistence_unknown
+    replicas, write_error = info.get("connected_slaves"), info["write_error"]
     too_few = replicas is not None and replicas < required_replicas
-    used = info.used_memory / info.maxmemory if info.used_memory and info.maxmemory else 0.0
-    is_redis = info.flavour == "redis"
-    direction = "ahead of" if info.clock_ahead > 0 else "behind"
+    ahead, is_valkey = info["clock_ahead"], "valkey_version" in info
     yield from applying(
         subject,
-        Check(not info.version, "server-version", Severity.NOTE,
+        Check(not (numbers or is_valkey), "server-version", Severity.NOTE,
             "the server does not report its version", _ASK, "it may be too old"),
-        Check(is_redis and () < info.version < OLDEST, "server-version", Severity.ERROR,
-            f"{info.version_text} is too old",
+        Check(not is_valkey and () < numbers < OLDEST, "server-version", Severity.ERROR,
+            f"Redis {version} is too old",
             "upgrade the server to Redis 6.2 or later, or to Valkey",
             "it lacks commands that the scripts need"),
-        Check(info.write_error, "writes-refused", Severity.ERROR,
-            f"it refuses writes: {info.write_error}",
+        Check(write_error, "writes-refused", Severity.ERROR,
+            f"it refuses writes: {write_error}",
             "more maxmemory, or what the error names",
             "no call can begin: idempotency_on_store_error applies to every message"),
         Check(used > ALMOST_FULL, "memory", Severity.WARNING,
-            f"it uses {used:.0%} of maxmemory ({info.maxmemory:,} bytes)"
-            if info.maxmemory else "",
+            f"it uses {used:.0%} of maxmemory ({limit:,} bytes)",
             "more maxmemory, or a shorter idempotency_result_ttl",
             "a full server refuses writes, or evicts records"),
-        Check(info.evicted, "evicted", Severity.WARNING,
-            f"it has evicted {plural(info.evicted or 0, 'key')} since it started",
+        Check(evicted, "evicted", Severity.WARNING,
+            f"it has evicted {plural(evicted, 'key')} since it started",
             "maxmemory-policy noeviction (redis.conf), and more maxmemory",
             "where one was a record, a duplicate of its call runs again"),
         Check(policy is None, "eviction", Severity.NOTE,
@@ -70,9 +62,9 @@ def check(info: ServerInfo, subject: str, required_replicas: int = 0) -> Iterato
         Check(policy not in (None, "noeviction"), "eviction", Severity.WARNING,
             f"maxmemory-policy is {policy}",
             "maxmemory-policy noeviction (redis.conf)",
-            ("a full server" if info.maxmemory else "once maxmemory is set, a full server")
+            ("a full server" if limit else "once maxmemory is set, a full server")
             + " evicts records, and a duplicate of an evicted one runs again"),
-        Check(persistence_unknown and not info.append_only, "persistence", Severity.NOTE,
+        Check(persistence_unknown, "persistence", Severity.NOTE,
             "the server does not report appendonly and save", _ASK, "a restart may lose records"),
         Check(not_logged and not snapshots, "persistence", Severity.WARNING,
             "nothing is written to disk", "appendonly yes (redis.conf)",
@@ -80,8 +72,8 @@ def check(info: ServerInfo, subject: str, required_replicas: int = 0) -> Iterato
         Check(not_logged and snapshots, "persistence", Severity.NOTE,
             f"only snapshots are written to disk (save {snapshots})", "appendonly yes (redis.conf)",
             "a crash loses the records since the last snapshot"),
-        Check(abs(info.clock_ahead) > MAX_CLOCK_OFFSET, "clocks", Severity.WARNING,
-            f"its clock is {abs(info.clock_ahead):.1f} s {direction} this host's",
+        Check(abs(ahead) > MAX_CLOCK_OFFSET, "clocks", Severity.WARNING,
+            f"its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this host's",
             "synchronise both clocks by NTP",
             "etas and countdowns depend on the hosts' clocks; leases use the server's clock alone"),
         Check(too_few, "replicas", Severity.ERROR,

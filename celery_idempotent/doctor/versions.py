@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import Version
@@ -20,10 +21,8 @@ def installed() -> dict[str, str]:
     """Returns the versions of Python and of the installed packages by name."""
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in ("celery-idempotent", *OLDEST):
-        try:
+        with suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return versions
 
 

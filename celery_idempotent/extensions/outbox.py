@@ -10,44 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any
 
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.soft_limit import at_row
-from celery_idempotent.payload.fields import OUTBOX
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import OUTBOX, Payload
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, Ended, Row
 from celery_idempotent.sql.transaction import Transaction
-
-
-class OutboxHost(Protocol):
-    """The additional interface of the host of a call with a transaction."""
-
-    @property
-    def replacements(self) -> Sequence[Callable[[], Any]]:
-        """Functions that publish the canvas that replaces the call's task."""
-
-    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
-        """Returns the messages that `functions`, which the body has registered, publish, as JSON.
-
-        Raises:
-            TransactionError: if a function does something else, or its message cannot be stored.
-        """
-
-    def publish_messages(self, messages: Any) -> None:
-        """Publishes the messages that `store_messages` returned, decoded.
-
-        Raises:
-            Exception: the broker's error.
-        """
-
-
-def host_of(call: ActiveCall) -> OutboxHost:
-    """Returns the host of a call with a transaction."""
-    return cast("OutboxHost", call.host)
 
 
 def claim_of(call: ActiveCall, step: str | None = None) -> Claim:
@@ -138,11 +110,11 @@ async def outbox_of(call: ActiveCall, functions: Sequence[Callable[[], Any]]) ->
     if not functions:
         return None
     key = str(call.key)
-    payload = Payload("json", host_of(call).store_messages(functions))
+    payload = Payload("json", call.host.store_messages(functions))
     payload = await call.codec.protect(
         payload, call.settings, key=key, token=call.token, field=OUTBOX
     )
-    if not payload.has_value:
+    if not payload.format:
         raise TransactionError(
             f"{key}: the messages that it publishes on commit cannot be stored with its "
             f"outcome: {payload.body.decode()}"
@@ -163,7 +135,7 @@ async def publish_outbox(
     payload = Payload.from_bytes(outbox)
     messages = await call.codec.decode_field(payload, key, OUTBOX)
     try:
-        host_of(call).publish_messages(messages)
+        call.host.publish_messages(messages)
     except IdempotencyError:
         raise
     except Exception as error:

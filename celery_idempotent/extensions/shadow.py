@@ -8,7 +8,6 @@ reach the call: if Redis does not reply in time, the call runs and is not counte
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from celery_idempotent.errors import (
     IdempotencyError,
@@ -17,9 +16,8 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import refuse, report
-from celery_idempotent.extensions.transaction import run_plain
 from celery_idempotent.flow import conflict
-from celery_idempotent.flow.active_call import ActiveCall, begin_command, release_command
+from celery_idempotent.flow.active_call import ActiveCall, Extension, begin_command, release_command
 from celery_idempotent.flow.call import Complete, Delegate, Fail
 from celery_idempotent.flow.end import Answer
 from celery_idempotent.flow.outcome import Failure, Outcome
@@ -31,41 +29,46 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command, Extension
+from celery_idempotent.store.commands import Command
+from celery_idempotent.store.commands import Extension as LeaseExtension
 from celery_idempotent.store.scripts import Reply
 
 #: Stored in place of a result or an error.
 _FACT = Payload("", NOT_STORED)
 
 
-async def execute(call: ActiveCall, *, deduplicated: bool = False) -> Answer:
-    """Runs the body of `call`, regardless of its record, and returns its outcome.
+class Shadow(Extension):
+    """Runs the body in place of the flow, and records only how that begins and ends.
 
     Args:
         deduplicated: whether ``idempotency_dedupe_publish`` would not have published the call.
     """
-    runtime = call.runtime
-    held: Lease[Any] | Command | None = None
-    if deduplicated:
-        report(table.WOULD_DEDUPLICATE, call)
-    else:
-        held = await _begin(call)
-    try:
-        execution = runtime.execution(str(call.key))
-        body = partial(call.host.run, execution)
-        outcome = await runtime.run(partial(run_plain, call.settings, execution, body))
-    except Interrupted as interrupted:
-        # A soft time limit was reached before the body; it ends the call as in its first line.
-        await _end(call, held, Failure(interrupted.error))
-        raise
-    finally:
-        if isinstance(held, Lease):
-            runtime.stop_renewal(held)
-    await _end(call, held, outcome)
-    return Answer(outcome)
+
+    def __init__(self, deduplicated: bool, call: ActiveCall) -> None:
+        super().__init__(call)
+        self._deduplicated = deduplicated
+
+    async def before_begin(self) -> Answer:
+        """Returns the outcome of the body, regardless of the record."""
+        call, runtime = self.call, self.call.runtime
+        held: Lease | Command | None = None
+        if self._deduplicated:
+            report(table.WOULD_DEDUPLICATE, call)
+        else:
+            held = await _begin(call)
+        try:
+            outcome = await runtime.run(partial(call.host.run, runtime.execution(str(call.key))))
+        except Interrupted as interrupted:
+            # A soft time limit was reached before the body; it ends the call as in its first line.
+            outcome = Failure(interrupted.error)
+        finally:
+            if isinstance(held, Lease):
+                runtime.stop_renewal(held)
+        await _end(call, held, outcome)
+        return Answer(outcome)
 
 
-async def _begin(call: ActiveCall) -> Lease[Any] | Command | None:
+async def _begin(call: ActiveCall) -> Lease | Command | None:
     """Counts the decision about the call. Returns what must be given back when it ends.
 
     That is the lease if the call holds the key, or a command if the next turn is reserved for it.
@@ -78,8 +81,9 @@ async def _begin(call: ActiveCall) -> Lease[Any] | Command | None:
         if reply.case == "begun":
             begun = layout.begun(reply.raw)
             settings = call.settings
-            extension = Extension(call.key, begun.token, settings.lease_ms, settings.result_ms)
-            lease: Lease[Any] = Lease(store, extension, sent_at, _ignore_loss)
+            granted = LeaseExtension(call.key, begun.token, settings.lease_ms, settings.result_ms)
+            # If it is lost, the execution that has taken over completes the record.
+            lease = Lease(store, granted, sent_at, lambda _: None)
             call.runtime.start_renewal(lease)
             report(table.WOULD_RUN if begun.attempt == 1 else table.WOULD_TAKE_OVER, call)
             return lease
@@ -111,10 +115,6 @@ async def _decide(call: ActiveCall) -> Reply:
     return reply
 
 
-def _ignore_loss(raw: bytes) -> None:
-    """Does nothing: the execution that has taken over completes the record."""
-
-
 def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
     """Counts a call that would not have run."""
     if case == "reused":
@@ -132,7 +132,7 @@ def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
         report(table.WOULD_REPLAY, call, record=record)
 
 
-async def _end(call: ActiveCall, held: Lease[Any] | Command | None, outcome: Outcome) -> None:
+async def _end(call: ActiveCall, held: Lease | Command | None, outcome: Outcome) -> None:
     """Records that the execution has ended, if it holds the key. Does not retry."""
     if held is None:
         return

@@ -14,16 +14,13 @@ from celery_idempotent.extensions.outbox import (
     commit_with_outbox,
     publish_found,
 )
-from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Complete, Fail
 from celery_idempotent.flow.end import Settlement
-from celery_idempotent.flow.extension import Extension
-from celery_idempotent.flow.outcome import Failure, Outcome, Result, is_asynchronous
-from celery_idempotent.flow.round_trip import restored
+from celery_idempotent.flow.outcome import Failure, Outcome, Result, is_asynchronous, restored
 from celery_idempotent.lease.clock import monotonic
-from celery_idempotent.payload.fields import step_field
 from celery_idempotent.record import steps
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import Payload, step_field
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database, step_databases
 from celery_idempotent.sql.outcomes import Ended
@@ -70,7 +67,7 @@ class Steps(Extension):
         payload, outcome = self._restored(name, outcome.value)
         if transaction is None:
             await self._save(name, await self._protected(name, payload))
-        if payload.has_value:
+        if payload.format:
             self._payloads[name] = payload
         return outcome
 

@@ -18,11 +18,11 @@ from celery_idempotent.extensions.outbox import (
     begin_at_rows,
     claim_of,
     commit_with_outbox,
-    host_of,
     publish_found,
 )
+from celery_idempotent.extensions.steps import Steps
 from celery_idempotent.flow import conflict, continuation, flow, replacement
-from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.active_call import ActiveCall, Extension, Plan
 from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
 from celery_idempotent.flow.end import (
     AGAIN,
@@ -35,7 +35,6 @@ from celery_idempotent.flow.end import (
     Settlement,
 )
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.extension import Extension
 from celery_idempotent.flow.lockstep import await_effect
 from celery_idempotent.flow.outcome import Failure, is_asynchronous
 from celery_idempotent.flow.replay import replay_or_requeue
@@ -183,7 +182,7 @@ class RowTransaction(Extension):
         if self._in_batch:
             return await await_effect(COMMIT, (call, self._claim, settlement))  # type: ignore[no-any-return]
         delegates = isinstance(settlement.disposition, Delegate)
-        replacements = host_of(call).replacements if delegates else ()
+        replacements = call.host.replacements if delegates else ()
         outcomes = {self._claim: ended_of(settlement)}
         return await commit_with_outbox(call, self.transaction, outcomes, replacements)
 
@@ -284,3 +283,8 @@ def ended_of(settlement: Settlement) -> Ended:
     state = State.FAILED if isinstance(settlement.disposition, Fail) else State.COMPLETED
     format_ = append_traceparent(payload.format)
     return Ended(state, format_, payload.body, settlement.retention_ms)
+
+
+def plan_for(settings: Settings) -> Plan:
+    """Returns the extensions that the options of a call add to its flow."""
+    return Plan(Steps, () if settings.transaction is None else (RowTransaction,))

@@ -17,6 +17,7 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.events.table import Event
 from celery_idempotent.flow.call import Call, Host, Release
+from celery_idempotent.flow.end import Admission, End, Settlement
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.outcome import Outcome
 from celery_idempotent.flow.runtime import Runtime
@@ -41,11 +42,11 @@ FREE = Release()
 
 
 class Plan(NamedTuple):
-    """The additions of a call's options to its flow: see :mod:`.extension`."""
+    """The additions of a call's options to its flow: see :class:`Extension`."""
 
     #: Makes the steps of an execution, when its body reaches the first one.
     steps: Callable[[ActiveCall], Any]
-    extensions: tuple[Callable[[ActiveCall], Any], ...] = ()
+    extensions: tuple[Callable[[ActiveCall], Extension], ...] = ()
 
 
 class ActiveCall:
@@ -89,7 +90,7 @@ class ActiveCall:
         #: The fencing token; 0 without a record.
         self.token = 0
         #: None if nothing was granted, or there is no record.
-        self.lease: Lease[Any] | None = None
+        self.lease: Lease | None = None
         #: Passed to the body; set once the call may run.
         self.execution: BaseExecution | None = None
         #: The outcome is to be stored; else the body runs without protection.
@@ -118,7 +119,7 @@ class ActiveCall:
         self._begun: Begun | None = None
         self._loss_reported = False
         self._plan = plan
-        self.extensions: list[Any] = []
+        self.extensions: list[Extension] = []
         if plan.extensions:
             self.extensions = [extension(self) for extension in plan.extensions]
 
@@ -160,7 +161,7 @@ class ActiveCall:
             report(table.BEGIN_REPLIED, self, case=reply.case, seconds=monotonic() - since)
         return reply
 
-    def resume(self, lease: Lease[Any]) -> Any:
+    def resume(self, lease: Lease) -> Any:
         """Continues the first execution of the key, which has begun outside the flow."""
         self._begun = Begun(lease.token, 1, b"")
         self.execution = self.runtime.execution(str(self.key), lease.token, 1, self)
@@ -262,7 +263,7 @@ class ActiveCall:
         if self.stored is None or not self.settings.store_result:
             return None
         payload, field = self.stored
-        return None if payload.has_value else not_stored(payload, str(self.key), field)
+        return None if payload.format else not_stored(payload, str(self.key), field)
 
     @property
     def steps(self) -> Any:
@@ -301,6 +302,31 @@ class ActiveCall:
     def report(self, event: Event, **fields: Any) -> None:
         """Reports that `event` has happened to the execution."""
         report(event, self, self.execution, **fields)
+
+
+class Extension:
+    """The effect of one option on one call. A subclass overrides the points that it needs."""
+
+    def __init__(self, call: ActiveCall) -> None:
+        self.call = call
+
+    async def before_begin(self) -> End | None:
+        """Called before the first begin; returns None, or an end of the call."""
+        return None
+
+    async def admitted(self, admission: Admission) -> Admission:
+        """Called after each begin; returns the admission or replaces it."""
+        return admission
+
+    async def settling(self, settlement: Settlement) -> Settlement | End:
+        """Called before an outcome is stored or a key released; returns what counts instead."""
+        return settlement
+
+    async def settled(self, settlement: Settlement, reply: Reply) -> None:
+        """Called after the outcome was stored."""
+
+    def ended(self) -> None:
+        """Called at the end of the flow, however it ends. Never raises, and may be called again."""
 
 
 def begin_command(call: ActiveCall) -> Command:

@@ -10,15 +10,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.flow.active_call import ActiveCall, Plan
-from celery_idempotent.flow.call import Call, Host
-from celery_idempotent.flow.end import End
 from celery_idempotent.flow.execution import AsyncExecution
-from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.key.key import Key
-from celery_idempotent.lease.asyncio_heartbeat import AsyncioHeartbeat, asyncio_heartbeat
-from celery_idempotent.lease.lease import Lease
+from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.record_store import RecordStore
@@ -47,7 +42,8 @@ class AsyncioRuntime:
 
     def __init__(self, store: RecordStore) -> None:
         self.store = store
-        self._heartbeat: AsyncioHeartbeat | None = None
+        renewer = asyncio_heartbeat().renewer(store)
+        self.start_renewal, self.stop_renewal = renewer.start_renewal, renewer.stop_renewal
         #: Flows whose callers were cancelled.
         self._abandoned: set[_Flow] = set()
 
@@ -88,16 +84,6 @@ class AsyncioRuntime:
         flow.add_done_callback(self._abandoned.discard)
         flow.add_done_callback(_log_failure)
         await asyncio.wait({flow}, timeout=CANCEL_TIMEOUT)
-
-    def start_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Renews `lease` from now on."""
-        self._heartbeat = asyncio_heartbeat()
-        self._heartbeat.start_renewal(lease)
-
-    def stop_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Stops renewing `lease`."""
-        if self._heartbeat is not None:
-            self._heartbeat.stop_renewal(lease)
 
     async def execute(self, command: Command) -> Reply:
         """Returns the reply of the store."""
@@ -241,17 +227,3 @@ class AsyncExecutor:
     def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
         self.store = store
         self.codec = codec.for_asyncio()
-
-    @property
-    def runtime(self) -> AsyncioRuntime:
-        """A new runtime."""
-        return AsyncioRuntime(self.store)
-
-    def new_call(self, data: Call, host: Host, plan: Plan) -> ActiveCall:
-        """Returns a call that has not begun."""
-        return ActiveCall(data, host, self.runtime, self.codec, plan)
-
-    async def enter(self, call: ActiveCall) -> End:
-        """Runs `call` through the flow. A cancellation releases the key."""
-        assert isinstance(call.runtime, AsyncioRuntime)
-        return await call.runtime.drive(execute(call))

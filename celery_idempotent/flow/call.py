@@ -6,6 +6,7 @@ end (:mod:`.end`), and the caller performs that.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -122,3 +123,21 @@ class Host(Protocol):
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns the value that `record` does not hold, from elsewhere; or raises `error`."""
+
+    @property
+    def replacements(self) -> Sequence[Callable[[], Any]]:
+        """Functions that publish the canvas that replaces the call's task, on commit."""
+
+    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
+        """Returns the messages, as JSON, that `functions` of a transaction publish on commit.
+
+        Raises:
+            TransactionError: if a function does something else, or its message cannot be stored.
+        """
+
+    def publish_messages(self, messages: Any) -> None:
+        """Publishes the messages that `store_messages` returned, decoded.
+
+        Raises:
+            Exception: the broker's error.
+        """

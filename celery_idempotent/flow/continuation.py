@@ -24,7 +24,10 @@ from celery_idempotent.store.run_sync import run_sync
 
 
 class Continuation:
-    """The right of one delivery to send what follows its call; for code that blocks."""
+    """The right of one delivery to send what follows its call; for code that blocks.
+
+    Its lease is renewed from now on.
+    """
 
     def __init__(self, call: ActiveCall) -> None:
         #: Whether the call has returned a value; else it has raised an error.
@@ -39,9 +42,6 @@ class Continuation:
         self._lease = Lease(call.runtime.store, extension, monotonic(), self._lost)
         #: Publishes so far, by task and task id.
         self._published: Counter[tuple[str, str]] = Counter()
-
-    def start(self) -> None:
-        """Renews the lease from now on."""
         pending.add(self)
         self._runtime.start_renewal(self._lease)
 
@@ -88,4 +88,3 @@ pending: set[Continuation] = set()
 def start(call: ActiveCall) -> None:
     """Gives `call` the right to send what follows it, and renews the lease from now on."""
     call.continuation = Continuation(call)
-    call.continuation.start()

@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Protection(Protocol):
     """What keeps other executions of the key out."""
 
-    lease: Lease[Any] | None
+    lease: Lease | None
 
     def step(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Any:
         """Returns the outcome of a step; on an event loop, an awaitable of it."""

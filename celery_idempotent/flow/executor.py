@@ -1,42 +1,29 @@
-"""Runs calls through the flow, for code that blocks."""
+"""The store, the codec and the runtime that the calls of blocking code share."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from functools import partial
 
 from celery_idempotent.errors import CorruptRecordError
-from celery_idempotent.flow.active_call import ActiveCall, Plan
-from celery_idempotent.flow.call import Call, Host
-from celery_idempotent.flow.end import End
-from celery_idempotent.flow.flow import execute
-from celery_idempotent.flow.thread import BlockingRuntime, run_flow
+from celery_idempotent.flow.thread import BlockingRuntime
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.payload.fields import MESSAGE
+from celery_idempotent.record.payload import MESSAGE, Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.sql.database import Database, forget_rows
-from celery_idempotent.store import commands, kept_messages
+from celery_idempotent.store import commands
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 
 
 class Executor:
-    """Executes one call for each key; for code that blocks."""
+    """What calls need to run through the flow; for code that blocks."""
 
     def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
         self.store = store
         self.codec = codec
         self.runtime = BlockingRuntime(store)
-
-    def new_call(self, data: Call, host: Host, plan: Plan) -> ActiveCall:
-        """Returns a call that has not begun."""
-        return ActiveCall(data, host, self.runtime, self.codec, plan)
-
-    def enter(self, call: ActiveCall) -> End:
-        """Runs `call` through the flow; raises as :func:`.flow.execute`."""
-        return run_flow(partial(execute, call), call.data.soft_limit)
 
     def forget(
         self,
@@ -93,6 +80,15 @@ class Executor:
         Raises:
             StoreUnavailableError: if Redis is unavailable.
         """
-        message = kept_messages.delete(self.store, key, task_id)
-        if message is not None:
+        if (message := self.message(key, task_id)) is not None:
+            self.store.query("DEL", self.store.name(key.kept_message(task_id)))
             run_sync(self.codec.delete_object(message, str(key), MESSAGE))
+
+    def message(self, key: Key, task_id: str) -> Payload | None:
+        """Returns the message that was kept for `task_id`, beside the record of `key`, or None.
+
+        Raises:
+            StoreUnavailableError: if Redis is unavailable.
+        """
+        value = self.store.query("GET", self.store.name(key.kept_message(task_id)))
+        return None if value is None else Payload.from_bytes(value)

@@ -16,7 +16,7 @@ from celery_idempotent.events import table
 from celery_idempotent.events.repeats import like_it
 from celery_idempotent.events.report import decide, decide_by, refuse, report
 from celery_idempotent.flow import conflict, continuation, replacement
-from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
 from celery_idempotent.flow.end import (
     AGAIN,
@@ -32,17 +32,14 @@ from celery_idempotent.flow.end import (
     Requeue,
     Settlement,
 )
-from celery_idempotent.flow.extension import Extension
-from celery_idempotent.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.flow.outcome import Failure, Outcome, Result, restore_step, restored
 from celery_idempotent.flow.replay import replay, replay_or_requeue
-from celery_idempotent.flow.round_trip import restore_step, restored
 from celery_idempotent.flow.soft_limit import Interrupted
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
-from celery_idempotent.payload.fields import ERROR, RESULT
 from celery_idempotent.record import layout, reservation
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import ERROR, RESULT, Payload
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import breaker, commands
 from celery_idempotent.store.scripts import Reply
@@ -166,7 +163,7 @@ async def admit(call: ActiveCall) -> Admission:
     return Held(record, reply, call.key if reply.case == "held" else call.key.turn)
 
 
-async def _begin_again(call: ActiveCall, lease: Lease[Any]) -> Admission:
+async def _begin_again(call: ActiveCall, lease: Lease) -> Admission:
     """Begins again after a lease that had expired when its reply came.
 
     The process was suspended, or Redis is slow.
@@ -352,15 +349,15 @@ def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
         end = "it has replaced itself and gets the outcome of that"
         report(table.COMPLETED, call, execution, end=end)
         return
-    has_value, failed = payload.has_value, isinstance(settlement.disposition, Fail)
-    if not has_value and (failed or call.settings.store_result):
+    failed = isinstance(settlement.disposition, Fail)
+    if not payload.format and (failed or call.settings.store_result):
         ran = f"ran and raised {type(settlement.error).__name__}" if failed else "ran"
         call.report(table.NOT_STORED, end=ran, reason=payload.body.decode())
     if failed:
-        gets = "this error" if has_value else "ResultNotStoredError"
+        gets = "this error" if payload.format else "ResultNotStoredError"
         call.report(table.FAILED, error=settlement.error, outcome=gets)
     else:
-        kept = "its result is stored" if has_value else "its result is not kept"
+        kept = "its result is stored" if payload.format else "its result is not kept"
         report(table.COMPLETED, call, execution, end=kept)
 
 

@@ -16,7 +16,7 @@ from celery_idempotent.flow.end import End
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.outcome import Failure, Outcome
-from celery_idempotent.flow.runtime import BatchRuntime, Runtime
+from celery_idempotent.flow.runtime import Runtime
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
@@ -98,13 +98,12 @@ class Lockstep:
     """The flows of some calls.
 
     Args:
+        runtime: a `BlockingRuntime` or an `AsyncioRuntime`.
         handlers: handlers of additional effects, by kind. These effects are served last, when no
             flow has a command to send.
     """
 
-    def __init__(
-        self, runtime: BatchRuntime, handlers: Mapping[str, Handler] | None = None
-    ) -> None:
+    def __init__(self, runtime: Any, handlers: Mapping[str, Handler] | None = None) -> None:
         self._runtime = runtime
         self._handlers: dict[str, Handler] = {STORE: self._send, SLEEP: self._sleep}
         self._handlers |= handlers or {}
@@ -202,7 +201,8 @@ class Lockstep:
                 self._waiting[call] = effect
 
     async def _send(self, commands: Sequence[Command]) -> Sequence[Any]:
-        return await self._runtime.execute_all(commands)
+        replies: Sequence[Any] = await self._runtime.execute_all(commands)
+        return replies
 
     async def _sleep(self, seconds: Sequence[float]) -> Sequence[None]:
         await self._runtime.sleep(max(seconds))

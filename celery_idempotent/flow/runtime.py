@@ -7,10 +7,9 @@ function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.outcome import Outcome
 from celery_idempotent.key.key import Key
@@ -71,19 +70,8 @@ class Runtime(Protocol):
         On an event loop, it returns an awaitable of the outcome.
         """
 
-    def start_renewal(self, lease: Lease[Any]) -> None:
+    def start_renewal(self, lease: Lease) -> None:
         """Extends `lease` from now on."""
 
-    def stop_renewal(self, lease: Lease[Any]) -> None:
+    def stop_renewal(self, lease: Lease) -> None:
         """Stops extending it."""
-
-
-class BatchRuntime(Runtime, Protocol):
-    """Runs what many flows in step await."""
-
-    async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
-        """Executes `commands` in one round trip; returns the reply to each, or its error.
-
-        Raises:
-            StoreUnavailableError: if Redis is unavailable.
-        """

@@ -89,15 +89,13 @@ class SoftLimit:
 
 _current: ContextVar[SoftLimit | None] = ContextVar("idempotent_soft_limit", default=None)
 
-#: Returns the limit that was entered last: in a flow, the flow's own.
-innermost = _current.get
+#: Returns the limit of the current flow, which was entered last.
+innermost: Callable[[], SoftLimit] = _current.get  # type: ignore[assignment]
 
 
 def at_row(work: Callable[[], T]) -> T:
     """Calls `work`, which may wait for a transaction; a soft time limit interrupts it."""
     limit = innermost()
-    if limit is None:
-        return work()
     try:
         limit.begin(WAIT)
         return work()

@@ -41,12 +41,10 @@ class BlockingRuntime:
         """Returns the reply of the store, unless a soft time limit is reached first."""
         limit = innermost()
         try:
-            if limit is not None:
-                limit.begin(WAIT)
+            limit.begin(WAIT)
             return await self.store.execute(command)
         finally:
-            if limit is not None:
-                limit.phase = FLOW
+            limit.phase = FLOW
 
     async def sleep(self, seconds: float) -> None:
         """Blocks the thread."""
@@ -56,12 +54,10 @@ class BlockingRuntime:
         """Blocks the thread, unless a soft time limit is reached first."""
         limit = innermost()
         try:
-            if limit is not None:
-                limit.begin(WAIT)
+            limit.begin(WAIT)
             await self.store.wait_for_change(key, seen, seconds)
         finally:
-            if limit is not None:
-                limit.phase = FLOW
+            limit.phase = FLOW
 
     async def run(self, func: Callable[[], T]) -> Outcome:
         """Returns the outcome of `func`."""
@@ -69,21 +65,18 @@ class BlockingRuntime:
         outcome: Outcome | None = None
         try:
             try:
-                if limit is not None:
-                    limit.begin(BODY)
+                limit.begin(BODY)
                 outcome = Result(func())
             except Interrupted:
                 raise
             except BaseException as error:
                 outcome = Failure(error)
-            if limit is not None:
-                limit.phase = FLOW
+            limit.phase = FLOW
         except Interrupted:
             raise
         except BaseException as late:
             # Raised by a signal handler after the body had ended.
-            if limit is not None:
-                limit.phase = FLOW
+            limit.phase = FLOW
             outcome = outcome or Failure(late.__context__ or late)
         return outcome
 

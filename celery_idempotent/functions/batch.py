@@ -28,18 +28,20 @@ from celery_idempotent.extensions.transaction import (
     RowTransaction,
     commit_together,
 )
-from celery_idempotent.flow.active_call import ActiveCall, Plan
-from celery_idempotent.flow.aio import AsyncExecutor
+from celery_idempotent.flow.active_call import ActiveCall, Extension, Plan
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.end import Admission, Answer, End, Finished
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.executor import Executor
-from celery_idempotent.flow.extension import Extension
 from celery_idempotent.flow.lockstep import Handler, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Result
 from celery_idempotent.functions.bodies import Bodies
-from celery_idempotent.functions.decision import Decision, NotCompletedError
-from celery_idempotent.functions.direct_call import DirectHost, outcome_of
+from celery_idempotent.functions.direct_call import (
+    Decision,
+    DirectHost,
+    NotCompletedError,
+    outcome_of,
+)
+from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.sql.database import Database
@@ -143,7 +145,8 @@ class BaseBatch(Bodies, Sequence[Entry]):
 
     def __init__(
         self,
-        executor: Executor | AsyncExecutor,
+        runtime: Any,
+        codec: PayloadCodec,
         keys: Sequence[Hashable],
         calls: Sequence[Call | IdempotencyError],
         app: Celery | None = None,
@@ -158,7 +161,7 @@ class BaseBatch(Bodies, Sequence[Entry]):
             handlers[CLAIM] = partial(begin_at_rows, transaction)
             handlers[COMMIT] = partial(commit_together, transaction)
             plan = Plan(Steps, (partial(RowTransaction, batch=transaction), LeaveRecord))
-        super().__init__(executor, handlers)
+        super().__init__(runtime, handlers)
         #: The first entry of each usable key.
         self._calls: dict[ActiveCall, Entry] = {}
         firsts: dict[str, ActiveCall] = {}
@@ -177,9 +180,8 @@ class BaseBatch(Bodies, Sequence[Entry]):
             elif (first := firsts.get(call.key.digest)) is None:
                 # A batch does not wait for a key that is held.
                 data = call._replace(wait_timeout=0.0)
-                stepped = SteppedRuntime(self._runtime, together=True)
-                host = DirectHost(data, app=app)
-                active = ActiveCall(data, host, stepped, executor.codec, plan)
+                stepped = SteppedRuntime(runtime, together=True)
+                active = ActiveCall(data, DirectHost(data, app=app), stepped, codec, plan)
                 firsts[call.key.digest], self._calls[active] = active, entry
             elif first.key.fingerprint != call.key.fingerprint:
                 entry.refuse(

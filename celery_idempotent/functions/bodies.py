@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
-from celery_idempotent.flow.executor import Executor
+from celery_idempotent.flow.aio import AsyncioRuntime
 from celery_idempotent.flow.lockstep import Handler, Lockstep
 from celery_idempotent.flow.outcome import Outcome
 from celery_idempotent.flow.thread import run_flow
@@ -18,15 +17,13 @@ from celery_idempotent.flow.thread import run_flow
 class Bodies:
     """Runs flows up to their bodies, and later from there to their ends.
 
-    The methods of this class and its subclasses are coroutines. With a blocking executor they never
+    The methods of this class and its subclasses are coroutines. With a blocking runtime they never
     suspend, so that :func:`.run_sync` calls them like functions.
     """
 
-    def __init__(
-        self, executor: Executor | AsyncExecutor, handlers: Mapping[str, Handler] | None = None
-    ) -> None:
-        self._runtime: Any = executor.runtime
-        self._flows = Lockstep(self._runtime, handlers)
+    def __init__(self, runtime: Any, handlers: Mapping[str, Handler] | None = None) -> None:
+        self._runtime = runtime
+        self._flows = Lockstep(runtime, handlers)
 
     def _begun(self) -> None:
         """Called when all flows have reached their bodies or ended."""

@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
-from celery_idempotent.errors import ConflictError, IdempotencyError, SettingsError
-from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.errors import ConflictError, IdempotencyError
+from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.aio import AsyncExecutor
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.end import Answer
 from celery_idempotent.flow.execution import AsyncExecution, BaseExecution, Execution
-from celery_idempotent.flow.executor import Executor
 from celery_idempotent.flow.lockstep import SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.functions.bodies import Bodies
-from celery_idempotent.functions.decision import Decision, NotCompletedError
 from celery_idempotent.functions.direct_call import (
+    Decision,
     DirectHost,
-    Engine,
+    NotCompletedError,
     current_execution,
-    direct_call,
     outcome_of,
 )
-from celery_idempotent.key.key import Key
-from celery_idempotent.settings import Settings
+from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.store.run_sync import run_sync
 
 T = TypeVar("T")
@@ -34,15 +30,15 @@ T = TypeVar("T")
 class BaseContextExecution(Bodies):
     """The execution of a block: its decision and, under RUN, its token and steps."""
 
-    def __init__(self, data: Call, host: DirectHost, executor: Executor | AsyncExecutor) -> None:
-        super().__init__(executor)
-        stepped = SteppedRuntime(self._runtime, together=False)
+    def __init__(self, data: Call, host: DirectHost, runtime: Any, codec: PayloadCodec) -> None:
+        super().__init__(runtime)
+        stepped = SteppedRuntime(runtime, together=False)
         #: ``name:digest``, as in the record.
         self.key = str(data.key)
         self.decision = Decision.CONFLICT
         #: Under CONFLICT, names the execution that holds the key.
         self.conflict: ConflictError | None = None
-        self._call = ActiveCall(data, host, stepped, executor.codec, plan_for(data.settings))
+        self._call = ActiveCall(data, host, stepped, codec, plan_for(data.settings))
         self._execution: BaseExecution | None = None
         self._outcome: Outcome | None = None
         self._outer_execution = current_execution.get()
@@ -184,35 +180,3 @@ class AsyncContextExecution(BaseContextExecution):
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await self._exit(error)
-
-
-class ExecutionContext:
-    """The context manager of one block, for ``with`` and ``async with``.
-
-    A block that ends without :meth:`~ContextExecution.complete` releases its key.
-    """
-
-    def __init__(self, engine: Engine, key: Key, settings: Settings, label: str = "") -> None:
-        self._engine = engine
-        self._data = direct_call(engine, key, settings, label)
-        self._host = DirectHost(self._data, app=engine.app)
-        self._execution: Any = None
-
-    def __enter__(self) -> ContextExecution:
-        self._execution = ContextExecution(self._data, self._host, self._engine.executor)
-        return self._execution.__enter__()  # type: ignore[no-any-return]
-
-    def __exit__(self, *error: object) -> None:
-        self._execution.__exit__(*error)
-
-    async def __aenter__(self) -> AsyncContextExecution:
-        if self._data.settings.transaction is not None:
-            raise SettingsError(
-                f"{self._engine.name}: idempotency_transaction needs `with`, not `async with`, "
-                "since its connection blocks"
-            )
-        self._execution = AsyncContextExecution(self._data, self._host, self._engine.async_executor)
-        return await self._execution.__aenter__()  # type: ignore[no-any-return]
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._execution.__aexit__(*error)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from enum import Enum
+from typing import Any
 from uuid import uuid4
 
 from celery import Celery
@@ -14,13 +15,10 @@ from celery_idempotent.errors import IdempotencyError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.aio import AsyncExecutor
 from celery_idempotent.flow.call import Call, Complete, Disposition, Fail, Release
 from celery_idempotent.flow.end import Answer, End, Requeue
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.executor import Executor
 from celery_idempotent.flow.outcome import Failure, Outcome
-from celery_idempotent.functions.decision import NotCompletedError
 from celery_idempotent.key.key import Key, default_root
 from celery_idempotent.record.record import Record
 from celery_idempotent.record.reservation import Reservation
@@ -34,22 +32,27 @@ current_execution: ContextVar[BaseExecution | None] = ContextVar(
 )
 
 
-class Engine(Protocol):
-    """The part of an `Idempotency` that its calls use."""
+class Decision(str, Enum):
+    """What the caller should do about one key."""
 
-    name: str
-    app: Celery | None
+    #: The caller holds the lease: run, then complete.
+    RUN = "RUN"
+    #: The key has an outcome: use it.
+    REPLAY = "REPLAY"
+    #: Another execution holds the key.
+    CONFLICT = "CONFLICT"
+    #: The same key appears earlier in the batch.
+    DUPLICATE = "DUPLICATE"
+    #: The key is invalid, was used with other arguments or is poisoned, or its record cannot be
+    #: read or reached; see the error.
+    REJECTED = "REJECTED"
 
-    @property
-    def executor(self) -> Executor:
-        """The executor of blocking code."""
+    def __str__(self) -> str:
+        return self.value
 
-    @property
-    def async_executor(self) -> AsyncExecutor:
-        """The executor of coroutines."""
 
-    def settings_for(self, options: Mapping[str, Any], where: str) -> Settings:
-        """Its settings, overridden by `options`."""
+class NotCompletedError(Exception):
+    """A block or a batch ended without completing the key; only signals carry this error."""
 
 
 def run_as_current(execution: BaseExecution, work: Callable[[], Any]) -> Any:

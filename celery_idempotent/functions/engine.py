@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import Any, TypeVar, overload
 
 from celery import Celery
@@ -17,17 +17,33 @@ from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.events.report import About, refuse
-from celery_idempotent.flow.aio import AsyncExecutor
+from celery_idempotent.extensions.transaction import plan_for, run_plain
+from celery_idempotent.flow import outcome
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.execution import BaseExecution, unprotected
 from celery_idempotent.flow.executor import Executor
+from celery_idempotent.flow.flow import execute
+from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.functions.batch import AsyncBatch, Batch
-from celery_idempotent.functions.context import ExecutionContext
-from celery_idempotent.functions.decorator import idempotent_function
-from celery_idempotent.functions.direct_call import current_execution, direct_call
+from celery_idempotent.functions.context import (
+    AsyncContextExecution,
+    ContextExecution,
+)
+from celery_idempotent.functions.direct_call import (
+    AsyncDirectHost,
+    DirectHost,
+    await_as_current,
+    current_execution,
+    direct_call,
+    outcome_of,
+    run_as_current,
+)
 from celery_idempotent.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.key.key import Key, fingerprint_of
-from celery_idempotent.key.rule import KeyRule
+from celery_idempotent.key.label import Label
+from celery_idempotent.key.rule import TASK_ID, KeyRule
 from celery_idempotent.payload import encryption_keys
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.result_codec import ResultCodec
@@ -142,10 +158,79 @@ class Idempotency:
         Raises:
             SettingsError: for the first invalid option, in one line.
         """
-        # Not the executor's codec, which needs the encryption keys.
-        values = ValueCodec(ResultCodec(self.app), self._accept)
-        decorate = partial(idempotent_function, self, values, name, key, label, options)
+        decorate = partial(self._wrap, name, key, label, options)
         return decorate if func is None else decorate(func)
+
+    def _wrap(
+        self,
+        name: str | None,
+        key: Any,
+        label: str | None,
+        options: Mapping[str, Any],
+        func: Callable[..., Any],
+    ) -> Callable[..., Any]:
+        """Returns the function that :meth:`idempotent` puts in the place of `func`."""
+        name = name or f"{func.__module__}.{func.__qualname__}"
+        own_settings = self.settings_for(options, name)
+        if key is TASK_ID:
+            raise SettingsError(
+                f"{name}: the key TASK_ID is for tasks only; a function call has no message"
+            )
+        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise SettingsError(
+                f"{name} is a generator function, whose values cannot be replayed; return a list"
+            )
+        if own_settings.transaction is not None and inspect.iscoroutinefunction(func):
+            raise SettingsError(
+                f"{name}: idempotency_transaction needs a blocking function, since its connection "
+                "blocks; make it one, and call it by asyncio.to_thread"
+            )
+        # No serializer changes the arguments between the caller and the function.
+        rule = KeyRule(name, key, inspect.signature(func), lambda args, kwargs: (args, kwargs))
+        labels = None if label is None else Label(rule, label)
+        plan = plan_for(own_settings)
+        # Not those of the executor's codec, which needs the encryption keys.
+        values = ValueCodec(self.app, self._accept)
+
+        def restored(value: Any) -> Any:
+            """Returns `value` as a call with a record would return it."""
+            return outcome.restored(value, own_settings, values, key=name)[1].get()
+
+        def new_call(
+            host: type[DirectHost], runtime: Any, codec: PayloadCodec, args: Any, kwargs: Any
+        ) -> ActiveCall:
+            label = labels.of(args, kwargs) if labels else ""
+            try:
+                key = rule.derive(args, kwargs)
+            except KeyRuleError as error:
+                refuse(About(func, name, ""), error)
+                raise
+            data = direct_call(func, key, own_settings, label)
+            work = partial(func, *args, **kwargs)
+            difference = partial(rule.difference, args, kwargs, key)
+            return ActiveCall(data, host(data, work, self.app, difference), runtime, codec, plan)
+
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            if not own_settings.enabled:
+                work = partial(func, *args, **kwargs)
+                return restored(await await_as_current(unprotected(), work))
+            runtime, codec = AsyncioRuntime(self.async_executor.store), self.async_executor.codec
+            call = new_call(AsyncDirectHost, runtime, codec, args, kwargs)
+            return outcome_of(call, await runtime.drive(execute(call))).get()
+
+        def call_blocking(*args: Any, **kwargs: Any) -> Any:
+            if not own_settings.enabled:
+                execution, work = unprotected(), partial(func, *args, **kwargs)
+                work = partial(run_as_current, execution, work)
+                return restored(run_plain(own_settings, execution, work))
+            executor = self.executor
+            call = new_call(DirectHost, executor.runtime, executor.codec, args, kwargs)
+            return outcome_of(call, run_flow(partial(execute, call))).get()
+
+        wrapper: Any = call_async if inspect.iscoroutinefunction(func) else call_blocking
+        wrapper = wraps(func)(wrapper)
+        wrapper.idempotency_key_of = lambda *args, **kwargs: rule.derive(args, kwargs)
+        return wrapper  # type: ignore[no-any-return]
 
     def execution(
         self, key: Any, *, fingerprint: Any = None, label: str = "", **options: Any
@@ -188,7 +273,8 @@ class Idempotency:
             TransactionError: if ``transaction`` is set and the caller has an open transaction.
         """
         calls = self._calls(keys, fingerprints)
-        batch = Batch(self.executor, keys, calls, self.app, self.settings.transaction)
+        runtime, codec = self.executor.runtime, self.executor.codec
+        batch = Batch(runtime, codec, keys, calls, self.app, self.settings.transaction)
         run_sync(batch._begin_all())  # noqa: SLF001
         return batch
 
@@ -202,7 +288,8 @@ class Idempotency:
                 "abegin_many, since its connection blocks"
             )
         calls = self._calls(keys, fingerprints)
-        batch = AsyncBatch(self.async_executor, keys, calls)
+        executor = self.async_executor
+        batch = AsyncBatch(AsyncioRuntime(executor.store), executor.codec, keys, calls)
         await batch._begin_all()  # noqa: SLF001
         return batch
 
@@ -364,6 +451,42 @@ class Idempotency:
     async def aclose(self) -> None:
         """Closes the connections of the running event loop; the next call reconnects."""
         await self.async_executor.store.aclose()
+
+
+class ExecutionContext:
+    """The context manager of one block, for ``with`` and ``async with``.
+
+    A block that ends without :meth:`~ContextExecution.complete` releases its key.
+    """
+
+    def __init__(self, engine: Idempotency, key: Key, settings: Settings, label: str = "") -> None:
+        self._engine = engine
+        self._data = direct_call(engine, key, settings, label)
+        self._host = DirectHost(self._data, app=engine.app)
+        self._execution: Any = None
+
+    def __enter__(self) -> ContextExecution:
+        executor = self._engine.executor
+        self._execution = ContextExecution(self._data, self._host, executor.runtime, executor.codec)
+        return self._execution.__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: object) -> None:
+        self._execution.__exit__(*error)
+
+    async def __aenter__(self) -> AsyncContextExecution:
+        if self._data.settings.transaction is not None:
+            raise SettingsError(
+                f"{self._engine.name}: idempotency_transaction needs `with`, not `async with`, "
+                "since its connection blocks"
+            )
+        executor = self._engine.async_executor
+        self._execution = AsyncContextExecution(
+            self._data, self._host, AsyncioRuntime(executor.store), executor.codec
+        )
+        return await self._execution.__aenter__()  # type: ignore[no-any-return]
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._execution.__aexit__(*error)
 
 
 def _configured_options(app: Celery) -> dict[str, Any]:

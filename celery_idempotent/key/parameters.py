@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from inspect import Parameter, Signature
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_idempotent.key.canonical import (
     SCALAR_ENCODERS,
@@ -13,9 +13,20 @@ from celery_idempotent.key.canonical import (
     NotCanonicalError,
     canonical,
 )
-from celery_idempotent.key.explanation import Argument
 
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+class Argument(NamedTuple):
+    """One argument of a call."""
+
+    name: str
+    #: Its canonical bytes; None if its type has none.
+    canonical_bytes: bytes | None
+    #: Whether it equals its default, which leaves it out of fingerprint and all-arguments keys.
+    at_default: bool
+    #: Whether the rule uses it; None if only the rule's own code knows.
+    in_key: bool | None
 
 
 class Parameters:

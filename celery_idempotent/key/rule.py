@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Signature
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.key import difference
 from celery_idempotent.key.canonical import NotCanonicalError, canonical
-from celery_idempotent.key.explanation import Explanation
 from celery_idempotent.key.explicit import as_text
 from celery_idempotent.key.key import Key, fingerprint_of
-from celery_idempotent.key.parameters import Parameters
+from celery_idempotent.key.parameters import Argument, Parameters
 from celery_idempotent.key.template import Template
 
 
@@ -25,6 +24,17 @@ class _TaskId:
 TASK_ID: Final = _TaskId()
 
 Normalise = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]
+
+
+class Explanation(NamedTuple):
+    """Why two calls share a key or do not: the key, and what it was derived from."""
+
+    #: A description of the rule.
+    rule: str
+    arguments: tuple[Argument, ...]
+    #: What was hashed, after the task's name.
+    canonical_bytes: bytes
+    key: Key
 
 
 class KeyRule:
@@ -80,7 +90,7 @@ class KeyRule:
         args, kwargs = self._normalise(args, kwargs)
         bound = self._parameters.bind(args, kwargs)
         if self._rule is None and explicit is None:
-            hashed = self._encode_all(bound)
+            hashed = b"arguments" + self._parameters.encode(bound, self._refuse)
             return bound, hashed, Key.of(self.task, hashed)
         fingerprint = fingerprint_of(self._parameters.encode(bound, _encode_any_type))
         if explicit is None:
@@ -140,7 +150,7 @@ class KeyRule:
         The encoder takes the bound arguments, args and kwargs.
         """
         if rule is None:
-            return self._encode_all, (), "all arguments"
+            return (lambda *_: b""), (), "all arguments"
         if rule is TASK_ID:
             return (lambda *_: b""), (), "TASK_ID: the id of the message"
         if isinstance(rule, str):
@@ -178,9 +188,6 @@ class KeyRule:
                     f"{self.task}: {option} names {name!r}, which the task does not take "
                     f"(it takes: {takes})"
                 )
-
-    def _encode_all(self, bound: Mapping[str, Any], *_: Any) -> bytes:
-        return b"arguments" + self._parameters.encode(bound, self._refuse)
 
     def _encode_named(self, names: Sequence[str], bound: Mapping[str, Any]) -> bytes:
         values = self._parameters.with_defaults(bound)

@@ -11,7 +11,6 @@ import logging
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.heartbeat import Renewer, Renewers
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.transport.per_loop import PerLoop
 
 logger = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ class TimerRenewer(Renewer):
         self._timer: asyncio.TimerHandle | None = None
         self._request: asyncio.Task[None] | None = None
 
-    def start_renewal(self, lease: Lease[RecordStore]) -> None:
+    def start_renewal(self, lease: Lease) -> None:
         """See `Renewer`."""
         super().start_renewal(lease)
         self._wake_at(lease.due)
@@ -60,9 +59,5 @@ class TimerRenewer(Renewer):
             self._wake_at(self.next_due)
 
 
-class AsyncioHeartbeat(Renewers[TimerRenewer]):
-    """Extends the leases of one event loop."""
-
-
-#: Returns the heartbeat of the running event loop.
-asyncio_heartbeat = PerLoop(lambda: AsyncioHeartbeat(TimerRenewer)).get
+#: Returns the renewers of the running event loop.
+asyncio_heartbeat = PerLoop(lambda: Renewers(TimerRenewer)).get

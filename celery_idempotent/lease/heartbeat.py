@@ -50,15 +50,15 @@ class Renewer:
 
     def reset(self) -> None:
         """Drops all leases, in a forked child."""
-        self.held: set[Lease[RecordStore]] = set()
+        self.held: set[Lease] = set()
         #: Failed requests since the last reply.
         self._repeats = Repeats()
 
-    def start_renewal(self, lease: Lease[RecordStore]) -> None:
+    def start_renewal(self, lease: Lease) -> None:
         """Extends `lease` from now on."""
         self.held.add(lease)
 
-    def stop_renewal(self, lease: Lease[RecordStore]) -> None:
+    def stop_renewal(self, lease: Lease) -> None:
         """Stops extending `lease`, and ignores the reply to a request that is being sent."""
         self.held.discard(lease)
 
@@ -72,7 +72,7 @@ class Renewer:
         """The length of the shortest lease in seconds; infinite without leases."""
         return min((lease.seconds for lease in tuple(self.held)), default=FOREVER)
 
-    def take_due(self) -> list[Lease[RecordStore]]:
+    def take_due(self) -> list[Lease]:
         """Returns the leases that are due now, or so soon that they join the same request."""
         now = monotonic()
         due = [lease for lease in tuple(self.held) if lease.due_with_others <= now]
@@ -81,7 +81,7 @@ class Renewer:
             lease.unanswered()
         return due
 
-    async def extend(self, due: list[Lease[RecordStore]], is_current: Callable[[], bool]) -> None:
+    async def extend(self, due: list[Lease], is_current: Callable[[], bool]) -> None:
         """Extends the leases `due`, and applies the replies if `is_current` then returns true."""
         sent_at, timeout = monotonic(), self.shortest * TIMEOUT_PART
         try:
@@ -112,7 +112,7 @@ class Renewer:
                 lease.on_lost(reply.raw)
 
 
-def _was_settled(lease: Lease[RecordStore], reply: Reply) -> bool:
+def _was_settled(lease: Lease, reply: Reply) -> bool:
     """Whether the record has the outcome of the lease's execution, stored during the request."""
     try:
         return layout.read(reply.raw, "", "").token == lease.token
@@ -124,10 +124,7 @@ RenewerT = TypeVar("RenewerT", bound=Renewer)
 
 
 class Renewers(Generic[RenewerT]):
-    """Extends leases from :meth:`start_renewal` to :meth:`stop_renewal`.
-
-    Each store has a renewer of its own: a store that does not reply must not delay the others.
-    """
+    """A renewer for each store: a store that does not reply must not delay the others."""
 
     def __init__(self, make: Callable[[], RenewerT]) -> None:
         self._make = make
@@ -140,11 +137,11 @@ class Renewers(Generic[RenewerT]):
             renewer = self._renewers.setdefault(store, self._make())
         return renewer
 
-    def start_renewal(self, lease: Lease[RecordStore]) -> None:
+    def start_renewal(self, lease: Lease) -> None:
         """Extends `lease` from now on."""
         self.renewer(lease.store).start_renewal(lease)
 
-    def stop_renewal(self, lease: Lease[RecordStore]) -> None:
+    def stop_renewal(self, lease: Lease) -> None:
         """Stops extending `lease`, and ignores the reply to a request that is being sent."""
         self.renewer(lease.store).stop_renewal(lease)
 
@@ -154,7 +151,7 @@ class Renewers(Generic[RenewerT]):
         stores = [reference() for reference in self._renewers.keyrefs()]
         return [self.renewer(store) for store in stores if store is not None]
 
-    def held(self) -> tuple[Lease[RecordStore], ...]:
+    def held(self) -> tuple[Lease, ...]:
         """Returns the leases of this process, or of this event loop."""
         return tuple(lease for renewer in self.renewers() for lease in tuple(renewer.held))
 
@@ -180,14 +177,14 @@ class ThreadRenewer(Renewer):
         #: and when a lease expires unless it does.
         self._expected_by = self.expires_at = FOREVER
 
-    def start_renewal(self, lease: Lease[RecordStore]) -> None:
+    def start_renewal(self, lease: Lease) -> None:
         """See `Renewer`."""
         self.held.add(lease)
         self._check_thread()
         if lease.due < self.wakes_at:
             self._wake.put(None)
 
-    def stop_renewal(self, lease: Lease[RecordStore]) -> None:
+    def stop_renewal(self, lease: Lease) -> None:
         """See `Renewer`."""
         self.held.discard(lease)
         if self.held:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
 
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.store.commands import Extension
-
-#: A blocking store, or one for event loops; each has its own heartbeat.
-StoreT = TypeVar("StoreT")
+from celery_idempotent.store.record_store import RecordStore
 
 #: Fraction of a lease that is not trusted, since clocks run at different rates.
 MARGIN = 0.05
 
 
-class Lease(Generic[StoreT]):
+class Lease:
     """The right to run one execution. The heartbeat extends it; the execution's thread reads it.
 
     Args:
@@ -28,7 +25,7 @@ class Lease(Generic[StoreT]):
 
     def __init__(
         self,
-        store: StoreT,
+        store: RecordStore,
         extension: Extension,
         sent_at: float,
         on_lost: Callable[[bytes], None],

@@ -34,11 +34,8 @@ class Idempotency(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.events:Events",)
     label = "Idempotency"
-
-    def __init__(self, parent: Any, **options: Any) -> None:
-        super().__init__(parent, **options)
-        self._timer: Any = None
-        self._settings_logged = False
+    _timer: Any = None
+    _settings_logged = False
 
     def start(self, parent: Any) -> None:
         """Logs the settings once and starts the timer; Celery calls it after each reconnect."""

@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from threading import Thread
 from typing import Any, NamedTuple
 
 from celery import Celery, signature
@@ -25,7 +24,7 @@ from celery.worker.control import inspect_command
 
 from celery_idempotent import doctor, shared_counters
 from celery_idempotent.configuration.app_tasks import MAP_TASKS, IdempotentTaskLike
-from celery_idempotent.configuration.broker import connection_error
+from celery_idempotent.configuration.broker import connection_error, within
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import MARGIN
@@ -95,45 +94,66 @@ def idempotency_doctor(state: Any) -> list[dict[str, str]]:
 
 
 #: Names of the commands, as Celery's command line accepts them.
-COMMANDS = tuple(
-    command.__name__
-    for command in (
-        idempotency_leases,
-        idempotency_counts,
-        idempotency_redelivery,
-        idempotency_doctor,
-    )
+COMMANDS = (
+    *("idempotency_leases", "idempotency_counts", "idempotency_redelivery"),
+    "idempotency_doctor",
 )
 
 
-class Replies(NamedTuple):
-    """Replies to the commands, by worker."""
+class Worker(NamedTuple):
+    """A worker's replies."""
 
-    leases: dict[str, Any]
-    counts: dict[str, Any]
+    leases: list[dict[str, Any]]
+    #: Counters by task.
+    counts: dict[str, dict[str, int]]
+    #: What `idempotency_redelivery` returns; empty if the worker renews no messages.
     redelivery: dict[str, Any]
+    #: Why its leases are unknown; empty if they are known.
+    error: str = ""
+
+    @classmethod
+    def of(cls, leases: Any, counts: Any, redelivery: Any) -> Worker:
+        """Returns a worker by its replies: a command that failed, or is unknown, returns an error.
+
+        Workers of earlier versions lack a command.
+        """
+        error = leases["error"] if isinstance(leases, dict) else ""
+        return cls(
+            [] if error else leases,
+            {} if "error" in counts else counts,
+            redelivery if "messages_held" in redelivery else {},
+            error,
+        )
+
+
+class Replies(NamedTuple):
+    """Replies of the workers to the commands."""
+
+    #: By name: those that have replied about leases and counts.
+    workers: dict[str, Worker]
     #: Why no worker replied; empty otherwise.
     error: str = ""
 
-    def totals(self) -> dict[str, Counter[str]] | None:
-        """Returns the summed counters by task; None if no worker replied."""
+    @property
+    def totals(self) -> dict[str, Counter[str]]:
+        """The summed counters by task."""
         totals: dict[str, Counter[str]] = defaultdict(Counter)
-        for by_task in self.counts.values():
-            for task, counter in by_task.items() if "error" not in by_task else ():
+        for worker in self.workers.values():
+            for task, counter in worker.counts.items():
                 totals[task].update(counter)
-        return dict(totals) if self.counts else None
+        return dict(totals)
 
+    @property
+    def leases(self) -> list[dict[str, Any]]:
+        """The leases of all workers."""
+        return [lease for worker in self.workers.values() for lease in worker.leases]
+
+    @property
     def messages_held(self) -> int | None:
-        """Returns how many messages the workers hold; None if no worker renews them."""
-        replies = self.redelivery.values()
-        # Workers of earlier versions lack the command.
-        numbers = [reply["messages_held"] for reply in replies if "messages_held" in reply]
+        """How many messages the workers hold; None if no worker renews them."""
+        redelivery = [worker.redelivery for worker in self.workers.values()]
+        numbers = [reply["messages_held"] for reply in redelivery if reply]
         return sum(numbers) if numbers else None
-
-    def all_leases(self) -> list[dict[str, Any]]:
-        """Returns the leases of all workers that could read theirs."""
-        lists = (leases for leases in self.leases.values() if isinstance(leases, list))
-        return [lease for leases in lists for lease in leases]
 
 
 def ask(app: Celery, timeout: float) -> Replies:
@@ -142,7 +162,6 @@ def ask(app: Celery, timeout: float) -> Replies:
     Args:
         timeout: seconds to wait for the workers; 0 asks none.
     """
-    found: list[Replies] = []
 
     def broadcast(command: str) -> dict[str, Any]:
         # Not from the app's pool: broadcast threads that each hold one pooled connection can wait
@@ -153,27 +172,25 @@ def ask(app: Celery, timeout: float) -> Replies:
             replies = mailbox.multi_call(command, timeout=timeout)
         return {worker: reply for by_worker in replies or () for worker, reply in by_worker.items()}
 
-    def run() -> None:
+    def run() -> Replies:
         # First, since a broadcast would try to connect forever.
-        error = connection_error(app, BROKER_TIMEOUT)
-        if error:
-            found.append(Replies({}, {}, {}, f"The broker {error}"))
-            return
+        if error := connection_error(app, BROKER_TIMEOUT):
+            return Replies({}, f"The broker {error}")
         try:
             with ThreadPoolExecutor() as pool:
                 leases, counts, redelivery = pool.map(broadcast, COMMANDS[:3])
-            error = "" if counts else "No worker replied"
-            found.append(Replies(leases, counts, redelivery, error))
         except Exception as lost:
-            found.append(Replies({}, {}, {}, f"The workers cannot be asked: {lost}"))
+            return Replies({}, f"The workers cannot be asked: {lost}")
+        workers = {
+            name: Worker.of(leases[name], counts[name], redelivery.get(name, {}))
+            for name in leases.keys() & counts.keys()
+        }
+        return Replies(workers, "" if workers else "No worker replied")
 
     if not timeout:
-        return Replies({}, {}, {}, "No worker was asked")
-    # In a thread, because a broker may stop replying at any time.
-    thread = Thread(target=run, name="idempotency inspect", daemon=True)
-    thread.start()
-    thread.join(2 * BROKER_TIMEOUT + timeout)
-    return found[0] if found else Replies({}, {}, {}, "The broker does not reply")
+        return Replies({}, "No worker was asked")
+    silent = Replies({}, "The broker does not reply")
+    return within(2 * BROKER_TIMEOUT + timeout, run, silent)
 
 
 def _active_calls(request: Any) -> Iterator[_ActiveCall]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
-from celery_idempotent.monitoring import json_format
+from celery_idempotent.monitoring import formatting
+from celery_idempotent.record.record import utc
 from celery_idempotent.sql.outcomes import CLAIMED, Row, committed_without_outcome
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
@@ -34,26 +35,22 @@ class SqlOutcome(NamedTuple):
         if self.row.state == CLAIMED:
             return {"not_stored": str(committed_without_outcome())}
         codec = self.task.idempotency_configuration.executor.codec
-        return json_format.outcome_fields(self.row.record(self.key, codec.decode))
+        return formatting.outcome_fields(self.row.record(self.key, codec.decode))
 
     @property
     def finished_at(self) -> datetime:
         """When the transaction was about to be committed."""
-        return moment(self.row.finished_at)
+        return utc(self.row.finished_at / 1e3)
 
     @property
     def expires_at(self) -> datetime:
         """When its retention ends."""
-        return moment(self.row.expires_at)
+        return utc(self.row.expires_at / 1e3)
 
     @property
     def now(self) -> datetime:
         """The database's clock when the row was read."""
-        return moment(self.row.now)
-
-    def record(self) -> RecordView | None:
-        """Reads the record of the key; None if it is absent."""
-        return read_view(self.task.idempotency_configuration.executor.store, self.key)
+        return utc(self.row.now / 1e3)
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields except the outcome."""
@@ -65,6 +62,26 @@ class SqlOutcome(NamedTuple):
             "expires_at": self.expires_at.isoformat(),
             "expired": self.row.expired,
         }
+
+
+class Target(NamedTuple):
+    """A key that a user has named, and what is stored under it."""
+
+    key: Key
+    #: None if Redis has no record of it.
+    view: RecordView | None
+    #: None if its database has no row, or was not asked.
+    outcome: SqlOutcome | None = None
+    #: The task id by which it was named, if that is a duplicate's.
+    duplicate: str = ""
+
+    def with_outcome(self, tasks: Iterable[IdempotentTaskLike]) -> Target:
+        """Reads the row.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        return self._replace(outcome=find_outcome(tasks, self.key))
 
 
 def find_outcome(tasks: Iterable[IdempotentTaskLike], name: Key | str) -> SqlOutcome | None:
@@ -105,8 +122,3 @@ def find_record(
         if view is not None:
             return view
     return None
-
-
-def moment(milliseconds: int) -> datetime:
-    """Converts database milliseconds to a UTC time."""
-    return datetime.fromtimestamp(milliseconds / 1e3, tz=timezone.utc)

@@ -11,11 +11,9 @@ from typing import Any
 
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike, stores
 from celery_idempotent.events.table import DECISIONS, REASONS, REFUSED_FOR
-from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
 from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
-from celery_idempotent.store.record_store import RecordStore
 
 #: Maximum seconds over which the rate is measured.
 RATE_WINDOW = 3600.0
@@ -126,11 +124,8 @@ def collect(
 
 
 def _sizes(views: list[RecordView]) -> list[int]:
-    by_store: dict[RecordStore, list[Key]] = defaultdict(list)
-    for view in views:
-        by_store[view.store].append(view.key)
     sizes: list[int] = []
-    for store, keys in by_store.items():
+    for store in {view.store for view in views}:
         with RecordReader.open(store) as reader:
-            sizes += reader.bytes_used(keys)
+            sizes += reader.bytes_used([view.key for view in views if view.store == store])
     return sizes

@@ -29,6 +29,7 @@ from kombu.exceptions import ContentDisallowed
 
 from celery_idempotent.errors import (
     CorruptRecordError,
+    DecryptionError,
     NotReadyError,
     PoisonedTaskError,
     ResultDiscardedError,
@@ -36,13 +37,22 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.payload import offload
-from celery_idempotent.payload.encryption_keys import Cipher, decrypt
-from celery_idempotent.payload.fields import ERROR, MESSAGE, OUTBOX, RESULT, step_field, subject
+from celery_idempotent.payload.encryption_keys import Cipher
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec, is_storable
 from celery_idempotent.payload.value_codec import ValueCodec, dump, load
 from celery_idempotent.record import layout, steps
-from celery_idempotent.record.payload import OFFLOADED, Payload
+from celery_idempotent.record.payload import (
+    ENCRYPTED,
+    ERROR,
+    MESSAGE,
+    OFFLOADED,
+    OUTBOX,
+    RESULT,
+    Payload,
+    step_field,
+    subject,
+)
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 
@@ -83,7 +93,7 @@ class PayloadCodec:
         cipher: Cipher | None = None,
         is_async: bool = False,
     ) -> None:
-        self.values = ValueCodec(result_codec, accept)
+        self.values = ValueCodec(result_codec.app, accept)
         self._result_codec = result_codec
         self._accept = accept
         self._storage = offload_storage
@@ -96,8 +106,8 @@ class PayloadCodec:
             self._result_codec, self._accept, self._storage, self._cipher, is_async=True
         )
 
-    async def _run(self, work: Callable[[], T], *, blocks: bool = True) -> T:
-        return await asyncio.to_thread(work) if blocks and self._is_async else work()
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work) if self._is_async else work()
 
     async def encode_result(
         self, value: Any, settings: Settings, *, key: str, token: int, field: str = RESULT
@@ -121,7 +131,7 @@ class PayloadCodec:
         self, payload: Payload, settings: Settings, *, key: str, token: int, field: str = RESULT
     ) -> Payload:
         """Encrypts and offloads a payload of :class:`ValueCodec`; as :meth:`encode_result`."""
-        if not payload.has_value:
+        if not payload.format:
             return payload
         if self._cipher is not None:
             payload = self._cipher.encrypt(payload, key, field)
@@ -157,8 +167,9 @@ class PayloadCodec:
         Raises:
             As :meth:`decode`.
         """
-        blocks = record.format.startswith(_BLOCKING)
-        return await self._run(partial(self._outcome, record), blocks=blocks)
+        if self._is_async and record.format.startswith(_BLOCKING):
+            return await asyncio.to_thread(self._outcome, record)
+        return self._outcome(record)
 
     def _outcome(self, record: Record) -> tuple[Any, bool]:
         try:
@@ -175,14 +186,14 @@ class PayloadCodec:
         Raises:
             As :meth:`decode`.
         """
-        decode = partial(self._decode, payload, key, field)
-        return await self._run(decode, blocks=payload.is_offloaded)
+        if self._is_async and payload.format.startswith(OFFLOADED):
+            return await asyncio.to_thread(self._decode, payload, key, field)
+        return self._decode(payload, key, field)
 
     async def delete_object(self, payload: Payload, key: str, field: str) -> None:
         """Deletes the offloaded object of a payload that no record holds. Never raises."""
-        if payload.is_offloaded and self._storage is not None:
-            delete = partial(offload.delete, self._storage, payload, key, field)
-            await self._run(delete)
+        if payload.format.startswith(OFFLOADED) and self._storage is not None:
+            await self._run(partial(offload.delete, self._storage, payload, key, field))
 
     async def delete_step_objects(self, body: bytes, key: str) -> None:
         """Deletes the offloaded objects of the steps in `body`. Never raises."""
@@ -222,7 +233,7 @@ class PayloadCodec:
 
     def _decode_error(self, record: Record) -> BaseException:
         payload = Payload(record.format, record.body)
-        if payload.has_value:
+        if payload.format:
             error = self._restored_error(self._decode(payload, record.key, ERROR))
             if error is None:
                 raise CorruptRecordError(
@@ -245,12 +256,17 @@ class PayloadCodec:
         return error if is_storable(type(error)) else None
 
     def _decode(self, payload: Payload, key: str, field: str) -> Any:
-        if not payload.has_value:
+        if not payload.format:
             raise not_stored(payload, key, field)
-        if payload.is_offloaded:
+        if payload.format.startswith(OFFLOADED):
             payload = offload.get(self._storage, payload, key, field)
-        if payload.is_encrypted:
-            payload = decrypt(self._cipher, payload, key, field)
+        if payload.format.startswith(ENCRYPTED):
+            if self._cipher is None:
+                raise DecryptionError(
+                    f"the {field} of {key} is encrypted, and this process has no "
+                    "idempotency_encryption_keys"
+                )
+            payload = self._cipher.decrypt(payload, key, field)
         try:
             return load(payload, _JSON if field in _JSON_FIELDS else self._accept)
         except ContentDisallowed:

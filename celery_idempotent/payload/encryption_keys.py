@@ -5,6 +5,7 @@ The setting ``idempotency_encryption_keys`` holds the keys, or a function that r
 
 from __future__ import annotations
 
+import contextlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from typing import Any
@@ -63,40 +64,25 @@ class Cipher:
         body = urlsafe_b64decode(self._fernet.encrypt(context + payload.body))
         return Payload(ENCRYPTED + payload.format, body)
 
-    def decrypt(self, payload: Payload, key: str, field: str) -> Payload | None:
-        """Returns the payload; None if no key fits, the context differs or it was altered."""
+    def decrypt(self, payload: Payload, key: str, field: str) -> Payload:
+        """Returns the payload that :meth:`encrypt` encrypted.
+
+        Raises:
+            DecryptionError: if no key fits, the context differs or it was altered.
+        """
         plain_format = payload.format.removeprefix(ENCRYPTED)
-        try:
+        with contextlib.suppress(self._invalid_token):
             decrypted = self._fernet.decrypt(urlsafe_b64encode(payload.body))
-        except self._invalid_token:
-            return None
-        if decrypted[:_CONTEXT_BYTES] != self._digest(key, field, plain_format):
-            return None
-        return Payload(plain_format, decrypted[_CONTEXT_BYTES:])
-
-    def _digest(self, *context: str) -> bytes:
-        return digest(b"place" + canonical((self._prefix, *context)), _CONTEXT_BYTES)
-
-
-def decrypt(cipher: Cipher | None, payload: Payload, key: str, field: str) -> Payload:
-    """Returns the payload that :meth:`Cipher.encrypt` encrypted.
-
-    Raises:
-        DecryptionError: if there is no cipher, or it cannot decrypt the payload.
-    """
-    if cipher is None:
-        raise DecryptionError(
-            f"the {field} of {key} is encrypted, and this process has no "
-            "idempotency_encryption_keys"
-        )
-    decrypted = cipher.decrypt(payload, key, field)
-    if decrypted is None:
+            if decrypted[:_CONTEXT_BYTES] == self._digest(key, field, plain_format):
+                return Payload(plain_format, decrypted[_CONTEXT_BYTES:])
         raise DecryptionError(
             f"the {field} of {key} cannot be decrypted: its key is not in "
             "idempotency_encryption_keys, or it was tampered with; add the key, or forget the "
             "record to start afresh"
         )
-    return decrypted
+
+    def _digest(self, *context: str) -> bytes:
+        return digest(b"place" + canonical((self._prefix, *context)), _CONTEXT_BYTES)
 
 
 def check(options: Settings) -> None:

@@ -26,9 +26,8 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.canonical import digest
-from celery_idempotent.payload.fields import RESULT, subject
 from celery_idempotent.printable import one_line
-from celery_idempotent.record.payload import OFFLOADED, Payload
+from celery_idempotent.record.payload import OFFLOADED, RESULT, Payload, subject
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ import celery.exceptions
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
 from celery.exceptions import TaskPredicate
-from celery.result import ResultBase
 from celery.states import EXCEPTION_STATES, PENDING, READY_STATES
 from celery.utils.serialization import (
     create_exception_cls,
@@ -73,20 +72,14 @@ class ResultCodec:
     """
 
     def __init__(self, app: Celery | None = None) -> None:
-        self._app = app
-
-    def prepare_value(self, value: Any, serializer: str) -> Any:
-        """Returns `value`; a result object becomes its tuple, unless it will be pickled."""
-        if self._app and isinstance(value, ResultBase) and serializer != "pickle":
-            return value.as_tuple()
-        return value
+        self.app = app
 
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
         """Returns type, module and arguments; non-JSON arguments become their repr.
 
         Celery's tracer replaces unpicklable exceptions before any backend gets them.
         """
-        if self._app:
+        if self.app:
             error = get_pickleable_exception(error)
         # Not by the backend's own method: its serializer may not be JSON.
         return {
@@ -104,9 +97,9 @@ class ResultCodec:
                 holds an error that would affect the worker, such as WorkerLostError.
             Exception: what the task raised.
         """
-        if self._app is None:
+        if self.app is None:
             raise NotReadyError(task_id)
-        result = self._app.AsyncResult(task_id)
+        result = self.app.AsyncResult(task_id)
         task = f"task {one_line(task_id)}"
         try:
             state, value = result.state, result.result
@@ -114,7 +107,7 @@ class ResultCodec:
             raise ResultNotStoredError(
                 f"{task} replaced this one, and the result backend cannot return its result"
             ) from error
-        expires = self._app.backend.expires
+        expires = self.app.backend.expires
         if state == PENDING and expires and seconds > expires:
             # The result has probably expired: waiting for it would never end.
             raise ResultNotStoredError(
@@ -143,12 +136,12 @@ class ResultCodec:
         name, arguments = prepared["exc_type"], prepared["exc_message"]
         cls = class_of(prepared)
         error: BaseException
-        if self._app and cls:
-            error = self._app.backend.exception_to_python(prepared)
+        if self.app and cls:
+            error = self.app.backend.exception_to_python(prepared)
             if type(error).__qualname__ != name:
                 return error
         else:
-            module = celery.exceptions.__name__ if self._app else prepared["exc_module"]
+            module = celery.exceptions.__name__ if self.app else prepared["exc_module"]
             cls = cls or create_exception_cls(name, module)
             try:
                 error = cls(*arguments)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+from celery import Celery
+from celery.result import ResultBase
 from kombu import serialization
 from kombu.compression import compress, decompress
 
-from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.settings import Settings
 
@@ -21,8 +22,8 @@ from celery_idempotent.settings import Settings
 _PLAIN_JSON: dict[type, Callable[[Any], str]] = {
     str: encode_basestring_ascii,
     int: int.__repr__,
-    bool: lambda value: "true" if value else "false",
-    type(None): lambda value: "null",
+    bool: {True: "true", False: "false"}.__getitem__,
+    type(None): {None: "null"}.__getitem__,
 }
 
 #: Minimum bytes of data to compress.
@@ -78,12 +79,12 @@ class ValueCodec:
     """Converts between values and payloads that are neither encrypted nor offloaded.
 
     Args:
-        result_codec: prepares values as the app's result backend does.
+        app: as for :class:`ResultCodec`: with an app, a result object becomes its tuple.
         accept: content types that may be decoded.
     """
 
-    def __init__(self, result_codec: ResultCodec, accept: Collection[str]) -> None:
-        self._result_codec = result_codec
+    def __init__(self, app: Celery | None, accept: Collection[str]) -> None:
+        self._app = app
         self._accept = accept
 
     def serialize(self, value: Any, settings: Settings) -> Payload:
@@ -104,7 +105,7 @@ class ValueCodec:
         the reason.
         """
         payload = self.serialize(value, settings)
-        if not payload.has_value or is_unchanged(value, settings.serializer):
+        if not payload.format or is_unchanged(value, settings.serializer):
             return payload, value
         try:
             return payload, self.restore(payload)
@@ -112,12 +113,11 @@ class ValueCodec:
             return self._refusal(value, settings, "restore"), value
 
     def _dump(self, value: Any, settings: Settings) -> Payload:
-        assert settings.serializer is not None
-        return dump(
-            self._result_codec.prepare_value(value, settings.serializer),
-            settings.serializer,
-            settings.compression,
-        )
+        serializer = settings.serializer
+        assert serializer is not None
+        if isinstance(value, ResultBase) and self._app and serializer != "pickle":
+            value = value.as_tuple()
+        return dump(value, serializer, settings.compression)
 
     def _refusal(self, value: Any, settings: Settings, verb: str) -> Payload:
         def fails(part: Any) -> bool:

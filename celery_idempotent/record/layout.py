@@ -140,7 +140,7 @@ def read(
             sending_until_ms=int.from_bytes(owner[-6:], "big") if is_sending else 0,
             at_ms=at_ms,
             fingerprint=fingerprint[:_FINGERPRINT_BYTES].removeprefix(_NO_FINGERPRINT),
-            label=_read_label(fingerprint),
+            label=_read_label(fingerprint) if len(fingerprint) > _FINGERPRINT_BYTES else "",
             format=encoding.decode("ascii"),
             traceparent=traceparent.decode("ascii"),
             body=body,
@@ -157,8 +157,6 @@ def write_fingerprint(fingerprint: bytes, label: str) -> bytes:
 
 
 def _read_label(field: bytes) -> str:
-    if len(field) <= _FINGERPRINT_BYTES:
-        return ""
     # Escaped again, since other programs can write to Redis.
     return printable(field[_FINGERPRINT_BYTES:].decode(errors="replace"))
 

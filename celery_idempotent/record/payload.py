@@ -7,6 +7,9 @@ from typing import NamedTuple
 #: Begins the format of a value that is stored outside Redis, or is encrypted.
 OFFLOADED, ENCRYPTED = "@", "!"
 
+#: The fields that hold a payload: in a record, a row (its outbox) or a message.
+RESULT, ERROR, OUTBOX, MESSAGE = "result", "error", "outbox", "message"
+
 
 class Payload(NamedTuple):
     """An encoded value, as a record stores it."""
@@ -26,17 +29,15 @@ class Payload(NamedTuple):
         form, _, body = data.partition(b"\n")
         return cls(form.decode(errors="replace"), body)
 
-    @property
-    def has_value(self) -> bool:
-        """Whether a value is stored."""
-        return bool(self.format)
 
-    @property
-    def is_offloaded(self) -> bool:
-        """Whether the value is in the offload storage."""
-        return self.format.startswith(OFFLOADED)
+def step_field(name: str) -> str:
+    """Returns the field that holds the value of a step."""
+    return f"step {name!r}"
 
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether the value is encrypted, and not offloaded."""
-        return self.format.startswith(ENCRYPTED)
+
+def subject(key: str, field: str) -> str:
+    """Returns the subject of a sentence about a missing value."""
+    verb = {RESULT: "completed", ERROR: "failed", MESSAGE: "ended"}.get(field)
+    if verb is None:
+        return f"{field} of {key} has completed, but its value"
+    return f"{key} has {verb}, but its {field}"

@@ -22,10 +22,9 @@ class State(str, Enum):
     def __str__(self) -> str:
         return self.value
 
-    @property
-    def finished(self) -> bool:
-        """Whether the record holds an outcome."""
-        return self in (State.COMPLETED, State.FAILED)
+    def __init__(self, value: str) -> None:
+        #: Whether the record holds an outcome.
+        self.finished = value in ("COMPLETED", "FAILED")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Each entry: length of the rest (4 bytes), length of the name (2) and the name, length of the format
 (1) and the format, the value. If a name occurs twice, the later entry wins.
 
-The body of a turn's record is one entry without a name: record/turn.py.
+The body of a turn's record is one entry without a name: record/reservation.py.
 """
 
 from __future__ import annotations

@@ -9,12 +9,9 @@ from celery import bootsteps
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration import broker as configured_broker
+from celery_idempotent.redelivery import broker as brokers
 from celery_idempotent.redelivery import renewal
-from celery_idempotent.redelivery.broker import OwnConnection
 from celery_idempotent.redelivery.held import HeldMessages
-from celery_idempotent.redelivery.redis import RedisBroker, hide_from_delivery_on
-from celery_idempotent.redelivery.renewal import Renewal
-from celery_idempotent.redelivery.sqs import SqsBroker
 from celery_idempotent.task import request
 
 logger = logging.getLogger(__name__)
@@ -36,14 +33,14 @@ class Redelivery(bootsteps.StartStopStep):
         if seconds is None or not app_tasks.enabled(parent.app):
             return
         held = HeldMessages(parent.app, parent.pool)
-        broker: OwnConnection
+        broker: brokers.OwnConnection
         if parent.connection.transport.driver_type == "sqs":
-            broker = SqsBroker(parent.connection)
+            broker = brokers.SqsBroker(parent.connection)
         else:
-            broker = RedisBroker(parent.connection)
-            hide_from_delivery_on(parent.task_consumer.channel.qos, seconds, held.includes)
+            broker = brokers.RedisBroker(parent.connection)
+            brokers.hide_from_delivery_on(parent.task_consumer.channel.qos, seconds, held.includes)
         logger.info("Messages are redelivered %g s after the worker's death", seconds)
-        renewal.current = Renewal(broker, held, seconds)
+        renewal.current = renewal.Renewal(broker, held, seconds)
         renewal.current.start()
 
     def stop(self, parent: Any) -> None:

@@ -1,15 +1,34 @@
-"""The connection to the broker that the thread of `Renewal` uses."""
+"""The connections to brokers with a visibility timeout that the thread of `Renewal` uses."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
+from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.redelivery.held import HeldMessage
 
+#: Members in one ZADD, which Redis executes at once.
+REDIS_BATCH = 1000
+#: Maximum seconds for a command of Redis.
+SOCKET_TIMEOUT = 5.0
+#: Seconds for which a worker that dies during a search keeps others from searching; 300 by default
+#: in kombu.
+MUTEX_EXPIRE = 10
+#: Entries in one request, by SQS.
+SQS_BATCH = 10
+#: Maximum seconds for which a message is hidden. SQS refuses more than 12 hours from its delivery,
+#: some seconds of which it may have spent in kombu.
+SQS_LONGEST = 12 * 3600 - 60.0
 
-class OwnConnection(ABC):
+
+class OwnConnection:
     """A connection besides that of the worker's consumer, which no other thread may use.
 
     Args:
@@ -27,11 +46,10 @@ class OwnConnection(ABC):
         self._connection = self._template.clone()
         return self._connection.channel()
 
-    @abstractmethod
     def renew(self, messages: list[HeldMessage], seconds: float) -> None:
         """Hides `messages` from other workers for the next `seconds`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def restore(self) -> None:
         """Redelivers the messages whose time is over, unless the broker does so itself."""
 
@@ -40,3 +58,118 @@ class OwnConnection(ABC):
         self.__dict__.pop("channel", None)
         if self._connection is not None:
             self._connection.close()
+
+
+class SqsBroker(OwnConnection):
+    """Amazon SQS: each delivery has a visibility timeout, which its receiver may change."""
+
+    def renew(self, messages: list[HeldMessage], seconds: float) -> None:
+        """See `OwnConnection`; an entry that fails is of a message deleted meanwhile."""
+        now = monotonic()
+        # By message, since SQS accepts only the receipt of its latest delivery.
+        queues: dict[tuple[str, str | None], dict[str, dict[str, Any]]] = defaultdict(dict)
+        for held in messages:
+            info = held.message.delivery_info
+            timeout = min(math.ceil(seconds), int(held.received_at + SQS_LONGEST - now))
+            if timeout > 0:
+                received = info["sqs_message"]
+                queues[info["sqs_queue"], info.get("routing_key")][received["MessageId"]] = {
+                    "ReceiptHandle": received["ReceiptHandle"],
+                    "VisibilityTimeout": timeout,
+                }
+        for (url, name), by_id in queues.items():
+            client = self.channel.sqs(queue=name and self.channel.canonical_queue_name(name))
+            entries = iter(by_id.values())
+            while batch := [
+                {"Id": str(number), **entry}
+                for number, entry in enumerate(islice(entries, SQS_BATCH))
+            ]:
+                client.change_message_visibility_batch(QueueUrl=url, Entries=batch)
+
+
+class RedisBroker(OwnConnection):
+    """Redis: kombu keeps the time of each delivery in a sorted set, and workers search it.
+
+    The first worker that finds a score older than the visibility timeout redelivers its message. A
+    new score is therefore all that a renewal needs; other workers take no part in it.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        options = {
+            "socket_timeout": SOCKET_TIMEOUT,
+            "socket_connect_timeout": SOCKET_TIMEOUT,
+            **connection.transport_options,
+            "unacked_mutex_expire": MUTEX_EXPIRE,
+        }
+        super().__init__(connection.clone(transport_options=options))
+        # Has the types of the exchanges that the worker has declared.
+        self._state = connection.transport.state
+
+    @cached_property
+    def channel(self) -> Any:
+        """See `OwnConnection`."""
+        channel = super().channel
+        channel.connection.state = self._state
+        return channel
+
+    def renew(self, messages: list[HeldMessage], seconds: float) -> None:
+        """See `OwnConnection`."""
+        channel = self.channel
+        score = score_of(channel, seconds)
+        tags = iter([message.message.delivery_tag for message in messages])
+        while batch := list(islice(tags, REDIS_BATCH)):
+            # XX: a message that was acknowledged, or restored, meanwhile does not come back.
+            channel.client.zadd(channel.unacked_index_key, dict.fromkeys(batch, score), xx=True)
+
+    def restore(self) -> None:
+        """See `OwnConnection`; kombu does so every 100 s, in the solo pool between tasks."""
+        channel = self.channel
+        channel.qos.restore_visible(num=channel.unacked_restore_limit, interval=1)
+
+
+def score_of(channel: Any, seconds: float) -> float:
+    """Returns the score of a message that is to be redelivered in `seconds`."""
+    return float(time.time() - channel.visibility_timeout + seconds)
+
+
+def hide_from_delivery_on(qos: Any, seconds: float, includes: Callable[[Any], bool]) -> None:
+    """Makes kombu hide messages for `seconds` as it receives them, without another round trip.
+
+    Celery replaces a method of this object, too (``worker_disable_prefetch``). If another version
+    of kombu stores the score in another way, the first renewal follows within a second.
+
+    Args:
+        qos: of the consumer's channel.
+        includes: returns whether to hide a message with these headers.
+    """
+    append, pipe_or_acquire = qos.append, qos.pipe_or_acquire
+    appends_held = False
+
+    def append_held(message: Any, delivery_tag: str) -> None:
+        nonlocal appends_held
+        appends_held = includes(message.headers)
+        try:
+            append(message, delivery_tag)
+        finally:
+            appends_held = False
+
+    @contextmanager
+    def pipe_or_acquire_held(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with pipe_or_acquire(*args, **kwargs) as pipe:
+            yield _Pipeline(pipe, score_of(qos.channel, seconds)) if appends_held else pipe
+
+    qos.append, qos.pipe_or_acquire = append_held, pipe_or_acquire_held
+
+
+class _Pipeline:
+    """A pipeline that replaces the scores of ZADD."""
+
+    def __init__(self, pipe: Any, score: float) -> None:
+        self._pipe = pipe
+        self._score = score
+
+    def zadd(self, name: str, scores: dict[str, float]) -> Any:
+        return self._pipe.zadd(name, dict.fromkeys(scores, self._score))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipe, name)

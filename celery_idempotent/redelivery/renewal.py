@@ -24,7 +24,7 @@ REPORT_INTERVAL = 20.0
 on_renewed: list[Callable[[int], object]] = []
 
 
-class Renewal:
+class Renewal(threading.Thread):
     """Renews the messages of one connection of the worker until :meth:`stop`.
 
     It has a thread of its own, because the solo pool runs tasks in the main thread.
@@ -34,6 +34,7 @@ class Renewal:
     """
 
     def __init__(self, broker: OwnConnection, held: HeldMessages, seconds: float) -> None:
+        super().__init__(name="idempotency-redelivery", daemon=True)
         self._broker = broker
         self.held = held
         self.seconds = seconds
@@ -44,15 +45,11 @@ class Renewal:
         #: Number of messages in the last renewal.
         self._number = 0
         self._report_due = 0.0
-        self._stopped = threading.Event()
-
-    def start(self) -> None:
-        """Starts the thread."""
-        threading.Thread(target=self._run, name="idempotency-redelivery", daemon=True).start()
+        self._ended = threading.Event()
 
     def stop(self) -> None:
         """Asks the thread to stop."""
-        self._stopped.set()
+        self._ended.set()
 
     def snapshot(self) -> dict[str, Any]:
         """Returns what `celery inspect` shows."""
@@ -63,9 +60,10 @@ class Renewal:
             "renewed_seconds_ago": None if at is None else round(time.time() - at, 3),
         }
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Renews and restores messages, and waits longer after each failure."""
         tick = min(TICK, self.seconds / 4)
-        while not self._stopped.wait(min(tick * 2**self._failures, self.seconds / 3)):
+        while not self._ended.wait(min(tick * 2**self._failures, self.seconds / 3)):
             try:
                 self._renew()
                 self._restore()

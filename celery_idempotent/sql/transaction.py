@@ -11,13 +11,7 @@ from typing import Any
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import (
-    CLAIMED,
-    Claim,
-    Ended,
-    Row,
-    committed_without_outcome,
-)
+from celery_idempotent.sql.outcomes import CLAIMED, Claim, Ended, Row, committed_without_outcome
 
 #: Attempts to claim after deadlocks or lost connections, and the pauses between them in seconds.
 CLAIM_ATTEMPTS = 8

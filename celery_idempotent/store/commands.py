@@ -10,8 +10,7 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record
 from celery_idempotent.record.traceparent import append_traceparent
-from celery_idempotent.store import scripts
-from celery_idempotent.store.scripts import Script
+from celery_idempotent.store.scripts import Script, load
 
 #: Passed to `forget` for a record that cannot be read.
 UNREADABLE = "?"
@@ -99,15 +98,15 @@ def begin(
         arguments.append(wait_ms)
     if keep_ms:
         arguments.append(keep_ms)
-    return _command("begin", key, *arguments, root=root)
+    return Command(load("begin"), key, arguments, root=root)
 
 
 def extend(lease: Extension) -> Command:
     """Extends a lease: ``ok`` or ``lost``."""
     key, token, lease_ms, retention_ms, root, execution_id = lease
     if execution_id:
-        return _continuation(key, root, execution_id, lease_ms)
-    return _command("extend", key, token, lease_ms, lease_ms + retention_ms)
+        return Command(load("continuation"), key, [execution_id, lease_ms], root=root)
+    return Command(load("extend"), key, [token, lease_ms, lease_ms + retention_ms])
 
 
 def complete(
@@ -127,28 +126,30 @@ def complete(
     """
     arguments = [token, append_traceparent(result.format), result.body, retention_ms]
     if backend_result is None:
-        return _command("complete", key, *arguments, sending_ms)
+        return Command(
+            load("complete"), key, [*arguments, "" if sending_ms is None else sending_ms]
+        )
     name, meta, expires = backend_result
-    return _command("fused_complete", key, *arguments, meta, expires, result_name=name)
+    return Command(load("fused_complete"), key, [*arguments, meta, expires], name)
 
 
 def write_result(key: Key, result: BackendResult) -> Command:
     """Stores `result` for a replay and leaves the record as it is: ``written`` or ``ok``."""
     name, meta, expires = result
-    return _command("fused_complete", key, 0, "", b"", 0, meta, expires, result_name=name)
+    return Command(load("fused_complete"), key, [0, "", b"", 0, meta, expires], name)
 
 
 def without_backend_result(command: Command) -> Command:
     """Returns `command` without the backend result: it only completes the record."""
-    return _command("complete", command.key, *command.arguments[:4], None)
+    return Command(load("complete"), command.key, [*command.arguments[:4], ""])
 
 
 def fail(
     key: Key, token: int, error: Payload, retention_ms: int, *, sending_ms: int | None = None
 ) -> Command:
     """Stores an error as the outcome: ``ok`` or ``lost``; `sending_ms` as for :func:`complete`."""
-    form = append_traceparent(error.format)
-    return _command("fail", key, token, form, error.body, retention_ms, sending_ms)
+    arguments = [token, append_traceparent(error.format), error.body, retention_ms]
+    return Command(load("fail"), key, [*arguments, "" if sending_ms is None else sending_ms])
 
 
 def release(
@@ -173,26 +174,23 @@ def release(
         sending_ms: how long sending the errbacks may take; None: there are none.
     """
     ended = _final_error(generation, error, error_ms)
-    return _command("release", key, token, hold_ms, retention_ms, *ended, sending_ms, root=root)
+    arguments = [token, hold_ms, retention_ms, *ended, "" if sending_ms is None else sending_ms]
+    return Command(load("release"), key, arguments, root=root)
 
 
 def save_step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
     """Stores a finished step and extends the lease: ``ok`` or ``lost``."""
-    return _command("save_step", key, token, entry, lease_ms, lease_ms + retention_ms)
+    return Command(load("save_step"), key, [token, entry, lease_ms, lease_ms + retention_ms])
 
 
 def mark_continued(key: Key, root: bytes, execution_id: bytes) -> Command:
     """Records that this delivery has sent the continuation: ``ok`` or ``lost``."""
-    return _continuation(key, root, execution_id, None)
+    return Command(load("continuation"), key, [execution_id, ""], root=root)
 
 
 def stop_sending(key: Key, root: bytes, execution_id: bytes) -> Command:
     """Lets another delivery send the continuation: ``ok`` or ``lost``."""
-    return _continuation(key, root, execution_id, 0)
-
-
-def _continuation(key: Key, root: bytes, execution_id: bytes, lease_ms: int | None) -> Command:
-    return _command("continuation", key, execution_id, lease_ms, root=root)
+    return Command(load("continuation"), key, [execution_id, 0], root=root)
 
 
 def abandon(
@@ -221,8 +219,9 @@ def abandon(
         sending_ms: how long that may take; None: there are none.
     """
     ended = _final_error(generation, error, error_ms) if error else (generation, reason, b"", 0)
-    process = layout.write_task_id(task_id), root, _worker(worker)
-    return _command("abandon", key, *process, grace_ms, *ended, execution_id, sending_ms, root=root)
+    process = layout.write_task_id(task_id), root, _worker(worker), grace_ms
+    arguments = [*process, *ended, execution_id, "" if sending_ms is None else sending_ms]
+    return Command(load("abandon"), key, arguments, root=root)
 
 
 def reserve(
@@ -235,20 +234,20 @@ def reserve(
         waits: while an execution runs, reserve the next turn (for a key that may run again).
     """
     fingerprint = layout.write_fingerprint(key.fingerprint, label)
-    arguments = layout.write_task_id(task_id), fingerprint, hold_ms
+    arguments = [layout.write_task_id(task_id), fingerprint, hold_ms]
     if not key.message:
-        return _command("reserve", key, *arguments)
-    return _command("reserve_turn", key.turn, *arguments, int(waits))
+        return Command(load("reserve"), key, arguments)
+    return Command(load("reserve_turn"), key.turn, [*arguments, int(waits)])
 
 
 def get(key: Key) -> Command:
     """Reads the record and its remaining time: ``found`` or ``absent``."""
-    return _command("get", key)
+    return Command(load("get"), key, [])
 
 
 def get_entry(key: Key, root: bytes) -> Command:
     """Reads the entry of a message: ``found`` or ``absent``."""
-    return _command("get", key.entry(root))
+    return Command(load("get"), key.entry(root), [])
 
 
 def forget(key: Key, shown: Record | str | None = None) -> Command:
@@ -259,8 +258,8 @@ def forget(key: Key, shown: Record | str | None = None) -> Command:
             that cannot be read; ``NO_RECORD``: none; None: any.
     """
     if isinstance(shown, Record):
-        return _command("forget", key, shown.state.value[0], shown.token)
-    return _command("forget", key, shown, None)
+        return Command(load("forget"), key, [shown.state.value[0], shown.token])
+    return Command(load("forget"), key, [shown or "", ""])
 
 
 def _final_error(generation: int, error: Payload | None, error_ms: int) -> tuple[Any, ...]:
@@ -268,14 +267,6 @@ def _final_error(generation: int, error: Payload | None, error_ms: int) -> tuple
     if error is None:
         return generation, "", b"", 0
     return generation, append_traceparent(error.format), error.body, error_ms
-
-
-def _command(
-    script: str, key: Key, *arguments: Any, result_name: str | bytes = b"", root: bytes = b""
-) -> Command:
-    """Returns a command; an argument that is None is sent as an empty one."""
-    sent = ["" if argument is None else argument for argument in arguments]
-    return Command(scripts.load(script), key, sent, result_name, root)
 
 
 @lru_cache(64)

@@ -35,7 +35,7 @@ from celery_idempotent.store.transport.connection import (
     translate_error,
     translated_errors,
 )
-from celery_idempotent.store.transport.server import Call, ServerTransport, pack
+from celery_idempotent.store.transport.server import ServerTransport, pack
 from celery_idempotent.store.url import names_cluster
 
 #: Sent even while the breaker is open: an outcome must not be lost, and its sender waits between
@@ -97,8 +97,8 @@ class RecordStore:
         """Returns the name of the record in Redis."""
         return self.config.name(key)
 
-    def _call(self, command: Command) -> Call:
-        """Returns the call of the command; for a message's record, also names the turn."""
+    def _call(self, command: Command) -> list[Any]:
+        """Returns the command for Redis; for a message's record, it also names the turn."""
         script, key, arguments, result_name, root = command
         turn = f"{self.config.prefix}:{key}"
         names: list[str | bytes] = [self.config.name(key) if key.message else turn]
@@ -109,7 +109,7 @@ class RecordStore:
             names.append(f"{self.config.prefix}:{{{turn}}}:{root.hex()}")
         if key.message:
             names.append(turn)
-        return script, [len(names), *names, *arguments]
+        return ["EVALSHA", script.sha, len(names), *names, *arguments]
 
     async def execute(self, command: Command) -> Reply:
         """Calls the command's script in one round trip and returns its reply.
@@ -127,7 +127,10 @@ class RecordStore:
         if self.config.wait_replicas and script.name in WAITING_SCRIPTS:
             wait = "WAIT", self.config.wait_replicas, round(self.config.wait_timeout * 1000)
         try:
-            replies = await self._transport.call(*self._call(command), followup=wait)
+            replies = await self._transport.send(self._call(command), followup=wait)
+            for raw in replies:
+                if isinstance(raw, Exception):
+                    raise raw
         except CONNECTION_ERRORS as error:
             self._record(error)
             if command.result_name and isinstance(error, ResponseError):
@@ -157,10 +160,8 @@ class RecordStore:
         """
         if self.config.wait_replicas or not isinstance(self._transport, ServerTransport):
             raise ValueError("not a single server")
-        if isinstance(command, Command):
-            script, arguments = self._call(command)
-            command = "EVALSHA", script.sha, *arguments
-        return Template(pack(command), *samples)
+        wire = self._call(command) if isinstance(command, Command) else command
+        return Template(pack(wire), *samples)
 
     def send_packed(self, packed: bytes, count: int = 1) -> list[bytes]:
         """Sends `count` packed commands once, for blocking code, and returns the replies.
@@ -200,7 +201,9 @@ class RecordStore:
             return False
         command = commands.write_result(key, result)
         try:
-            (reply,) = await self._transport.call(*self._call(command))
+            (reply,) = await self._transport.send(self._call(command))
+            if isinstance(reply, Exception):
+                raise reply
         except CONNECTION_ERRORS as error:
             self._record(error)
             return False
@@ -240,9 +243,8 @@ class RecordStore:
     async def _execute_all(
         self, batch: Sequence[Command], transport: ServerTransport | ClientTransport
     ) -> list[Reply | IdempotencyError]:
-        calls = [self._call(command) for command in batch]
         try:
-            replies = await transport.call_all(calls)
+            replies = await transport.send(*map(self._call, batch))
         except CONNECTION_ERRORS as error:
             self._record(error)
             raise translate_error(error, "") from error

@@ -10,10 +10,9 @@ missing, and no call depends on them.
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
 from typing import Any, NamedTuple
 
-from celery_idempotent.key.canonical import digest
+from celery_idempotent.key.key import letters
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 
@@ -40,8 +39,8 @@ class Reference(NamedTuple):
 
 def name(prefix: str, task_id: str) -> str:
     """Returns the name of the reference of `task_id` in Redis."""
-    data = digest(b"reference" + task_id.encode(errors="surrogatepass"), 16)
-    return f"{prefix}:{MARK}{urlsafe_b64encode(data)[:22].decode()}"
+    digest = letters(b"reference" + task_id.encode(errors="surrogatepass"))
+    return f"{prefix}:{MARK}{digest}"
 
 
 def command(

@@ -62,6 +62,10 @@ class Script:
         return Reply(name, raw, int(seconds) * 1000 + int(microseconds) // 1000)
 
 
+#: The sources of the scripts that were loaded, by their digests.
+sources: dict[str, str] = {}
+
+
 @cache
 def load(name: str) -> Script:
     """Returns a script with the layout, the prelude and the included file after it."""
@@ -70,13 +74,9 @@ def load(name: str) -> Script:
     before, _, after = text.rpartition(PRELUDE_LINE)
     parts = [before, read_source(PRELUDE), after, *map(read_source, head["INCLUDE"])]
     source = "\n".join([read_source(LAYOUT), *filter(None, parts)])
-    return Script(
-        name=name,
-        source=source,
-        argv=head["ARGV"],
-        replies=frozenset(head["REPLIES"]),
-        sha=sha1(source.encode(), usedforsecurity=False).hexdigest(),
-    )
+    sha = sha1(source.encode(), usedforsecurity=False).hexdigest()
+    sources[sha] = source
+    return Script(name, source, head["ARGV"], frozenset(head["REPLIES"]), sha)
 
 
 def read_source(name: str) -> str:

@@ -12,7 +12,7 @@ has one `SoftLimit` from the start of its task to the end.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -31,9 +31,9 @@ from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
-from celery_idempotent.extensions import shadow
+from celery_idempotent.extensions.shadow import Shadow
 from celery_idempotent.flow import soft_limit
-from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.active_call import ActiveCall, Plan
 from celery_idempotent.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
 from celery_idempotent.flow.end import Answer, Drop, End, Requeue
 from celery_idempotent.flow.execution import Execution
@@ -134,6 +134,10 @@ class TaskCall:
         self._forgets, plan = headers.forgets, configuration.plan
         if self._forgets:
             plan = ended_message.plan_of_rerun(configuration, task.app, self._forgets)
+        if configuration.in_shadow:
+            request.idempotency_without_body = False
+            finding = message_headers.finding_of(request.id, request.headers)
+            plan = Plan(plan.steps, (partial(Shadow, finding == DEDUPLICATED),))
         executor = configuration.executor
         #: In the flow.
         self.active = ActiveCall(self.data, self, executor.runtime, executor.codec, plan)
@@ -145,18 +149,12 @@ class TaskCall:
 
     def execute(self) -> Any:
         """Takes the message through the flow; returns or raises its outcome."""
-        request = self._request
-        flow: Callable[[], Coroutine[Any, Any, End]] = partial(execute, self.active)
-        if self._configuration.in_shadow:
-            request.idempotency_without_body = False
-            finding = message_headers.finding_of(request.id, request.headers)
-            flow = partial(shadow.execute, self.active, deduplicated=finding == DEDUPLICATED)
         outer_call = call_of_context.get()
         try:
             call_of_context.set(self)
-            if not request.is_eager:
+            if not self._request.is_eager:
                 running.add(self)
-            end = run_flow(flow, self.data.soft_limit)
+            end = run_flow(partial(execute, self.active), self.data.soft_limit)
         finally:
             running.discard(self)
             call_of_context.set(outer_call)

@@ -5,7 +5,10 @@ publish under the old task id, whose result then replaces the failure:
 
 - Its root is derived from the message and the outcome that it replaces. Two publishes, because two
   people rerun it at once or one repeats it after an error, are copies of one message, and one runs.
-- It is published before the outcome is forgotten, which the receiving worker does (`ForgetFirst`).
+- It is published before the outcome is forgotten, which the receiving worker does (`ForgetFirst`):
+  a message that is lost on its way can be published again, and a process that dies in between
+  leaves nothing half done. The message names the token of the outcome: of several messages for one
+  outcome, only the first forgets it.
 - It has no eta and no expiry, and may use all its retries again.
 - It keeps its callbacks, the rest of its chain and its errbacks. It leaves its chord, which has
   already counted the failure and would count the call twice.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from celery import Celery
@@ -24,17 +28,20 @@ from kombu.serialization import registry
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.configuration import TaskConfiguration
-from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
 from celery_idempotent.events import table
-from celery_idempotent.events.report import report
-from celery_idempotent.extensions.forget_first import ForgetFirst
-from celery_idempotent.flow.active_call import ActiveCall, Plan
+from celery_idempotent.events.report import decide, report
+from celery_idempotent.flow import conflict
+from celery_idempotent.flow.active_call import ActiveCall, Extension, Plan
+from celery_idempotent.flow.end import End
+from celery_idempotent.flow.executor import Executor
+from celery_idempotent.flow.soft_limit import at_row
 from celery_idempotent.key.canonical import digest
 from celery_idempotent.key.key import ROOT_BYTES, Key
-from celery_idempotent.payload.fields import MESSAGE
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import MESSAGE, Payload
+from celery_idempotent.record.record import Record
 from celery_idempotent.sql.database import Database
-from celery_idempotent.store import kept_messages
+from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import message_headers, outbox, republish
 from celery_idempotent.task.message_headers import MessageHeaders
@@ -59,11 +66,12 @@ def keep(call: ActiveCall, request: Context) -> None:
                 Payload("json", body), settings, key=str(key), token=token, field=MESSAGE
             )
         )
-        if not message.has_value:
+        if not message.format:
             report(table.MESSAGE_NOT_KEPT, call, error=message.body.decode())
             return
         store = call.runtime.store
-        kept_messages.keep(store, key, call.task_id, message, settings.error_ms)
+        name = store.name(key.kept_message(call.task_id))
+        store.query("SET", name, message.to_bytes(), "PX", settings.error_ms)
     except Exception as error:
         report(table.MESSAGE_NOT_KEPT, call, error=error)
 
@@ -75,7 +83,7 @@ def find(app: Celery, configuration: TaskConfiguration, key: Key, task_id: str) 
         IdempotencyError: if it cannot be read.
     """
     executor = configuration.executor
-    message = kept_messages.find(executor.store, key, task_id)
+    message = executor.message(key, task_id)
     if message is None:
         return None
     stored = run_sync(executor.codec.decode_field(message, str(key), MESSAGE))
@@ -121,3 +129,51 @@ def plan_of_rerun(configuration: TaskConfiguration, app: Celery, token: int) -> 
 
     first = partial(ForgetFirst, token, configuration.executor, databases)
     return configuration.plan._replace(extensions=(first, *configuration.plan.extensions))
+
+
+class ForgetFirst(Extension):
+    """Forgets the outcome with `token` before the first begin; for blocking code.
+
+    Args:
+        executor: the task's executor.
+        step_rows_in: returns the databases that may have rows of steps.
+    """
+
+    def __init__(
+        self,
+        token: int,
+        executor: Executor,
+        step_rows_in: Callable[[], Iterable[Database]],
+        call: ActiveCall,
+    ) -> None:
+        super().__init__(call)
+        self._token, self._executor, self._step_rows_in = token, executor, step_rows_in
+
+    async def before_begin(self) -> End | None:
+        """Forgets the outcome; any other outcome stays, and the begin replays it."""
+        try:
+            forgotten = at_row(self._forget)
+        except StoreUnavailableError as error:
+            decide(table.STORE_UNAVAILABLE, self.call)
+            return conflict.requeue(self.call, error)
+        except CorruptRecordError:
+            return None  # the begin refuses it
+        if forgotten:
+            report(table.RUNS_AGAIN, self.call)
+        return None
+
+    def _forget(self) -> bool:
+        executor, key = self._executor, self.call.key
+        database: Database | None = self.call.settings.transaction
+        record = run_sync(executor.store.get(key))
+        row = database.find(executor.store.config.prefix, key) if database is not None else None
+        shown: Record | str = commands.NO_RECORD
+        if record is not None:
+            if record.token != self._token or not record.state.finished:
+                return False
+            shown = record
+        elif row is None or row.token != self._token:
+            return False
+        owner = row.owner if row is not None else ""
+        forget = partial(executor.forget, key, shown, database, owner)
+        return forget(step_rows_in=self._step_rows_in()) == "ok"

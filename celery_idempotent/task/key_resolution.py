@@ -51,7 +51,7 @@ def resolve_key(
     parsed = (
         MessageHeaders.read(configuration.rule.task, task_id, headers) if headers else NO_HEADERS
     )
-    if parsed.unprotected:
+    if parsed.explicit is False:
         return None, parsed
     if parsed.key is not None and item_id is None:
         return parsed.key, parsed

@@ -72,11 +72,6 @@ class MessageHeaders(NamedTuple):
     #: The token of the outcome that is forgotten before this message begins; 0: none.
     forgets: int = 0
 
-    @property
-    def unprotected(self) -> bool:
-        """Whether the caller has switched protection off for this call."""
-        return self.explicit is False
-
     @classmethod
     def read(cls, task: str, task_id: str, headers: Mapping[str, Any] | None) -> MessageHeaders:
         """Reads the custom headers of a message of `task`.

@@ -151,8 +151,13 @@ class IdempotentRequest(Request):
                 # The child is alive: it has replayed this error, and has sent the continuation.
                 canvas.drop_continuation(self._context)
             return super().on_failure(exc_info, send_failed_event, return_ok)
-        final_error = error if is_lost and not self._is_redelivered() else None
-        with self._ending(0.0, PROCESS_LOST if is_lost else TERMINATED, final_error):
+        redelivered = is_lost and self._is_redelivered()
+        final_error = error if is_lost and not redelivered else None
+        with self._ending(0.0, PROCESS_LOST if is_lost else TERMINATED, final_error) as case:
+            if redelivered and case == "sending":
+                # Since 5.7, Celery acknowledges the message if the result is stored, even if the
+                # child died before it counted the task in its chord.
+                return self.reject(requeue=True)
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
@@ -170,14 +175,15 @@ class IdempotentRequest(Request):
             return super().on_timeout(soft, timeout)
 
     @contextmanager
-    def _ending(self, grace: float, reason: str, final_error: Any) -> Iterator[None]:
+    def _ending(self, grace: float, reason: str, final_error: Any) -> Iterator[str]:
         """Abandons the lease before Celery ends the message, and marks the errbacks that it sends.
 
-        Args:
-            grace: as for :meth:`_abandon`, like the others.
+        Arguments and value are those of :meth:`_abandon`.
         """
-        has_error = self._abandon(grace, reason, final_error)
-        yield
+        case = self._abandon(grace, reason, final_error)
+        yield case
+        # From now on, copies of the message get the error.
+        has_error = case == "ok" and final_error and not self._configuration.in_shadow
         if has_error and canvas.has_continuation(self._context):
             with _warning("A redelivery of task %s may send its errbacks again: %s", self.id):
                 key, root, _ = self._identity
@@ -227,7 +233,7 @@ class IdempotentRequest(Request):
             or not acknowledged(task, "failure")
         )
 
-    def _abandon(self, grace: float, reason: str, final_error: Any = None) -> bool:
+    def _abandon(self, grace: float, reason: str, final_error: Any = None) -> str:
         """Ends the child's lease after `grace` seconds.
 
         Args:
@@ -235,7 +241,7 @@ class IdempotentRequest(Request):
             final_error: the error that Celery stores if it acknowledges the message.
 
         Returns:
-            Whether copies of the message get that error from now on.
+            The reply of the script; empty without one.
         """
         with _warning(
             "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
@@ -243,7 +249,7 @@ class IdempotentRequest(Request):
         ):
             key, root, generation = self._identity
             if key is None or self.worker_pid is None:
-                return False
+                return ""
             configuration = self._configuration
             settings, payload = configuration.settings, None
             if final_error is not None:
@@ -264,13 +270,13 @@ class IdempotentRequest(Request):
                 execution_id=self._execution_id,
                 sending_ms=settings.lease_ms if canvas.has_continuation(self._context) else None,
             )
-            if configuration.execute(abandon).case != "ok":
-                return False
-            about = About(self.task, self.name, self.id, key)
-            report(table.ABANDONED, about, reason=reason, grace=grace)
-            return final_error is not None and not configuration.in_shadow
+            case = configuration.execute(abandon).case
+            if case == "ok":
+                about = About(self.task, self.name, self.id, key)
+                report(table.ABANDONED, about, reason=reason, grace=grace)
+            return case
         # The lease expires by itself, and the message is redelivered in any case.
-        return False
+        return ""
 
 
 @contextmanager

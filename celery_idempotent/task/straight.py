@@ -186,7 +186,7 @@ class StraightCall:
     #: As `ActiveCall` has them, for reports.
     label = decision = ""
     token, attempt = 0, 1
-    lease: Lease[Any] | None = None
+    lease: Lease | None = None
     #: Of the body, or of the record in a replay.
     outcome: Outcome | None = None
     #: Nothing is left to do in Redis.

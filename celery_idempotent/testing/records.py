@@ -1,19 +1,28 @@
-"""The records of one test: simulates crashes, and counts executions."""
+"""The records of one test: isolated under a prefix of their own, with simulated crashes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+from uuid import uuid4
+
+from celery import Celery, Task
 
 from celery_idempotent import signals
+from celery_idempotent.configuration import configuration
 from celery_idempotent.key.key import Key
-from celery_idempotent.record.record import State
+from celery_idempotent.record.record import Record, State
+from celery_idempotent.settings import PREFIX, SHADOW_SUFFIX
 from celery_idempotent.store import commands
+from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task.task import IdempotentTask
-from celery_idempotent.testing.isolation import isolated_stores
 from celery_idempotent.testing.server import RedisServer
 
 if TYPE_CHECKING:
@@ -21,6 +30,8 @@ if TYPE_CHECKING:
 else:
     _TestCase = object
 
+#: Options that do not apply to a test server, which has no replicas.
+_DEPLOYMENT_OPTIONS = ("redis_url", "redis_client", "redis_options", "wait_replicas")
 _CRASHED_TASK = "crashed-task"
 #: The root of no message.
 _NO_ROOT = bytes(8)
@@ -29,7 +40,7 @@ _NO_ROOT = bytes(8)
 @cache
 def private_server() -> RedisServer:
     """Starts the server of this process at the first call; it ends with the process."""
-    return RedisServer.start()
+    return RedisServer()
 
 
 @contextmanager
@@ -48,7 +59,7 @@ def isolated_records(url: str | None = None) -> Iterator[IsolatedRecords]:
     def count(key: str, **_: Any) -> None:
         executions[key] += 1
 
-    with isolated_stores(url) as prefix:
+    with _isolated_stores(url) as prefix:
         signals.begun.connect(count, weak=False)
         try:
             yield IsolatedRecords(url, prefix, executions)
@@ -176,3 +187,88 @@ def _record_key(
     """Returns the key of the record of the execution `task_id`."""
     key = task.idempotency_key_of(*args, **kwargs)
     return task.idempotency_configuration.record_key(key, task_id)
+
+
+@contextmanager
+def _isolated_stores(url: str) -> Iterator[str]:
+    """Moves the records of this process to the server at `url`, and yields their prefix.
+
+    This applies to every app, task and engine, existing or created later, regardless of its
+    configuration: tests never connect to the configured Redis. ``idempotency_enabled=False`` in an
+    app's settings is ignored, but not as an attribute of a task. Afterwards, all use their own
+    records again.
+
+    Args:
+        url: as idempotency_redis_url.
+    """
+    prefix = f"test-{uuid4().hex}"
+
+    def isolated(config: StoreConfig) -> StoreConfig:
+        suffix = SHADOW_SUFFIX if config.prefix.endswith(SHADOW_SUFFIX) else ""
+        return replace(
+            config, url=url, prefix=prefix + suffix, options={}, client=None, wait_replicas=0
+        )
+
+    def values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
+        for option, value in configured_values(task, app):
+            is_disabled_by_app = option == "idempotency_enabled" and getattr(task, option) is None
+            if option.removeprefix(PREFIX) not in _DEPLOYMENT_OPTIONS and not is_disabled_by_app:
+                yield option, value
+        yield "idempotency_redis_url", url
+
+    configured_values = configuration._values_of  # noqa: SLF001
+    with ExitStack() as stack:
+        stack.enter_context(_all_stores(isolated))
+        stack.callback(_forget_configurations)
+        stack.enter_context(patch.object(configuration, "_values_of", values_of))
+        _forget_configurations()
+        yield prefix
+
+
+@contextmanager
+def _all_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None]:
+    """Replaces the config of each store, existing or created later, and finally restores it.
+
+    Stores stay the same objects, because tasks and engines refer to them.
+    """
+    original = RecordStore.__init__
+    before: dict[RecordStore, dict[str, Any]] = {}
+    arguments: dict[RecordStore, Any] = {}
+
+    def init(
+        store: RecordStore,
+        config: StoreConfig,
+        decode: Callable[[Record], Any],
+        *,
+        is_async: bool = False,
+    ) -> None:
+        arguments.setdefault(store, (config, decode, is_async))  # isolations may be nested
+        original(store, isolated(config), decode, is_async=is_async)
+
+    for store in list(RecordStore.instances):
+        before[store] = vars(store).copy()
+        vars(store).clear()
+        old = before[store]
+        init(store, old["config"], old["decode"], is_async=old["is_async"])
+    try:
+        with patch.object(RecordStore, "__init__", init):
+            yield
+    finally:
+        for store, (config, decode, is_async) in arguments.items():
+            # An event loop closes its own connections when it ends.
+            if not is_async:
+                run_sync(store.aclose())
+            vars(store).clear()
+            if store in before:
+                vars(store).update(before[store])
+            else:
+                original(store, config, decode, is_async=is_async)
+
+
+def _forget_configurations() -> None:
+    """Makes all tasks read their settings again instead of using cached ones."""
+    classes: list[type[Any]] = [IdempotentTask]
+    while classes:
+        cls = classes.pop()
+        classes += cls.__subclasses__()
+        cls._configuration = None

@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace, stderr: Console) -> Evidence:
         TimeElapsedColumn(),
     )
     with (
-        RedisServer.start() as server,
+        RedisServer() as server,
         _folder(options.keep) as folder,
         Progress(
             *columns, console=stderr, transient=True, disable=not stderr.is_terminal

@@ -15,10 +15,10 @@ from celery_idempotent.store.commands import Command
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.scripts import Reply, Script
+from celery_idempotent.store.scripts import Reply
 from celery_idempotent.store.transport.connection import connect
 from celery_idempotent.store.transport.server import ServerTransport
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 TASK = "shop.charge"
 TASK_ID = "9612edd3-1a0a-4651-aeb1-15d47af714d9"
@@ -45,7 +45,6 @@ class Bench:
         self.new_keys = keys()
         self.no_op_sha: str = self.client.script_load(NO_OP)
         self._transport = ServerTransport(self.config)
-        self._no_op = Script("no_op", NO_OP, (), frozenset(), self.no_op_sha)
 
     def begin(self, key: Key) -> Reply:
         """Sends a begin."""
@@ -69,7 +68,7 @@ class Bench:
 
     def no_op_by_transport(self) -> None:
         """Calls a script that does nothing through the store's transport."""
-        run_sync(self._transport.call(self._no_op, [1, "idem:-"]))
+        run_sync(self._transport.send(("EVALSHA", self.no_op_sha, 1, "idem:-")))
 
     def close(self) -> None:
         """Closes all connections."""
@@ -82,7 +81,8 @@ class Bench:
         key = next(self.new_keys)
         for command in (begin_command(key), complete_command(key, 1)):
             name = self.store.name(key)
-            run_sync(self._transport.call(self._no_op, [1, name, *command.arguments]))
+            no_op = ("EVALSHA", self.no_op_sha, 1, name, *command.arguments)
+            run_sync(self._transport.send(no_op))
 
     def usec_per_call(self, command: str = "evalsha") -> float:
         """Returns the mean server time of `command` since ``CONFIG RESETSTAT``."""

@@ -17,7 +17,7 @@ from celery import Celery
 
 import celery_idempotent
 from celery_idempotent import IdempotentTask
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 PACKAGE = Path(celery_idempotent.__file__).parent
 

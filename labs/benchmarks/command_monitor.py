@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 _END_MARK = "end of monitoring"
 

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from celery_idempotent.testing.server import RedisServer
 from labs.benchmarks.bench import private_server
 from labs.benchmarks.figure import Figure, Goal, Spread
 from labs.benchmarks.interleaving import Rounds
@@ -21,6 +20,7 @@ from labs.comparison.contestants import (
     find_contestant,
 )
 from labs.comparison.environment import DATABASES_EACH, Environment
+from tests.servers.redis_server import RedisServer
 
 #: A second instance of plain Celery: its distance from the first one is chance.
 CONTROL = "celery, again"

@@ -59,6 +59,8 @@ def make_app(settings: dict[str, Any]) -> Celery:
         "worker_prefetch_multiplier": 2,
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
+        # Without it, Celery stores the connection error as the result of a task that succeeded.
+        "result_backend_always_retry": True,
         "idempotency_lease": LEASE,
         "idempotency_replay_errors": (DeclinedError,),
         **settings,
@@ -66,7 +68,7 @@ def make_app(settings: dict[str, Any]) -> Celery:
     plain = settings["plain"]
 
     def note(name: str) -> None:
-        ledger(app.conf.ledger).rpush("ends", name)
+        ledger(app.conf.ledger).rpush("ends", json.dumps([name, os.getpid(), time.time()]))
 
     def work(name: str, seconds: float) -> str:
         time.sleep(seconds)

@@ -18,7 +18,6 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from celery_idempotent.testing.server import RedisServer
 from labs.chaos import audit, runner, schedule, timeline
 from labs.chaos.report import MET, MISSED, Report
 from labs.chaos.runner import RunSpec
@@ -26,6 +25,7 @@ from labs.chaos.verdict import Verdict
 from labs.comparison.contestants import CONTESTANTS, OURS
 from labs.comparison.install import install_peers
 from tests.servers.rabbitmq import find_rabbitmq
+from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import find_postgres
 
 SEEDS = 20

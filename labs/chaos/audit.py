@@ -25,13 +25,13 @@ from celery.result import AsyncResult
 from rich.console import Console
 from rich.table import Table
 
-from celery_idempotent.testing.server import RedisServer
 from labs.chaos import downstream
 from labs.chaos.app import CONFIG_VARIABLE, NAME, QUEUE, AppConfig, make_app
 from labs.chaos.downstream import Downstream
 from labs.chaos.schedule import LEASE
 from labs.comparison.contestants import OURS
 from labs.outages.ledger import Ledger
+from tests.servers.redis_server import RedisServer
 from tests.servers.sentinel import SentinelServers
 from tests.servers.waiting import wait_until
 from tests.waiting import eventually

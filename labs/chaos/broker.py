@@ -10,13 +10,13 @@ from typing import Any
 import amqp
 from redis.exceptions import RedisError
 
-from celery_idempotent.testing.process import Stoppable
-from celery_idempotent.testing.server import RedisServer
 from labs.chaos.app import QUEUE
 from labs.chaos.schedule import Shape
 from labs.chaos.stores import DURABLE
 from tests.faults.proxy import Proxy
+from tests.servers.program import Stoppable
 from tests.servers.rabbitmq import RabbitMQ
+from tests.servers.redis_server import RedisServer
 
 #: Number of replies to publishes that one fault drops.
 REPLIES = 3

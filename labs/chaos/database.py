@@ -9,11 +9,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from celery_idempotent.contrib.sqlalchemy import metadata
-from celery_idempotent.testing.process import ServerError, Stoppable
-from celery_idempotent.testing.server import RedisServer
 from labs.chaos.schedule import LEASE
 from labs.chaos.stores import Single
 from tests.faults.proxy import Proxy
+from tests.servers.program import ServerError, Stoppable
+from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import PostgreSQL
 
 #: What task bodies write: one row for each effect.

@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from celery_idempotent.testing.process import Stoppable
+from tests.servers.program import Stoppable
 
 _TABLES = """
 CREATE TABLE accounts (name TEXT PRIMARY KEY, token INTEGER, receipt TEXT);

@@ -25,8 +25,6 @@ from redis.exceptions import RedisError
 
 from celery_idempotent.task import canvas
 from celery_idempotent.task.result import RecordResult
-from celery_idempotent.testing.process import ServerError
-from celery_idempotent.testing.server import RedisServer
 from labs.chaos import schedule
 from labs.chaos.app import (
     CONFIG_VARIABLE,
@@ -45,6 +43,8 @@ from labs.chaos.stores import DURABLE, Single, Store, store_for
 from labs.chaos.workers import Workers
 from labs.comparison.contestants import OURS
 from labs.outages.ledger import Ledger
+from tests.servers.program import ServerError
+from tests.servers.redis_server import RedisServer
 
 #: Intervals at which workers and results are checked, in seconds.
 POLL_INTERVAL = 0.05

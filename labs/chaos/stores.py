@@ -9,13 +9,12 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from celery_idempotent.testing.process import Stoppable
-from celery_idempotent.testing.server import RedisServer
 from labs.chaos.schedule import Shape
 from tests.faults.proxy import Proxy
 from tests.servers.clock import find_faketime
 from tests.servers.cluster import ClusterServers
-from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.program import Stoppable
+from tests.servers.redis_server import RedisServer
 from tests.servers.sentinel import SentinelServers
 
 #: No acknowledged write is lost in a crash.
@@ -125,7 +124,7 @@ class Single(Store):
         self._min_downtime = min_downtime
         self._has_results = has_results
         self._has_clock = find_faketime() is not None
-        self._server = ConfigurableRedisServer.start(clock=self._has_clock, config=DURABLE)
+        self._server = RedisServer.start(clock=self._has_clock, config=DURABLE)
         self._proxy = Proxy(self._server.url)
         self.url, self.direct_url = self._proxy.url, self._server.url
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from celery_idempotent.testing.server import RedisServer
 from labs.comparison import runner
 from labs.comparison.contestants import CONTESTANTS
 from labs.comparison.install import install_peers
 from labs.comparison.report import MET, MISSED, Report
 from labs.comparison.scenario import Cell, Scenario
 from labs.comparison.scenarios import SCENARIOS
+from tests.servers.redis_server import RedisServer
 
 
 def main() -> int:

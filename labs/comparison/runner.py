@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
-from celery_idempotent.testing.server import RedisServer
 from labs.comparison.contestants import CONTESTANTS
 from labs.comparison.environment import DATABASES_EACH, Environment
 from labs.comparison.scenario import (
@@ -22,6 +21,7 @@ from labs.comparison.scenario import (
     Scenario,
 )
 from labs.comparison.scenarios import find_scenario
+from tests.servers.redis_server import RedisServer
 
 #: Each process mostly waits, but starts a worker.
 PROCESSES = 8

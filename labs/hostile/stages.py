@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from celery_idempotent.testing.server import RedisServer
 from labs.hostile import damage, keys, messages
+from tests.servers.redis_server import RedisServer
 
 #: Settings under which records are damaged.
 DEPLOYMENTS: dict[str, dict[str, Any]] = {

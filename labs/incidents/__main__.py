@@ -27,11 +27,11 @@ from typing import Any
 import httpx
 import yaml
 
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.server import RedisServer
 from labs.incidents.causes import AWAY, INCIDENTS, Incident, Scene
 from tests.dashboard.process import REPOSITORY, dashboard
+from tests.servers.ports import Ports
 from tests.servers.prometheus import Prometheus
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.shop import SETTINGS_VARIABLE

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 from tests.worker.harness import Shop
 from tests.worker.tasks import charge, crash_looping, misruled, pack, short_lease

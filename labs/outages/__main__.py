@@ -14,13 +14,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from celery_idempotent.testing.server import RedisServer
 from labs.outages.deployments import OUTAGES, WithRabbitMQ
 from labs.outages.outage import Outage
 from labs.outages.report import MET, MISSED, Report, is_met
 from labs.outages.run import run
 from labs.outages.verdict import Verdict
 from tests.servers.rabbitmq import find_rabbitmq
+from tests.servers.redis_server import RedisServer
 
 #: A run mostly waits, so several of them run at the same time.
 CONCURRENT_RUNS = 2

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from celery_idempotent.testing.server import RedisServer
 from labs.outages.outage import Deployment, Outage, Repeater
 from tests.faults.proxy import Proxy
 from tests.servers.cluster import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
+from tests.servers.redis_server import RedisServer
 from tests.servers.sentinel import SentinelServers
 
 #: No acknowledged write is lost in a crash.

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 
 import sqlalchemy as sa
 
-from celery_idempotent.cli.purge import BATCH
+from celery_idempotent.cli.changes import BATCH
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.transaction import Transaction

@@ -31,8 +31,8 @@ from typing import Any
 from celery import Celery
 from redis import Redis
 
-from celery_idempotent.testing.server import RedisServer
 from labs.redelivery import app as lab
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]

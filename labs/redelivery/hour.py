@@ -15,9 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from celery_idempotent.testing.server import RedisServer
 from labs.redelivery import app as lab
 from labs.redelivery.__main__ import Site
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 SIDES: dict[str, dict[str, Any]] = {

@@ -77,6 +77,8 @@ roots = st.sampled_from([*ROOTS.values(), b"anew 8 b"])
 #: How long a continuation may be sent; None: there is none.
 SENDING_MS = 1_200_000
 sendings = st.sampled_from([None, None, 0, SENDING_MS])
+#: How long a call that meets an execution comes back for its outcome: longer than any retention.
+keeps = st.sampled_from([0, 0, RETENTION_MS + HOLD_MS])
 #: An error that ends a task id, or none.
 errors = st.sampled_from([None, Payload("json", b"{}"), Payload("", b"too large")])
 #: How far the clock steps: past the end of the present lease or reservation, or by a duration. No
@@ -114,7 +116,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(execution_id=execution_ids, unanswered_ids=unanswered, task_id=task_ids, root=roots,
           generation=generations, continues=st.booleans(), worker=workers, key=keys,
-          max_attempts=st.sampled_from([1, 2, 5]), mode=modes)  # fmt: skip
+          max_attempts=st.sampled_from([1, 2, 5]), keep_ms=keeps, mode=modes)  # fmt: skip
     def begin(self, key: Key, mode: Any, **arguments: Any) -> None:
         durations = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
         result = self.call(commands.begin(key, **arguments, **durations), mode)
@@ -306,6 +308,7 @@ class Machine(RuleBasedStateMachine):
         moved = {
             "at": record.at - by_ms, "expires": record.expires - by_ms,
             "until": record.until - by_ms if record.sending else 0,
+            "met": None if record.met is None else record.met - by_ms,
         }  # fmt: skip
         self.put(record._replace(token=record.token - by_ms * 1000, **moved))
 

@@ -13,9 +13,10 @@ from hypothesis import Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from celery_idempotent.testing.server import RedisServer
 from labs.verification import table, turn_table
 from labs.verification.conformance import Machine, lengths
+from labs.verification.single_calls import mismatches
+from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import RecordHarness, close_stores, store_at
 
 #: Sequences of one job, and their length.
@@ -67,13 +68,13 @@ def table_on(kind: str, script: str) -> tuple[int, list[str]]:
     """Returns the number of calls, and the mismatches."""
     with server_of(kind).client() as client:
         client.flushall()
-        mismatches = [
+        found = [
             mismatch
             for module in (table, turn_table)
             if script in module.ARGUMENTS
-            for mismatch in module.mismatches(client, script, CALLS)
+            for mismatch in mismatches(module, client, script, CALLS)
         ]
-        return CALLS, mismatches
+        return CALLS, found
 
 
 def sequences_on(kind: str, number: int) -> SequenceResult:

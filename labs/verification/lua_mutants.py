@@ -6,8 +6,10 @@ Nothing is chosen by hand, so nothing is left out because it looked safe.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,11 +46,14 @@ class Mutant:
     old: str
     new: str
     source: str
+    #: Distinguishes mutants with the same texts.
+    number: int = 1
 
     @property
     def name(self) -> str:
         """Identifies the mutant even if its line moves."""
-        return f"{self.script}: {self.code}  ⟶  {self.old} becomes {self.new or 'nothing'}"
+        number = f" ({self.number})" if self.number > 1 else ""
+        return f"{self.script}: {self.code}  ⟶  {self.old} becomes {self.new or 'nothing'}{number}"
 
 
 def all_mutants() -> list[Mutant]:
@@ -57,14 +62,10 @@ def all_mutants() -> list[Mutant]:
     return [mutant for name in names for mutant in mutants_of(name, scripts.read_source(name))]
 
 
-def unchanged() -> Mutant:
-    """Returns the original as a mutant: a check that it fails would fail for any mutant."""
-    return Mutant("prelude", 0, "as it is", "", "", scripts.read_source("prelude"))
-
-
 def mutants_of(name: str, source: str) -> Iterator[Mutant]:
     """Yields a mutant for each different text that one change of `source` produces."""
     seen = {source}
+    names: Counter[str] = Counter()
     for start, stop, new in sorted(_changes(source)):
         changed = source[:start] + new + source[stop:]
         if changed in seen:
@@ -73,7 +74,9 @@ def mutants_of(name: str, source: str) -> Iterator[Mutant]:
         line = source.count("\n", 0, start)
         code = source.splitlines()[line].strip()
         old = " ".join(source[start:stop].split())
-        yield Mutant(name, line + 1, code, old, " ".join(new.split()), changed)
+        mutant = Mutant(name, line + 1, code, old, " ".join(new.split()), changed)
+        names[mutant.name] += 1
+        yield replace(mutant, number=names[mutant.name])
 
 
 def _changes(source: str) -> Iterator[tuple[int, int, str]]:
@@ -138,8 +141,8 @@ def _string(source: str, node: astnodes.String) -> _Changes:
     if inner == "PX":
         yield start, stop, "'EX'"
     # A list of letters, without each of them.
-    if len(inner) > 3 and inner.isupper() and inner.isalpha() and inner != "KEEPTTL":
-        for position in range(len(inner)):
+    if re.fullmatch(r"[A-Z]{4,}|[CFPQ]{2}|\^\[[A-Z]+\]\$", inner) and inner != "KEEPTTL":
+        for position in filter(lambda position: inner[position].isupper(), range(len(inner))):
             yield start, stop, f"'{inner[:position]}{inner[position + 1 :]}'"
 
 

@@ -60,6 +60,8 @@ class Record(NamedTuple):
     until: int = 0
     #: In the record of a turn.
     waiting: tuple[Waiting, ...] = ()
+    #: STARTED, or RESERVED for a retry: until when calls that met an execution come back.
+    met: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -68,6 +70,11 @@ class Record(NamedTuple):
     @property
     def sending(self) -> bool:
         return self.state in SENDING.values()
+
+    @property
+    def readable(self) -> bool:
+        """Whether this version can read it; newer ones use other letters."""
+        return self.state in "RSCFPQ"
 
     @property
     def is_remnant(self) -> bool:
@@ -115,7 +122,7 @@ class Protocol:
         self, record: Record | None, clock: Clock, *, entry: Record | None, execution_id: bytes,
         unanswered_ids: bytes, task_id: bytes, root: bytes, generation: int, fingerprint: bytes,
         worker: bytes, lease_ms: int, ttl_ms: int, max_attempts: int, error_ms: int,
-        continues: int, keeps_root: bool = False,
+        continues: int, wait_ms: int = 0, keep_ms: int = 0, keeps_root: bool = False,
     ) -> Result:  # fmt: skip
         ids = execution_id, unanswered_ids
         claim = {
@@ -127,7 +134,7 @@ class Protocol:
         if entry is not None and self.has_error(entry, generation):
             case, claimed = self.claim(entry, clock, ids, claim)
             return Result(case, claimed, record, entry=claimed)
-        attempt, token, orphaned_ms, steps = 1, clock.us, b"", b""
+        attempt, token, orphaned_ms, met, steps = 1, clock.us, b"", None, b""
         if record is not None:
             if self.differ(record.fingerprint, fingerprint) and not self.is_absent(record, clock):
                 return Result("reused", record, record)
@@ -143,6 +150,7 @@ class Protocol:
                 return self.duplicate(record, entry, clock, ids, claim, task_id, generation)
             if record.state == STARTED and self.is_own(record, execution_id):
                 attempt, token, orphaned_ms = record.attempt, record.token, record.format
+                met = record.met
             else:
                 unanswered = (
                     record.state == STARTED
@@ -153,17 +161,19 @@ class Protocol:
                 if self.is_active(record, clock) and not (
                     unanswered or is_awaited or is_replacement
                 ):
+                    record = self.meet(record, clock, keep_ms)
                     return Result("held", record, record)
-                attempt = record.attempt if unanswered else record.attempt + 1
+                attempt, met = record.attempt + 1, record.met
                 if unanswered:
-                    orphaned_ms = record.format
+                    attempt, orphaned_ms = record.attempt, record.format
                 elif record.attempt:
                     orphaned_ms = b"%d" % max(0, clock.ms - record.at)
                 token = self.next_token(record, clock)
                 if attempt > record.attempt and attempt > max_attempts:
                     poisoned = record._replace(
                         state=SENDING[FAILED] if continues else FAILED, token=token, at=clock.ms,
-                        task_id=task_id, format=b"", body=b"poisoned", expires=clock.ms + error_ms,
+                        task_id=task_id, format=b"", body=b"poisoned", met=None,
+                        expires=self.kept(record, clock, error_ms),
                         owner=execution_id if continues or keeps_root else b"",
                         root=root if continues or keeps_root else b"",
                         until=clock.ms + lease_ms if continues else 0,
@@ -174,7 +184,7 @@ class Protocol:
         expires = self.started_expiry(clock, lease_ms, ttl_ms)
         started = Record(
             STARTED, attempt, token, clock.ms + lease_ms, fingerprint, task_id, worker,
-            execution_id, orphaned_ms, steps, expires, root,
+            execution_id, orphaned_ms, steps, expires, root, met=met,
         )  # fmt: skip
         return Result("begun", started, started)
 
@@ -214,9 +224,12 @@ class Protocol:
 
     def fused_complete(
         self, record: Record | None, clock: Clock, *, meta: bytes, expires: int,
-        backend: bytes | None = None, **outcome: Any,
+        backend: bytes | None = None, is_mute: bool = False, **outcome: Any,
     ) -> Result:  # fmt: skip
-        """As complete, but for a replay. `backend` is what the result backend holds before."""
+        """As complete, but for a replay.
+
+        `backend` is what the result backend holds before; `is_mute`: the server does not publish.
+        """
         is_replay = outcome["token"] == 0
         is_first = is_replay or self.is_held_by(record, outcome["token"])
         if is_replay:
@@ -225,7 +238,7 @@ class Protocol:
             result = self.complete(record, clock, **outcome, lease_ms="")
         if result.case == "lost":
             return result._replace(backend=backend)
-        if is_first and (backend is None or self.is_no_success(backend)):
+        if is_first and not is_mute and (backend is None or self.is_no_success(backend)):
             return result._replace(case="written", backend=meta)
         return result._replace(case="written" if backend == meta else "ok", backend=backend)
 
@@ -259,6 +272,7 @@ class Protocol:
         released = record._replace(
             state=RESERVED, attempt=0, at=clock.ms + hold_ms, worker=b"", format=b"",
             owner=b"%d" % generation if hold_ms else NOBODY, root=record.root if hold_ms else b"",
+            met=record.met if hold_ms else None,
         )  # fmt: skip
         ttl_ms = hold_ms + (retention_ms if record.body else 0)
         released = released._replace(expires=clock.ms + ttl_ms)
@@ -271,8 +285,9 @@ class Protocol:
         """Returns the entry with the error that ended the message of an execution."""
         return Record(
             FAILED if lease_ms == "" else SENDING[FAILED], 0, generation, clock.ms, b"",
-            record.task_id, record.worker, record.owner, form, error, clock.ms + error_ms,
-            record.root, 0 if lease_ms == "" else clock.ms + int(lease_ms),
+            record.task_id, record.worker, record.owner, form, error,
+            self.kept(record, clock, error_ms), record.root,
+            0 if lease_ms == "" else clock.ms + int(lease_ms),
         )  # fmt: skip
 
     def extend(
@@ -309,9 +324,9 @@ class Protocol:
                 return Result("ok", None, abandoned)
             dead = record._replace(owner=execution_id, root=root)
             left = self.ended(dead, clock, generation, format, error, error_ms, lease_ms)
-            abandoned = abandoned._replace(state=RESERVED, owner=NOBODY)
+            abandoned = abandoned._replace(state=RESERVED, owner=NOBODY, met=None)
             if not record.body:
-                abandoned = abandoned._replace(fingerprint=b"", expires=clock.ms + error_ms)
+                abandoned = abandoned._replace(fingerprint=b"", expires=left.expires)
             return Result("ok", None, abandoned, entry=left)
         if record is not None and self.is_sent_by(record, root, worker):
             return Result("sending", None, record._replace(until=min(record.until, until)))
@@ -453,6 +468,17 @@ class Protocol:
         """Whether the lease or the reservation has not expired."""
         return record.at > clock.ms
 
+    def meet(self, record: Record, clock: Clock, keep_ms: int) -> Record:
+        """Keeps the outcome for a call that comes back; not each time, since others are waiting."""
+        met = max(record.met or 0, clock.ms) - clock.ms
+        if record.state != STARTED or not keep_ms or met >= keep_ms / 2:
+            return record
+        return record._replace(met=clock.ms + keep_ms)
+
+    def kept(self, record: Record, clock: Clock, retention_ms: int) -> int:
+        """Returns when an outcome expires: not before those who met the execution came back."""
+        return max(clock.ms + retention_ms, record.met or 0)
+
     def next_token(self, record: Record, clock: Clock) -> int:
         return max(clock.us, record.token + 1)
 
@@ -471,11 +497,13 @@ class Protocol:
         if not self.is_held_by(record, token):
             if record is None or (SETTLED.get(record.state), record.token) != (state, token):
                 return Result("lost", record, record)
-            return Result("ok", record, record._replace(expires=clock.ms + retention_ms))
+            expires = max(record.expires, clock.ms + retention_ms)
+            return Result("ok", record, record._replace(expires=expires))
         sends = lease_ms not in ("", 0)
         outcome = record._replace(
             state=SENDING[state] if sends else state, at=clock.ms, format=form, body=body,
-            expires=clock.ms + retention_ms, until=clock.ms + int(lease_ms) if sends else 0,
+            expires=self.kept(record, clock, retention_ms), met=None,
+            until=clock.ms + int(lease_ms) if sends else 0,
         )  # fmt: skip
         if lease_ms == "" and not keeps_root:
             outcome = outcome._replace(owner=b"", root=b"")
@@ -483,4 +511,6 @@ class Protocol:
 
     @staticmethod
     def differ(fingerprint: bytes, other: bytes) -> bool:
+        """Whether the arguments differ; a label may follow the eight bytes, and zeros are none."""
+        fingerprint, other = fingerprint[:8].strip(b"\0"), other[:8].strip(b"\0")
         return bool(fingerprint and other and fingerprint != other)

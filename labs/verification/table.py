@@ -9,10 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import cache
-from itertools import islice, product
+from itertools import product
 from typing import Any, NamedTuple
-
-import redis
 
 from celery_idempotent.record import layout
 from celery_idempotent.record import steps as entries
@@ -27,17 +25,8 @@ from labs.verification.model import (
     Result,
     Waiting,
 )
-from labs.verification.wire import (
-    MOMENT,
-    TIMES_FROM_NOW,
-    TOLERANCE_MS,
-    at,
-    encode,
-    entry,
-    microsecond,
-    timeless,
-    times_of,
-)
+from labs.verification.single_calls import OTHER_TYPE, WRONG_TYPE, Call, Effect, OtherType, Value
+from labs.verification.wire import at, encode, entry, microsecond
 from tests.store.record_harness import (
     ERROR_MS,
     FIRST,
@@ -51,10 +40,6 @@ from tests.store.record_harness import (
     WORKER,
 )
 
-#: Calls of each script, drawn from all combinations of the lists below.
-CASES = 2000
-_PIPELINED = 60
-_NAME = "idem:table"
 #: Suffixes of the task's result, and of the message's entry.
 _BACKEND, _ENTRY = ":backend", ":entry"
 
@@ -64,7 +49,13 @@ _ONE, _TWO, _THREE = b"%a.*-?[%", b"." * 8, b"3" * 8
 ROOTS = [b"%.-root1", b"%.-root2"]
 FIRST_ID, SECOND_ID = layout.write_task_id(FIRST), layout.write_task_id(SECOND)
 _WORKER, _OTHER = WORKER.encode(), OTHER_WORKER.encode()
-_FINGERPRINTS = [KEY.fingerprint, KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""]
+#: With labels, with zeros in place of a fingerprint, and with a difference in one byte.
+LABELLED = [
+    KEY.fingerprint + b"label", KEY.fingerprint + b"other", OTHER_ARGUMENTS.fingerprint + b"label",
+    bytes(8), bytes(8) + b"label", bytes(8) + b"other", KEY.fingerprint[:7] + b"?",
+    b"?" + KEY.fingerprint[1:], b"\0" + KEY.fingerprint[1:],
+]  # fmt: skip
+_FINGERPRINTS = [*[KEY.fingerprint] * 16, OTHER_ARGUMENTS.fingerprint, b"", *LABELLED]
 ENTRY = entries.write("one", "json", b"1")
 _LEASE = {"lease_ms": [LEASE_MS], "ttl_ms": [LEASE_MS + RETENTION_MS]}
 #: Differs from TOKEN - 1 and TOKEN + 1 in the last of its 16 digits only.
@@ -82,9 +73,9 @@ _UNTIL = (-LEASE_MS, -1, 0, 1, LEASE_MS)
 _SENDING_MS = 2 * LEASE_MS + RETENTION_MS
 _SENDING = {"lease_ms": ["", "", 0, _SENDING_MS]}
 #: Long enough to be parsed as the entry of a waiting message, except for its name.
-_LONG_ENTRY = entries.write("one", "json", bytes(60))
+LONG_ENTRY = entries.write("one", "json", (2**46).to_bytes(6, "big") + bytes(60))
 #: Steps in a body; the last one is cut short.
-_BODIES = [b"", b"", ENTRY, _LONG_ENTRY, b"\0"]
+_BODIES = [b"", b"", ENTRY, LONG_ENTRY, b"\0"]
 _REPLACEMENT = layout.write_replacement(1, FIRST, ENTRY)
 #: Formats and bodies of outcomes: some look like errors or replacements; some are of a task that
 #: replaced itself: with finished steps, without any, and cut short.
@@ -97,7 +88,7 @@ _OUTCOMES = [
 
 META = b'{"status": "SUCCESS"}'
 #: What the result backend may hold before: `None`: nothing.
-BACKENDS = [
+BACKENDS: list[Any] = [
     None, b"", META, b'{"status": "STARTED"}', b'{"status": "SUCCESS", "result": 1}', b"status",
     b"\x80\x04\x8c\x06status\x94\x8c\x05RETRY", b"compressed", b"SUCCESS",
     b"tatus statu", b"status SUCCES UCCESS",
@@ -105,18 +96,24 @@ BACKENDS = [
 #: How long it is kept.
 _BACKEND_MS = 3 * RETENTION_MS
 
-#: The values of each argument, and `backend`.
+#: How long an outcome is kept for a call that meets its execution, and until when it has been.
+_KEEP_MS = 4 * RETENTION_MS
+_MET = (-1, 0, 1, HOLD_MS, _KEEP_MS // 2 - 1, _KEEP_MS // 2, _KEEP_MS // 2 + 1, _KEEP_MS)
+
+#: The values of each argument; `backend`, which the result backend holds, and `is_mute`.
 ARGUMENTS: dict[str, dict[str, list[Any]]] = {
     "begin": {
         "execution_id": [_ONE, _TWO], "unanswered_ids": [b"", _ONE, _THREE + _ONE, _THREE],
         "task_id": [FIRST_ID, SECOND_ID], "root": ROOTS, "generation": [0, 1, 2],
         "fingerprint": _FINGERPRINTS, "worker": [_WORKER, _OTHER],
         **_LEASE, "max_attempts": [1, 2, 5], "error_ms": [ERROR_MS], "continues": [0, 1],
+        "wait_ms": [0], "keep_ms": [None, 0, 1, _KEEP_MS, _KEEP_MS, _KEEP_MS],
     },
     "complete": {**_TOKENS, **_OUTCOME, "retention_ms": [RETENTION_MS], **_SENDING},
     "fused_complete": {
         "token": [*_TOKENS["token"], 0], **_OUTCOME, "retention_ms": [RETENTION_MS],
-        "meta": [META], "expires": [0, 500], "backend": BACKENDS,
+        "meta": [META], "expires": [0, 500],
+        "backend": [*BACKENDS, OTHER_TYPE], "is_mute": [False] * 4 + [True],
     },
     "fail": {**_TOKENS, **_OUTCOME, "retention_ms": [ERROR_MS], **_SENDING},
     "release": {
@@ -136,7 +133,9 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
     },
     "continuation": {"execution_id": [_ONE, _TWO], "lease_ms": ["", "", 0, _SENDING_MS]},
     "get": {},
-    "forget": {"state": ["", "R", "S", "C", "F", "?"], "token": ["", TOKEN, TOKEN, TOKEN - 1, 17]},
+    "forget": {
+        "state": ["", "R", "S", "C", "F", "?", "-"], "token": ["", TOKEN, TOKEN, TOKEN - 1, 17],
+    },
 }  # fmt: skip
 
 #: The time field of a record, from now.
@@ -149,6 +148,7 @@ AHEAD = 86_400_000_000 - TOKEN
 DAMAGED = [
     b"", b"S", b"S" * 14, b"S" * 15, b"Z" * 40, b"s" + bytes(39), bytes(range(200)), b"{}",
     b"." + bytes(39), b"%" + bytes(39), b"S" + bytes(14) + b"\xff" * 9,
+    *(letter + bytes(18) + b"\x10" + bytes(17) for letter in (b"P", b"Q")),
 ]  # fmt: skip
 #: The replies of scripts to them, if not `lost`.
 _DAMAGED_CASES = {"begin": "corrupt", "reserve": "corrupt", "get": "found"}
@@ -156,59 +156,42 @@ _DAMAGED_CASES = {"begin": "corrupt", "reserve": "corrupt", "get": "found"}
 
 class Case(NamedTuple):
     #: Its times are from now.
-    record: Record | bytes | None
+    record: Value
     #: Of the message, for a script that gets it.
-    entry: Record | bytes | None
+    entry: Value
     arguments: dict[str, Any]
 
 
-def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[str]:
-    """Yields a description of each call whose effect differs from the model's."""
-    script = scripts.load(name)
-    sha = client.script_load(TIMES_FROM_NOW + script.source)
-    drawn = _cases(client, name, cases)
-    while batch := list(islice(drawn, _PIPELINED)):
-        pipeline = client.pipeline(transaction=False)
-        for number, case in enumerate(batch):
-            _queue(pipeline, script, sha, f"{_NAME}:{number}", case)
-        results = iter(pipeline.execute(raise_on_error=False))
-        for case in batch:
-            # Two keys are set before; of both, value and time to live are read.
-            _, _, reply, moment, raw, ttl_ms, other, other_ttl_ms, time, _ = (
-                next(results) for _ in range(10)
-            )
-            mismatch = _compare(script, case, reply, moment, raw, ttl_ms, time)
-            if "backend" in case.arguments:
-                mismatch = mismatch or _compare_backend(script, case, reply, other, other_ttl_ms)
-            else:
-                mismatch = mismatch or _compare_entry(
-                    script, case, reply, moment, other, other_ttl_ms, time
-                )
-            if mismatch:
-                yield f"{name}: {mismatch}: {case}"
-
-
-def _cases(client: redis.Redis, name: str, limit: int) -> Iterator[Case]:
-    seconds, microseconds = client.time()
-    now_ms = seconds * 1000 + microseconds // 1000
-    calls, records = _calls(name), all_records()
-    rng = random.Random(name)
-    everything = range(len(calls) * len(records))
-    for number in rng.sample(everything, min(limit, len(everything))):
-        record = records[number % len(records)]
-        arguments = calls[number // len(records)]
+def all_cases(name: str, limit: int, now_ms: int) -> Iterator[Case]:
+    """Yields as many cases of a script; they are the same each time."""
+    rng, lists = random.Random(name), ARGUMENTS[name]
+    for _ in range(limit):
+        record = rng.choice(all_records())
+        arguments = {argument: rng.choice(values) for argument, values in lists.items()}
         if isinstance(record, Record):
+            record = vary(rng, record)
             ahead = AHEAD + now_ms * 1000 if record.token > TOKEN else 0
             if ahead and arguments.get("token") == TOKEN:
-                arguments = {**arguments, "token": record.token + ahead}
+                arguments["token"] = record.token + ahead
             record = record._replace(token=record.token + ahead, expires=record.expires + now_ms)
-        beside: Record | bytes | None = None
-        if name in WITH_ENTRY and not isinstance(record, bytes) and rng.random() < 0.6:
+        beside: Value = None
+        if name in WITH_ENTRY and isinstance(record, Record | None) and rng.random() < 0.6:
             beside = rng.choice(all_entries())
             if isinstance(beside, Record):
                 root = arguments.get("root", ROOTS[0])
                 beside = beside._replace(expires=beside.expires + now_ms, root=root)
         yield Case(record, beside, arguments)
+
+
+def vary(rng: random.Random, record: Record) -> Record:
+    """Returns a record with a label, with calls that have met its execution, or one that ends."""
+    if rng.random() < 0.2:
+        record = record._replace(fingerprint=rng.choice(LABELLED))
+    if rng.random() < 0.4 and not record.finished and record.owner != NOBODY:
+        record = record._replace(met=rng.choice(_MET))
+    if rng.random() < 0.1:
+        record = record._replace(expires=rng.choice([0, 1, LEASE_MS // 2]))
+    return record
 
 
 @cache
@@ -227,19 +210,14 @@ def all_entries() -> list[Record | bytes]:
 
 
 @cache
-def _calls(name: str) -> list[dict[str, Any]]:
-    lists = ARGUMENTS[name]
-    return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
-
-
-@cache
-def all_records() -> list[Record | bytes | None]:
+def all_records() -> list[Value]:
     """Returns the records, relative to a server time of 0.
 
     A token above TOKEN stands for one that is ahead of the clock.
     """
-    records: list[Record | bytes | None] = [None] * 60
+    records: list[Value] = [None] * 60
     records += DAMAGED * 8
+    records += [OTHER_TYPE] * 40
     endings = [(b"", b"", "CF", 0), (ROOTS[0], _ONE, "CF", 0)]
     endings += [(ROOTS[0], _ONE, "PQ", until) for until in _UNTIL]
     for at_ms, token, fingerprint, (form, body), attempt, (root, owner, states, until) in product(
@@ -276,125 +254,129 @@ def all_records() -> list[Record | bytes | None]:
     return records
 
 
-def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Case) -> None:
-    values = [case.arguments.get(argument, 0) for argument in script.argv]
-    times = _put(pipeline, 1, name, case.record)
-    names = [name, name + _ENTRY]
-    if "backend" in case.arguments:
-        names[1] = name + _BACKEND
-        before = case.arguments["backend"]
-        if before is None:
-            pipeline.delete(names[1])
-        else:
-            pipeline.set(names[1], before, px=_BACKEND_MS)
+def call(script: scripts.Script, case: Case, name: str, now_ms: int) -> Call:
+    """Returns the call of a case; `name` is that of the record."""
+    backend = case.arguments.get("backend", UNCHANGED)
+    before: dict[str, tuple[Value, int]] = {
+        name: (case.record, _expiry(case.record, now_ms)),
+    }
+    if backend is UNCHANGED:
+        before[name + _ENTRY] = case.entry, _expiry(case.entry, now_ms)
     else:
-        times += _put(pipeline, 2, names[1], case.entry)
-    keys = names if "backend" in case.arguments or script.name in WITH_ENTRY else names[:1]
-    pipeline.evalsha(sha, len(keys), *keys, *values, ";".join(times))
-    pipeline.get(name + MOMENT)
-    for each in names:
-        pipeline.get(each).pttl(each)
-    pipeline.time().delete(*names)
+        before[name + _BACKEND] = backend, now_ms + _BACKEND_MS
+    is_given = backend is not UNCHANGED or script.name in WITH_ENTRY
+    argv = argv_of(script, case.arguments)
+    is_mute = case.arguments.get("is_mute", False)
+    return Call([*before] if is_given else [name], argv, before, is_mute)
 
 
-def _put(pipeline: Any, number: int, name: str, record: Record | bytes | None) -> list[str]:
-    """Writes a record, and returns the times that the script is to set in it."""
-    if record is None:
-        pipeline.delete(name)
-    elif isinstance(record, bytes):
-        pipeline.set(name, record, px=RETENTION_MS)
-    else:
-        pipeline.set(name, timeless(record), pxat=record.expires)
-        return times_of(number, record)
-    return []
+def argv_of(script: scripts.Script, arguments: dict[str, Any]) -> list[Any]:
+    """Returns the arguments in the order of the script's; those at the end may be missing."""
+    argv = [arguments[argument] for argument in script.argv]
+    while argv and argv[-1] is None:
+        argv.pop()
+    return argv
 
 
-def _compare(
-    script: scripts.Script, case: Case, raw_reply: Any, moment: bytes | None, raw: Any, ttl_ms: int,
-    time: tuple[int, int],
-) -> str:  # fmt: skip
+def _expiry(value: Value, now_ms: int) -> int:
+    return value.expires if isinstance(value, Record) else now_ms + RETENTION_MS
+
+
+def compare(script: scripts.Script, case: Case, effect: Effect) -> str:
     """Returns how the call differs from the model, or ""."""
-    if not isinstance(raw_reply, bytes):
-        return f"replies {raw_reply!r}"
-    reply = script.reply(raw_reply)
+    if not isinstance(effect.reply, bytes):
+        return f"replies {effect.reply!r}"
+    if isinstance(case.record, OtherType) and not _is_forgotten(script, case):
+        expected = WRONG_TYPE, WRONG_TYPE
+        actual = effect.reply, effect.keys[0][0]
+        if case.arguments.get("token") == 0:  # a replay, which does not read the record
+            expected = effect.reply, WRONG_TYPE
+        return "" if actual == expected else f"replies and stores {actual}, not {expected}"
+    reply = script.reply(effect.reply)
+    mismatch = _compare_record(script, case, effect, reply)
+    if mismatch:
+        return mismatch
+    if "backend" in case.arguments:
+        return compare_backend(case.arguments, effect, reply, 1)
+    return _compare_entry(script, case, effect, reply)
+
+
+def _compare_record(
+    script: scripts.Script, case: Case, effect: Effect, reply: scripts.Reply
+) -> str:
+    raw, ttl_ms = effect.keys[0]
     if script.name == "get" and reply.case == "found":
         replied_ms, _, rest = reply.raw.partition(b" ")
-        if abs(int(replied_ms) - ttl_ms) > TOLERANCE_MS:
+        if abs(int(replied_ms) - ttl_ms) > effect.tolerance_ms:
             return f"replies a time to live of {replied_ms!r}, not {ttl_ms}"
         reply = reply._replace(raw=rest)
     if isinstance(case.entry, bytes) and script.name == "begin":
         return "" if reply.case == "corrupt" else f"replies {reply.case} for a damaged entry"
-    if isinstance(case.record, bytes):
+    if isinstance(case.record, bytes | OtherType):
         return _compare_damaged(script, case, reply, raw)
-    expected = _expected(script, case, reply, int(moment or 0), raw)
+    expected = _expected(script, case, effect, reply)
     if reply.case != expected.case:
         return f"replies {reply.case}, not {expected.case}"
     if reply.raw != (encode(expected.replied) or b""):
         return f"replies {reply.raw!r}, not {encode(expected.replied)!r}"
-    return _difference("record", expected.after, raw, ttl_ms, time)
+    return effect.difference("record", 0, expected.after)
 
 
-def _expected(
-    script: scripts.Script, case: Case, reply: scripts.Reply, moment: int, raw: bytes | None
-) -> Result:
-    assert not isinstance(case.record, bytes)
+def _expected(script: scripts.Script, case: Case, effect: Effect, reply: scripts.Reply) -> Result:
+    assert isinstance(case.record, Record | None)
     arguments = dict(case.arguments)
     if script.name in WITH_ENTRY:
-        arguments["entry"] = None if isinstance(case.entry, bytes) else at(case.entry, moment)
+        arguments["entry"] = (
+            None if isinstance(case.entry, bytes) else at(case.entry, effect.moment)
+        )
     # A reply without a time: the script did not read the clock, which the model may not need, too.
-    now_ms = reply.now_ms or moment
-    clock = Clock(now_ms, microsecond(now_ms, raw))
-    result: Result = getattr(Protocol(), script.name)(at(case.record, moment), clock, **arguments)
+    now_ms = reply.now_ms or effect.moment
+    clock = Clock(now_ms, microsecond(now_ms, effect.keys[0][0]))
+    if isinstance(arguments.get("backend"), OtherType):
+        arguments["backend"] = WRONG_TYPE
+    record = at(case.record, effect.moment)
+    result: Result = getattr(Protocol(), script.name)(record, clock, **arguments)
     return result
 
 
-def _compare_entry(
-    script: scripts.Script, case: Case, raw_reply: Any, moment: bytes | None, raw: Any, ttl_ms: int,
-    time: tuple[int, int],
-) -> str:  # fmt: skip
+def _compare_entry(script: scripts.Script, case: Case, effect: Effect, reply: scripts.Reply) -> str:
     """Returns how the entry differs from the model's, or ""."""
-    if isinstance(case.record, bytes) or isinstance(case.entry, bytes):
+    if not isinstance(case.record, Record | None) or isinstance(case.entry, bytes):
         return ""
-    expected = at(case.entry, int(moment or 0))
+    expected = at(case.entry, effect.moment)
     if script.name in WITH_ENTRY:
-        result = _expected(script, case, script.reply(raw_reply), int(moment or 0), None)
+        result = _expected(script, case, effect, reply)
         expected = expected if result.entry is UNCHANGED else result.entry  # type: ignore[assignment]
-    return _difference("entry", expected, raw, ttl_ms, time)
+    return effect.difference("entry", 1, expected)
 
 
-def _difference(
-    what: str, expected: Record | None, raw: Any, ttl_ms: int, time: tuple[int, int]
-) -> str:
-    if raw != encode(expected):
-        return f"stores the {what} {raw!r}, not {encode(expected)!r}"
-    if expected is not None:
-        expires = time[0] * 1000 + ttl_ms
-        if ttl_ms < 0 or abs(expires - expected.expires) > TOLERANCE_MS:
-            return f"stores the {what} for {ttl_ms} ms"
-    return ""
-
-
-def _compare_backend(
-    script: scripts.Script, case: Case, raw_reply: bytes, backend: bytes | None, ttl_ms: int
+def compare_backend(
+    arguments: dict[str, Any], effect: Effect, reply: scripts.Reply, number: int
 ) -> str:
     """Returns how what the result backend holds differs from what the reply says, or ""."""
-    before, replied = case.arguments["backend"], script.reply(raw_reply).case
+    before, (backend, ttl_ms) = arguments["backend"], effect.keys[number]
+    if isinstance(before, OtherType):
+        before = WRONG_TYPE
     # A resend is `written`, too, if the result is there already.
-    is_written = replied == "written" and before != META
+    is_written = reply.case == "written" and before != META
     if backend != (META if is_written else before):
-        return f"{replied}: the result backend holds {backend!r}"
-    expected_ms = case.arguments["expires"] * 1000 if is_written else _BACKEND_MS
-    if backend is not None and abs(ttl_ms - (expected_ms or -1)) > TOLERANCE_MS:
-        return f"{replied}: the result backend keeps it for {ttl_ms} ms"
-    return ""
+        return f"{reply.case}: the result backend holds {backend!r}"
+    expected_ms = arguments["expires"] * 1000 if is_written else _BACKEND_MS
+    if backend is None or (not expected_ms and ttl_ms == -1):
+        return ""
+    return effect.expiry_difference("result", number, effect.moment + expected_ms)
+
+
+def _is_forgotten(script: scripts.Script, case: Case) -> bool:
+    """Whether the call deletes a record that cannot be read."""
+    state, token = case.arguments.get("state"), case.arguments.get("token")
+    return script.name == "forget" and (state == "" or (state, token) == ("?", ""))
 
 
 def _compare_damaged(script: scripts.Script, case: Case, reply: scripts.Reply, raw: Any) -> str:
     """A script that must read the record reports that it cannot, and does not change it."""
     if script.name == "forget":
-        any_state = case.arguments["state"] == ""
-        as_displayed = (case.arguments["state"], case.arguments["token"]) == ("?", "")
-        expected = ("ok", b"", None) if any_state or as_displayed else (
+        expected = ("ok", b"", None) if _is_forgotten(script, case) else (
             "changed", case.record, case.record
         )  # fmt: skip
     elif case.arguments.get("token") == 0:  # a replay, which does not read the record

@@ -59,7 +59,8 @@ class TurnProtocol:
         result = self._begin(record, turn, clock, wait_ms, entry, arguments)
         is_anew = record is not None and self.is_anew(record, arguments["root"])
         if is_anew and result.entry is UNCHANGED:
-            result = result._replace(moved=record)
+            moved = record._replace(expires=max(record.expires, clock.ms + 1))
+            result = result._replace(moved=moved)
             if result.after is None:
                 result = result._replace(after=record)
         return result
@@ -96,6 +97,8 @@ class TurnProtocol:
             record is not None and record.finished and result.case != "begun"
         ):
             return TurnResult(result.case, result.replied, result.after, turn)
+        if turn is not None and not turn.readable:
+            return TurnResult("corrupt", turn, record, turn)
         waiting = self.waiting(turn, clock)
         if turn is not None and self.blocks(turn, record, task_id, clock):
             waits = waiting is not None and waiting.task_id == task_id
@@ -136,7 +139,7 @@ class TurnProtocol:
         self, script: str, record: Record | None, turn: Record | None, clock: Clock,
         arguments: dict[str, Any],
     ) -> TurnResult:  # fmt: skip
-        token, retention_ms = arguments["token"], arguments["retention_ms"]
+        token = arguments["token"]
         runs = record is not None and record.state == STARTED
         if runs and not self.holds(turn, token):
             return TurnResult("lost", turn and record, record, turn)
@@ -145,7 +148,7 @@ class TurnProtocol:
             return TurnResult("lost", turn and record, record, turn)
         if runs:
             last = result.after._replace(state=SETTLED[result.after.state], until=0)
-            turn = self.end_turn(turn, clock, last, clock.ms + retention_ms)
+            turn = self.end_turn(turn, clock, last, result.after.expires)
         return TurnResult(result.case, result.replied, result.after, turn)
 
     def release(
@@ -212,6 +215,8 @@ class TurnProtocol:
         self, record: Record | None, turn: Record | None, clock: Clock, *, task_id: bytes,
         fingerprint: bytes, hold_ms: int, waits: int,
     ) -> TurnResult:  # fmt: skip
+        if turn is not None and not turn.readable:
+            return TurnResult("corrupt", turn, record, turn)
         waiting = self.waiting(turn, clock)
         if not hold_ms:
             if turn is not None and waiting is not None and waiting.task_id == task_id:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any, NamedTuple
-
-import redis
 
 from celery_idempotent.store import scripts
 from labs.verification import table
@@ -23,23 +20,10 @@ from labs.verification.model import (
     Record,
     Waiting,
 )
+from labs.verification.single_calls import Call, Effect
 from labs.verification.turn_model import TurnProtocol, TurnResult
-from labs.verification.wire import (
-    MOMENT,
-    TIMES_FROM_NOW,
-    TOLERANCE_MS,
-    at,
-    encode,
-    entry,
-    microsecond,
-    timeless,
-    times_of,
-)
+from labs.verification.wire import at, encode, entry, microsecond
 from tests.store.record_harness import HOLD_MS, KEY, LEASE_MS, OTHER_ARGUMENTS, RETENTION_MS
-
-#: Calls of each script.
-CASES = 2500
-_PIPELINED = 60
 
 _FIRST, _SECOND, _THIRD = table.FIRST_ID, table.SECOND_ID, b"\0" + b"3" * 16
 _TASKS = [_FIRST, _FIRST, _SECOND, _THIRD]
@@ -57,6 +41,7 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
         **table.ARGUMENTS["fused_complete"],
         "token": table.ARGUMENTS["complete"]["token"],
         "backend": [None],
+        "is_mute": [False],
     },
     "reserve_turn": {**table.ARGUMENTS["reserve"], "waits": [0, 1]},
 }
@@ -71,30 +56,19 @@ class Case(NamedTuple):
     arguments: dict[str, Any]
 
 
-def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[str]:
-    """Yields a description of each call whose effect differs from the model's."""
-    script = scripts.load(name)
-    sha = client.script_load(TIMES_FROM_NOW + script.source)
-    seconds, _ = client.time()
-    drawn = _cases(random.Random(f"turn of {name}"), name, cases, seconds * 1000)
-    while batch := list(islice(drawn, _PIPELINED)):
-        pipeline = client.pipeline(transaction=False)
-        for number, case in enumerate(batch):
-            _queue(pipeline, script, sha, f"idem:turns:{number}", case)
-        results = iter(pipeline.execute(raise_on_error=False))
-        for case in batch:
-            replies = [next(results) for _ in range(15)]
-            mismatch = _compare(script, case, *replies[3:14])
-            if mismatch:
-                yield f"{name}: {mismatch}: {case}"
-
-
-def _cases(rng: random.Random, name: str, limit: int, now_ms: int) -> Iterator[Case]:
-    lists = ARGUMENTS[name]
+def all_cases(name: str, limit: int, now_ms: int) -> Iterator[Case]:
+    """Yields as many cases of a script; they are the same each time."""
+    rng, lists = random.Random(f"turn of {name}"), ARGUMENTS[name]
     for _ in range(limit):
         record = None if name == "reserve_turn" else _record(rng, now_ms)
         arguments = {argument: rng.choice(values) for argument, values in lists.items()}
-        turn = _turn(rng, record, now_ms)
+        turn = _turn(rng, record)
+        if turn is not None:
+            turn = table.vary(rng, turn)
+            if rng.random() < 0.03:
+                turn = turn._replace(state="Z")
+            ahead = table.AHEAD + now_ms * 1000 if turn.token == table.TOKEN + 10 else 0
+            turn = turn._replace(token=turn.token + ahead, expires=turn.expires + now_ms)
         if turn is not None and "token" in arguments and rng.random() < 0.7:
             arguments["token"] = turn.token
         beside = None
@@ -113,19 +87,20 @@ def _record(rng: random.Random, now_ms: int) -> Record | None:
         record = rng.choice(table.all_records())
         if isinstance(record, Record):
             break
+    record = table.vary(rng, record)
     ahead = table.AHEAD + now_ms * 1000 if record.token > table.TOKEN else 0
-    return record._replace(token=record.token + ahead, expires=now_ms + RETENTION_MS)
+    return record._replace(token=record.token + ahead, expires=record.expires + now_ms)
 
 
-def _turn(rng: random.Random, record: Record | None, now_ms: int) -> Record | None:
-    """Returns a record of the turn: often that of the same execution."""
+def _turn(rng: random.Random, record: Record | None) -> Record | None:
+    """Returns a record of the turn, from now: often that of the same execution."""
     if rng.random() < 0.12:
         return None
     state = rng.choice("SSSSSRRC")
     same = record is not None and rng.random() < 0.6
     token = record.token if same and record is not None else table.TOKEN + rng.choice([-9, 9])
     if rng.random() < 0.1:
-        token = table.TOKEN + 10 + table.AHEAD + now_ms * 1000
+        token = table.TOKEN + 10
     fingerprint = rng.choice([KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""])
     if state == "C":
         form, body = rng.choice(
@@ -134,7 +109,7 @@ def _turn(rng: random.Random, record: Record | None, now_ms: int) -> Record | No
         root, owner = rng.choice([(b"", b""), *((root, b"12345678") for root in table.ROOTS)])
         return Record(
             rng.choice("CF"), 1, token, -LEASE_MS, fingerprint, rng.choice(_TASKS), b"w", owner,
-            form, body, now_ms + _TURN_MS, root,
+            form, body, _TURN_MS, root,
         )  # fmt: skip
     owners = {"S": [b"", b"1" * 8], "R": [b"", b"1", NOBODY]}
     owner = rng.choice(owners[state])
@@ -143,14 +118,15 @@ def _turn(rng: random.Random, record: Record | None, now_ms: int) -> Record | No
     root = table.ROOTS[0] if owner not in (b"", NOBODY) else b""
     return Record(
         state, attempt, token, rng.choice(_TIMES), fingerprint, rng.choice(_TASKS), b"w", owner,
-        b"17" if attempt == 2 else b"", rng.choice([b"", b"", table.ENTRY]), now_ms + _TURN_MS,
+        b"17" if attempt == 2 else b"", rng.choice([b"", b"", table.ENTRY, table.LONG_ENTRY]),
+        _TURN_MS,
         root, 0, waiting,
     )  # fmt: skip
 
 
 def _waiting(rng: random.Random) -> tuple[Waiting, ...]:
     at_ms = rng.choice([-1, 0, 1, HOLD_MS, 3 * RETENTION_MS, 3 * RETENTION_MS, -HOLD_MS])
-    fingerprint = rng.choice([KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""])
+    fingerprint = rng.choice([KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b"", *table.LABELLED])
     return (Waiting(rng.choice(_TASKS), at_ms, fingerprint),)
 
 
@@ -159,47 +135,33 @@ def _entry() -> bytes:
     return entry(Waiting(_SECOND, 2**46, b""))
 
 
-def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Case) -> None:
-    values = [case.arguments.get(argument, 0) for argument in script.argv]
-    times = []
-    beside = f"{name}:{case.arguments.get('root', table.ROOTS[0]).hex()}"
-    other = f"{name}:{table.ROOTS[0].hex()}"
-    turn = f"{name}:t"
-    names = [name, turn]
+def call(script: scripts.Script, case: Case, name: str, now_ms: int) -> Call:
+    """Returns the call of a case; `name` is that of the message's record."""
+    turn, beside = f"{name}:t", f"{name}:{case.arguments.get('root', table.ROOTS[0]).hex()}"
+    before = {
+        key: (record, record.expires if record else 0)
+        for key, record in ((name, case.record), (turn, case.turn), (beside, case.entry))
+    }
+    # Begin may move the record to the entry of an earlier message.
+    before.setdefault(f"{name}:{table.ROOTS[0].hex()}", (None, 0))
     if "backend" in case.arguments:
-        names.insert(1, f"{name}:b")
+        keys = [name, f"{name}:b", turn]
+        before[keys[1]] = None, 0
     elif script.name in WITH_ENTRY:
-        names.insert(1, beside)
-    if script.name == "reserve_turn":
-        names = [turn]
-    everything = ((1, name, case.record), (len(names), turn, case.turn), (2, beside, case.entry))
-    for number, key, record in everything:
-        if record is None:
-            pipeline.delete(key)
-            continue
-        pipeline.set(key, timeless(record), pxat=record.expires)
-        times += times_of(number, record)
-    pipeline.evalsha(sha, len(names), *names, *values, ";".join(times))
-    pipeline.get(names[0] + MOMENT)
-    for key in (name, turn, beside, other):
-        pipeline.get(key).pttl(key)
-    pipeline.time().delete(*names, beside, other)
+        keys = [name, beside, turn]
+    else:
+        keys = [turn] if script.name == "reserve_turn" else [name, turn]
+    return Call(keys, table.argv_of(script, case.arguments), before)
 
 
-def _compare(
-    script: scripts.Script, case: Case, raw_reply: Any, moment: bytes, raw: Any, ttl_ms: int,
-    turn_raw: Any, turn_ttl_ms: int, entry_raw: Any, entry_ttl_ms: int, other_raw: Any,
-    other_ttl_ms: int, time: tuple[int, int],
-) -> str:  # fmt: skip
+def compare(script: scripts.Script, case: Case, effect: Effect) -> str:
     """Returns how the call differs from the model, or ""."""
-    if not isinstance(raw_reply, bytes):
-        return f"replies {raw_reply!r}"
-    reply = script.reply(raw_reply)
-    record, turn = at(case.record, int(moment)), at(case.turn, int(moment))
-    beside = at(case.entry, int(moment))
-    now_ms = reply.now_ms or int(moment)
-    microseconds = {microsecond(now_ms, raw), microsecond(now_ms, turn_raw)}
-    clock = Clock(now_ms, max(microseconds))
+    if not isinstance(effect.reply, bytes):
+        return f"replies {effect.reply!r}"
+    reply = script.reply(effect.reply)
+    record, turn, beside = (at(each, effect.moment) for each in case[:3])
+    now_ms = reply.now_ms or effect.moment
+    clock = Clock(now_ms, max(microsecond(now_ms, raw) for raw, _ in effect.keys[:2]))
     arguments = case.arguments | ({"entry": beside} if script.name in WITH_ENTRY else {})
     expected: TurnResult = getattr(TurnProtocol(), script.name)(record, turn, clock, **arguments)
     if reply.case != expected.case:
@@ -207,19 +169,14 @@ def _compare(
     if reply.raw != (encode(expected.replied) or b""):
         return f"replies {reply.raw!r}, not {encode(expected.replied)!r}"
     after_entry = beside if expected.entry is UNCHANGED else expected.entry
-    stored = [
-        ("record", raw, ttl_ms, expected.after), ("turn", turn_raw, turn_ttl_ms, expected.turn),
-        ("entry", entry_raw, entry_ttl_ms, after_entry),
-    ]  # fmt: skip
-    if case.arguments.get("root") not in (None, table.ROOTS[0]):
-        stored.append(("other entry", other_raw, other_ttl_ms, expected.moved))
-    for what, value, left_ms, after in stored:
-        if after is not None and after.expires <= now_ms + 1:
-            continue  # the server may have forgotten it already
-        if value != encode(after):
-            return f"stores the {what} {value!r}, not {encode(after)!r}"
-        if after is not None:
-            expires = time[0] * 1000 + left_ms
-            if left_ms < 0 or abs(expires - after.expires) > TOLERANCE_MS:
-                return f"stores the {what} for {left_ms} ms"
-    return ""
+    stored = {"record": expected.after, "turn": expected.turn, "entry": after_entry}
+    if "backend" in case.arguments:
+        if difference := table.compare_backend(case.arguments, effect, reply, 3):
+            return difference
+    elif len(effect.keys) > len(stored):
+        stored["entry of an earlier message"] = expected.moved
+    differences = (
+        effect.difference(what, number, after)
+        for number, (what, after) in enumerate(stored.items())
+    )
+    return next(filter(None, differences), "")

@@ -22,19 +22,6 @@ do
 end
 """
 
-#: The same for any times, as the last argument lists them: number of the key, position, and
-#: milliseconds from now.
-TIMES_FROM_NOW = """
-do
-  local clock = redis.call('TIME')
-  local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-  for key, position, ms in string.gmatch(ARGV[#ARGV], '(%d+) (%d+) (-?%d+)') do
-    redis.call('SETRANGE', KEYS[tonumber(key)], position, struct.pack('>I6', now + ms))
-  end
-  redis.call('SET', KEYS[1] .. ':moment', now, 'PX', 60000)
-end
-"""
-
 
 def encode(record: Record | None) -> bytes | None:
     """Returns the record's bytes, as record/layout.py documents them."""
@@ -43,9 +30,10 @@ def encode(record: Record | None) -> bytes | None:
     owner = record.root + record.owner
     if record.sending:
         owner += record.until.to_bytes(6, "big")
+    form = record.format if record.met is None else record.format + b",%d" % record.met
     fields = (
         (1, record.fingerprint), (2, record.task_id), (1, record.worker), (1, owner),
-        (1, record.format),
+        (1, form),
     )  # fmt: skip
     return b"".join((
         record.state.encode(), record.attempt.to_bytes(1, "big"), record.token.to_bytes(7, "big"),
@@ -67,7 +55,8 @@ def entry(waiting: Waiting) -> bytes:
 def timeless(record: Record) -> bytes:
     """Returns the bytes of a record whose times are from now, without these."""
     waiting = tuple(each._replace(at=0) for each in record.waiting)
-    return encode(record._replace(at=0, until=0, waiting=waiting)) or b""
+    met = None if record.met is None else 10**12  # as many digits as a time has
+    return encode(record._replace(at=0, until=0, waiting=waiting, met=met)) or b""
 
 
 def times_of(number: int, record: Record) -> list[str]:
@@ -77,6 +66,8 @@ def times_of(number: int, record: Record) -> list[str]:
     until = 15 + 5 + sum(map(len, fields))
     if record.sending:
         times.append(f"{number} {until} {record.until}")
+    if record.met is not None:
+        times.append(f"{number} {until + 2 + len(record.format)} {record.met}t")
     if record.waiting:
         head = timeless(record._replace(waiting=(), body=b""))
         times.append(f"{number} {len(head) + 14} {record.waiting[0].at}")
@@ -89,7 +80,8 @@ def at(record: Record | None, moment: int) -> Record | None:
         return None
     waiting = tuple(each._replace(at=each.at + moment) for each in record.waiting)
     until = record.until + moment if record.sending else 0
-    return record._replace(at=record.at + moment, until=until, waiting=waiting)
+    met = None if record.met is None else record.met + moment
+    return record._replace(at=record.at + moment, until=until, waiting=waiting, met=met)
 
 
 def microsecond(now_ms: int, raw: bytes | None) -> int:

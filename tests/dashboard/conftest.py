@@ -13,9 +13,9 @@ import pytest
 import uvicorn
 
 from celery_idempotent.dashboard import asgi
-from celery_idempotent.dashboard.access import local_user
-from celery_idempotent.testing.server import RedisServer
+from celery_idempotent.dashboard.protection import local_user
 from tests.monitoring.conftest import Shop, client, shop  # noqa: F401
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from celery import Celery
 from redis import Redis
 
-from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
 from tests.dashboard.shop import URL_VARIABLE, make_app
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 from tests.worker.harness import FAST_REDELIVERY, Worker, WorkerProcess
 

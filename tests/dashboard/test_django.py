@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
 from tests.dashboard.test_forget import fields_of
 from tests.http.drivers.web_server import WebServer
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import URL_VARIABLE
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")

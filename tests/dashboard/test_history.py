@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_idempotent.dashboard.history import HEIGHT, RANGES, STEP, History, chart
+from celery_idempotent.dashboard.history import RANGES, STEP, History
+from celery_idempotent.dashboard.presentation import environment
 
 
 def sample(history: History, now: float, **workers: int) -> None:
@@ -96,8 +97,8 @@ def test_two_dashboards_with_one_file_count_once(tmp_path: Path) -> None:
 
 
 def test_a_chart_has_a_bar_for_each_number_above_zero() -> None:
-    drawn = chart("Runs", [0, 5, 0, 10])
+    bars = environment.get_template("parts.html").module.bars
 
-    assert (drawn.total, drawn.highest, drawn.path.count("M")) == (15, 10, 2)
-    assert f" {HEIGHT / 2:.1f}h" in drawn.path
-    assert chart("Runs", []).path == ""
+    path = bars([0, 5, 0, 10])
+    assert path == "M150.0 40.0h149.0V80h-149.0zM450.0 0.0h149.0V80h-149.0z"
+    assert not bars([0, 0])

@@ -12,8 +12,8 @@ from celery_idempotent.dashboard import index as module
 from celery_idempotent.dashboard.index import Query, RecordIndex
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.monitoring import formatting
-from celery_idempotent.testing.server import RedisServer
 from tests.monitoring.conftest import Shop
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.fixture

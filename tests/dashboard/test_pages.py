@@ -17,9 +17,9 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.monitoring import inspect_commands
-from celery_idempotent.testing.server import RedisServer
 from tests.dashboard.conftest import names_of_threads
 from tests.monitoring.conftest import Shop
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 
 

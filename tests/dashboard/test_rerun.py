@@ -13,7 +13,7 @@ from celery.app.trace import build_tracer
 from celery_idempotent import signals
 from celery_idempotent.dashboard import Access
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
-from celery_idempotent.monitoring import rerunning
+from celery_idempotent.monitoring import changes
 from tests.dashboard.test_forget import fields_of
 from tests.monitoring.conftest import Shop
 
@@ -165,7 +165,7 @@ def test_a_message_that_cannot_be_read_is_reported(
     def find(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(rerunning, "find_ended", find)
+    monkeypatch.setattr(changes, "find_ended", find)
 
     response = web.get("/rerun", params={"key": key})
     assert (response.status_code, str(error) in response.text) == (status, True)

@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 
-from celery_idempotent.contrib.django import settings as django_settings
+from celery_idempotent.contrib.django.middleware import OPTIONS
 from celery_idempotent.contrib.http.middleware import BaseMiddleware
 from celery_idempotent.contrib.http.problem import Problem
 from celery_idempotent.contrib.http.response import NEVER_STORED, RETRIED_STATUSES
@@ -48,7 +48,7 @@ def test_every_option_is_documented_with_its_default() -> None:
         for name, parameter in inspect.signature(BaseMiddleware).parameters.items()
         if name != "app"
     }
-    assert {upper: name for name, upper, _ in rows} == django_settings.OPTIONS
+    assert {upper: name for name, upper, _ in rows} == OPTIONS
     assert [name for name, _, _ in rows] == list(parameters)
     for name, _, documented in rows:
         default = parameters[name].default

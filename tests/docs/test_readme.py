@@ -12,9 +12,9 @@ from celery import Celery
 
 from celery_idempotent import TASK_ID, IdempotentTask, KeyReusedError
 from celery_idempotent.settings import PREFIX
-from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
 from tests.docs.pages import ROOT, block_with, prose
+from tests.servers.redis_server import RedisServer
 
 README = ROOT / "README.md"
 TASK = ROOT / "docs/reference/task.md"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
 from tests.docs.pages import ROOT, python_blocks
 from tests.docs.transcripts import blocks, commands, missing_lines
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 
 pytestmark = pytest.mark.exhaustive

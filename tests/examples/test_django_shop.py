@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import PostgreSQL
 
 pytest.importorskip("django")

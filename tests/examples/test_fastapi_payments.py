@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers.web_server import REPOSITORY, WebServer, serving
+from tests.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.exhaustive
 

@@ -12,8 +12,8 @@ from kombu import Connection
 from redis import Redis
 
 from celery_idempotent import Idempotency
-from celery_idempotent.testing.server import RedisServer
 from examples.forwarding.forward import BATCH, Forwarder
+from tests.servers.redis_server import RedisServer
 
 WEBHOOKS = 300
 

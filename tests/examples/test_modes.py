@@ -43,19 +43,18 @@ def start_worker(tmp_path: Path) -> Iterator[Callable[[Any], WorkerProcess]]:
 
 
 @pytest.fixture
-def connect(idempotency_server: RedisServer) -> Iterator[Callable[[Celery], None]]:
-    """Lets an app use the private server, in databases that no other test uses."""
-    url = idempotency_server.url.removesuffix("/0") + "/3"
-    idempotency_server.client(db=3).flushdb()
+def connect() -> Iterator[Callable[[Celery], None]]:
+    """Lets an app use a server of the test."""
     apps: list[Celery] = []
+    with RedisServer() as server:
 
-    def connect(app: Celery) -> None:
-        app.conf.update(broker_url=url, result_backend=url)
-        apps.append(app)
+        def connect(app: Celery) -> None:
+            app.conf.update(broker_url=server.url, result_backend=server.url)
+            apps.append(app)
 
-    yield connect
-    for app in apps:
-        close(app)
+        yield connect
+        for app in apps:
+            close(app)
 
 
 @pytest.mark.worker

@@ -116,10 +116,10 @@ class TestErrors:
     def test_a_server_that_cannot_be_started(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        def start(**_: object) -> RedisServer:
+        def start(_: RedisServer) -> None:
             raise RedisServerError("No server here [none].")
 
-        monkeypatch.setattr(RedisServer, "start", start)
+        monkeypatch.setattr(RedisServer, "__init__", start)
 
         assert cli.main([]) == cli.COULD_NOT_RUN
         assert capsys.readouterr().err == "No server here [none].\n"
@@ -127,10 +127,10 @@ class TestErrors:
     def test_ctrl_c(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        def start(**_: object) -> RedisServer:
+        def start(_: RedisServer) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(RedisServer, "start", start)
+        monkeypatch.setattr(RedisServer, "__init__", start)
 
         assert cli.main([]) == cli.INTERRUPTED
         assert capsys.readouterr().err.startswith("Interrupted")

@@ -20,8 +20,8 @@ import threading
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.process import Stoppable
+from tests.servers.ports import Ports
+from tests.servers.program import Stoppable
 
 _CHUNK = 1 << 20
 _DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "amqp": 5672, "amqps": 5671}

@@ -9,16 +9,15 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.redis_server import RedisServer
 
 SHORT_TIMEOUT = 0.2
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    with ConfigurableRedisServer.start(password="s3cret/@:") as server:
+    with RedisServer.start(password="s3cret/@:") as server:
         yield server
 
 

@@ -13,8 +13,8 @@ from celery import Celery
 from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.store import breaker
 from celery_idempotent.testing import IsolatedRecords
-from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")

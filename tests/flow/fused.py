@@ -12,9 +12,9 @@ import pytest
 from celery import Celery, Task
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
 from tests.flow.deliveries import Deliveries
+from tests.servers.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 

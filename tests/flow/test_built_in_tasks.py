@@ -15,8 +15,8 @@ from celery.app.builtins import (
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import tasks as doctor
-from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import Deliveries
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from celery_idempotent import DecryptionError, IdempotentTask
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 Make = Callable[..., IdempotentTask]
 

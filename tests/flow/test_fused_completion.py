@@ -15,7 +15,6 @@ from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
 from celery_idempotent import IdempotentTask, State
 from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.store import scripts
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.flow.deliveries import begin_elsewhere
 from tests.flow.fused import (
@@ -29,6 +28,7 @@ from tests.flow.fused import (
     sent_by,
     unserialisable,
 )
+from tests.servers.redis_server import RedisServer
 from tests.sql.databases import effects, new_engine
 from tests.store.deployments import documented_rules
 from tests.waiting import SOON

@@ -14,7 +14,6 @@ from celery_idempotent.signals import begin_replied
 from celery_idempotent.signals import replayed as replayed_signal
 from celery_idempotent.store import scripts
 from celery_idempotent.store.breaker import THRESHOLD
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.flow.deliveries import Deliveries
 from tests.flow.fused import (
@@ -24,6 +23,7 @@ from tests.flow.fused import (
     offer,
     recorded,
 )
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 
 __all__ = ["offer"]  # the fixture

@@ -10,8 +10,8 @@ import pytest
 
 from celery_idempotent import ConflictError, IdempotentTask, StoreUnavailableError
 from celery_idempotent.store import scripts
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 Make = Callable[..., IdempotentTask]

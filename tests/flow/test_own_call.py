@@ -8,9 +8,9 @@ import pytest
 
 from celery_idempotent import ConflictError, IdempotentTask
 from celery_idempotent.task import republish
-from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import begin_elsewhere
 from tests.flow.fused import Offer, meta_of, offer
+from tests.servers.redis_server import RedisServer
 
 __all__ = ["offer"]  # the fixture
 

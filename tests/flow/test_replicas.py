@@ -10,8 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, State, StoreUnavailableError
-from celery_idempotent.testing.server import RedisServer
-from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.redis_server import RedisServer
 
 Make = Callable[..., IdempotentTask]
 
@@ -21,7 +20,7 @@ WAIT = 1.0
 
 @pytest.fixture(scope="module")
 def running_replica(server: RedisServer) -> Iterator[RedisServer]:
-    with ConfigurableRedisServer.start(replica_of=server) as replica:
+    with RedisServer.start(replica_of=server) as replica:
         yield replica
 
 

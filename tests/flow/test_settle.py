@@ -20,8 +20,8 @@ from celery_idempotent.store.commands import Command
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing import IsolatedRecords
-from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import begin_elsewhere
+from tests.servers.redis_server import RedisServer
 
 Make = Callable[..., IdempotentTask]
 

@@ -13,8 +13,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import ConflictError, IdempotentTask, State
 from celery_idempotent.lease.heartbeat import heartbeat
-from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import Deliveries, End, SignalAtLine, begin_elsewhere
+from tests.servers.redis_server import RedisServer
 
 Make = Callable[..., IdempotentTask]
 

@@ -33,9 +33,9 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.transport.server import pack
 from celery_idempotent.task import straight
-from celery_idempotent.testing.server import RedisServer
 from tests.exhaustive import exhaustive_except
 from tests.flow.deliveries import Deliveries, End, SignalAtLine, begin_elsewhere
+from tests.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("STRAIGHT_LINE") == "off", reason="STRAIGHT_LINE is off"
@@ -351,8 +351,7 @@ def test_commands_are_those_of_the_flow(
         return execute(call)
 
     def packed(command: commands.Command) -> bytes:
-        script, arguments = store._call(command)
-        return pack(("EVALSHA", script.sha, *arguments))
+        return pack(store._call(command))
 
     monkeypatch.setattr(store, "send_packed", send)
     monkeypatch.setattr(straight.StraightCall, "execute", run)

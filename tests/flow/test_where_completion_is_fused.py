@@ -11,7 +11,6 @@ from celery.backends.redis import RedisBackend
 from celery.states import SUCCESS
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.testing.server import RedisServer
 from tests.flow.fused import (
     BY_CELERY,
     FUSED,
@@ -22,6 +21,7 @@ from tests.flow.fused import (
     recorded,
     sent_by,
 )
+from tests.servers.redis_server import RedisServer
 
 __all__ = ["offer"]  # the fixture
 

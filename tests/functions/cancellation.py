@@ -16,8 +16,8 @@ from celery_idempotent import Idempotency
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import scripts
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, SOON
 
 #: Seconds by which the proxy delays a reply: longer than TURNS turns of the event loop.

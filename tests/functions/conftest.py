@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from celery_idempotent import Idempotency
-from celery_idempotent.testing.server import RedisServer
 from tests.functions.shop import Shop
+from tests.servers.redis_server import RedisServer
 
 #: Seconds. On a busy machine a process may be paused for so long that its lease expires.
 LEASE = 2.0

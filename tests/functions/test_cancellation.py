@@ -13,8 +13,8 @@ import pytest
 
 from celery_idempotent import Idempotency, State
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
+from celery_idempotent.store import scripts
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.functions.cancellation import (
     FOREVER,
@@ -32,6 +32,7 @@ from tests.functions.cancellation import (
     in_the_body,
     waiting,
 )
+from tests.servers.redis_server import RedisServer
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -228,17 +229,17 @@ class TestFunctions:
             await charge("warm " + key)
             runs.clear()
             store = idem.async_executor.store
-            call, commands = store._transport.call, []
+            send, commands = store._transport.send, []
 
-            async def cancel_before_return(script: Any, *more: Any, **followup: Any) -> Any:
-                reply = await call(script, *more, **followup)
-                if script.name == moment:
-                    commands.append(more)
+            async def cancel_before_return(command: Any, **followup: Any) -> Any:
+                reply = await send(command, **followup)
+                if command[1] == scripts.load(moment).sha:
+                    commands.append(command)
                     task.cancel()
                     await asyncio.sleep(0)
                 return reply
 
-            store._transport.call = cancel_before_return  # type: ignore[method-assign]
+            store._transport.send = cancel_before_return  # type: ignore[method-assign]
             task = asyncio.create_task(charge(key))
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -23,10 +23,9 @@ from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.commands import Extension
-from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.testing.server import RedisServer
 from tests.functions.cancellation import eventually_async
 from tests.functions.conftest import LEASE
+from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, eventually
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -148,7 +147,7 @@ class TestHeartbeat:
 
             store.extend = count_leases  # type: ignore[method-assign]
             sent_at = time.monotonic()
-            leases: list[Lease[RecordStore]] = [
+            leases: list[Lease] = [
                 Lease(
                     store,
                     Extension(idem.key_of(f"{key}:{n}"), n, 300, 1000),

@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet
 
 from celery_idempotent import DecryptionError, Idempotency
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 OLD, NEW = Fernet.generate_key(), Fernet.generate_key()
 SECRET = "VISA-1111-1111-1111"

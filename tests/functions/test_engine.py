@@ -15,7 +15,7 @@ from celery_idempotent import (
     Idempotency,
 )
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 WAIT_OR_RAISE = "must be 'wait' or 'raise' outside tasks"
 RAISE_OR_RUN = "must be 'raise' or 'run' outside tasks"

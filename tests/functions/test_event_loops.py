@@ -18,9 +18,9 @@ import redis
 from asgiref.sync import async_to_sync
 
 from celery_idempotent import Decision, Idempotency
-from celery_idempotent.lease.asyncio_heartbeat import AsyncioHeartbeat
+from celery_idempotent.lease.asyncio_heartbeat import TimerRenewer
 from celery_idempotent.store.transport import per_loop
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, SOON, eventually
 
 LOOPS = 300
@@ -90,7 +90,7 @@ def bounded(client: redis.Redis) -> Iterator[Callable[[int], None]]:
     files, clients = open_files(), open_connections(client)
     yield check
     gc.collect()
-    assert sum(type(each) is AsyncioHeartbeat for each in gc.get_objects()) <= 3
+    assert sum(type(each) is TimerRenewer for each in gc.get_objects()) <= 3
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from celery_idempotent import (
     ResultNotStoredError,
     StoreUnavailableError,
 )
-from celery_idempotent.testing.server import RedisServer
 from tests.functions.shop import Shop
+from tests.servers.redis_server import RedisServer
 
 
 class Declined(Exception):

@@ -12,7 +12,7 @@ from celery_idempotent import ConflictError, Decision, Idempotency, KeyReusedErr
 from celery_idempotent.key.key import Key
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.message_headers import MessageHeaders
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 #: A key that a caller brings, and data that must not appear anywhere either.
 CARD, CUSTOMER = "4111-1111-1111-1111", "Ada Lovelace"

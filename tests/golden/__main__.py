@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 
 from celery_idempotent.record import layout
-from celery_idempotent.testing.server import RedisServer
 from tests.golden import FOLDER
 from tests.golden.all_cases import CASES
 from tests.golden.shop import Shop
+from tests.servers.redis_server import RedisServer
 
 
 def main() -> None:

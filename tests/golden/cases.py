@@ -15,9 +15,8 @@ from celery_idempotent import (
     ResultNotStoredError,
     State,
 )
-from celery_idempotent.payload.fields import step_field
 from celery_idempotent.record import layout, steps
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import Payload, step_field
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from tests.golden.shop import LONG_MS, VALUE, Shop

@@ -70,7 +70,7 @@ def switch_off(shop: Shop) -> dict[str, Any]:
 
 
 def is_switched_off(shop: Shop, kept: Any) -> None:
-    assert read(kept).unprotected
+    assert read(kept).explicit is False
 
 
 def publish(shop: Shop) -> dict[str, Any]:

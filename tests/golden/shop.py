@@ -12,8 +12,8 @@ from redis import Redis
 
 from celery_idempotent import Idempotency, IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
-from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
+from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import RecordHarness
 
 #: Of leases, reservations and retentions that do not end: fifty years.

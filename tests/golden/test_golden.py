@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from celery_idempotent.record import layout
-from celery_idempotent.testing.server import RedisServer
 from tests.golden import FOLDER
 from tests.golden.all_cases import CASES
 from tests.golden.shop import Shop
+from tests.servers.redis_server import RedisServer
 
 #: The states in each file, by file and case.
 STATES: dict[tuple[str, str], Any] = {

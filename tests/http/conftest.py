@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from celery_idempotent import Idempotency
-from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers.web_server import LEASE, MAX_BYTES, REPOSITORY
+from tests.servers.redis_server import RedisServer
 
 CREATE_USERS = """
 import django

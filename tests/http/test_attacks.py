@@ -14,9 +14,9 @@ from django.test import Client, override_settings
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib import asgi, wsgi
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
+from tests.servers.redis_server import RedisServer
 
 CLIENTS = 20
 

@@ -11,7 +11,6 @@ import httpx
 import pytest
 import redis
 
-from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers.web_server import (
     GTHREAD,
     LEASE,
@@ -21,6 +20,7 @@ from tests.http.drivers.web_server import (
     request_count,
     serving,
 )
+from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, eventually
 
 pytestmark = pytest.mark.exhaustive

@@ -22,10 +22,10 @@ from django.urls import path
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.django.middleware import IdempotencyMiddleware
-from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
 from tests.http.drivers.web_server import CHUNK, request_count
+from tests.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.usefixtures("django_project")
 
@@ -314,7 +314,7 @@ class TestSettings:
     def test_all_options_of_the_middleware_are_settings(self) -> None:
         import inspect
 
-        from celery_idempotent.contrib.django.settings import OPTIONS
+        from celery_idempotent.contrib.django.middleware import OPTIONS
         from celery_idempotent.contrib.http.middleware import BaseMiddleware
 
         arguments = set(inspect.signature(BaseMiddleware).parameters) - {"app"}

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib import asgi, wsgi
-from celery_idempotent.contrib.http.key_header import parse_key
 from celery_idempotent.contrib.http.middleware import record_key
+from celery_idempotent.contrib.http.request import parse_key
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
+from tests.servers.redis_server import RedisServer
 
 MAX_BODY, MAX_RESPONSE = 64, 256
 #: Statuses below 500 that do not end a key.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.contrib.http.key_header import MAX_KEY_LENGTH, parse_key
+from celery_idempotent.contrib.http.request import MAX_KEY_LENGTH, parse_key
 
 BARE = "".join(
     sorted(set(string.digits + string.ascii_letters + string.punctuation) - set('",;\\'))

@@ -24,9 +24,9 @@ from celery_idempotent.contrib import asgi, wsgi
 from celery_idempotent.contrib.http.middleware import record_key
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 IDENTITY = "alice"

@@ -6,8 +6,8 @@ import pytest
 
 from celery_idempotent.key import canonical
 from celery_idempotent.record import reservation
-from celery_idempotent.testing.server import RedisServer
 from labs.hostile import damage, keys, messages
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.mark.parametrize("serializer", keys.SERIALIZERS)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
 from labs.outages.deployments import find_outage
 from labs.outages.outage import Outage
 from labs.outages.report import is_met
 from labs.outages.run import run
+from tests.servers.redis_server import RedisServer
 
 pytestmark = [pytest.mark.worker, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.worker.conftest import ledger, open_shop, order, server  # noqa: F401
 from tests.worker.harness import Shop
 

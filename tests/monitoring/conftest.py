@@ -15,10 +15,10 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests import command_line
 from tests.apps import close
 from tests.monitoring.shop import make_app
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from redis import Redis
 
 from celery_idempotent import Idempotency, IdempotentTask
-from celery_idempotent.testing.server import RedisServer
 from tests.monitoring.conftest import Shop, list_json
 from tests.monitoring.shop import make_app
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent import IdempotentTask, signals
-from celery_idempotent.testing.server import RedisServer
 from tests.monitoring.conftest import Shop, list_json
 from tests.monitoring.shop import URL_VARIABLE, make_app
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ class TestForget:
 
         monkeypatch.setattr("click.confirm", run_again)
 
-        assert "changed meanwhile" in shop.celery("forget", "shop.charge", "[42, 999]", code=1)
+        assert "has changed since" in shop.celery("forget", "shop.charge", "[42, 999]", code=1)
         assert shop.charge.idempotency_record(42, 999) is not None
 
     def test_forgets_an_unreadable_record_by_its_key(self, shop: Shop) -> None:

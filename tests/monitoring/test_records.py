@@ -209,7 +209,7 @@ def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
             keys = [found.key for page in reader.scan() for found in page]
             assert len(reader.get(keys)) == len(reader.bytes_used(keys)) == 200
             assert reader.count_names() == 200
-            assert reader.server_info().replicas == 1
+            assert reader.server_info()["connected_slaves"] == 1
 
         with engine.execution("large") as execution:
             execution.complete("x" * 2_000)

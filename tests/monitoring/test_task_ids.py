@@ -11,8 +11,8 @@ from celery.result import AsyncResult
 from celery_idempotent import CallOutcome, outcome_of
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.record.record import Record
+from celery_idempotent.store.inspection.record_query import find_task
 from celery_idempotent.store.inspection.record_reader import RecordView
-from celery_idempotent.store.inspection.task_lookup import find_task
 from celery_idempotent.store.reference import Reference
 from celery_idempotent.store.run_sync import run_sync
 from tests.monitoring.conftest import Shop

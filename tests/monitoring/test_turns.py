@@ -13,9 +13,9 @@ from celery_idempotent.doctor import tasks as doctor
 from celery_idempotent.monitoring.prediction import Prediction, predict
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
-from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
 from tests.monitoring.conftest import Shop, list_json
+from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import FIRST, SECOND, SHORT_MS, RecordHarness
 from tests.store.turns import Turn
 from tests.waiting import eventually

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from celery_idempotent.testing.process import ServerError
+from tests.servers.program import ServerError
 
 
 @dataclass(frozen=True)

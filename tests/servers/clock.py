@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from celery_idempotent.testing.process import ServerError
+from tests.servers.program import ServerError
 
 #: Where packages install libfaketime, below /usr.
 _DIRECTORIES = ("lib/*/faketime", "lib*/faketime", "local/lib/faketime")

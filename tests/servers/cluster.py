@@ -19,10 +19,9 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.process import Stoppable
-from celery_idempotent.testing.server import RedisServer
-from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.ports import Ports
+from tests.servers.program import Stoppable
+from tests.servers.redis_server import RedisServer
 from tests.servers.waiting import wait_until
 
 __all__ = ["ClusterServers", "SlotMove"]
@@ -51,7 +50,7 @@ class ClusterServers(Stoppable):
 
     url: str
 
-    def __init__(self, nodes: Iterable[ConfigurableRedisServer], ports: Ports) -> None:
+    def __init__(self, nodes: Iterable[RedisServer], ports: Ports) -> None:
         self.nodes = tuple(nodes)
         self._ports = ports
         first_and_last = self.nodes[:: len(self.nodes) - 1]
@@ -84,8 +83,8 @@ class ClusterServers(Stoppable):
             **(config or {}),
         }
 
-        def start_node(port: int) -> ConfigurableRedisServer:
-            return ConfigurableRedisServer.start(kind, port=port, config=directives)
+        def start_node(port: int) -> RedisServer:
+            return RedisServer.start(kind, port=port, config=directives)
 
         ports = Ports(2 * _MASTERS)
         with ThreadPoolExecutor() as pool:
@@ -94,7 +93,7 @@ class ClusterServers(Stoppable):
         return cluster
 
     @property
-    def living(self) -> list[ConfigurableRedisServer]:
+    def living(self) -> list[RedisServer]:
         """The nodes that are running."""
         return [node for node in self.nodes if node.running]
 
@@ -102,20 +101,20 @@ class ClusterServers(Stoppable):
         """Returns a new redis-py client of the whole cluster."""
         return redis.RedisCluster(host="127.0.0.1", port=self.living[0].port, **options)
 
-    def master_of(self, key: str) -> ConfigurableRedisServer:
+    def master_of(self, key: str) -> RedisServer:
         """Returns the master that serves `key`."""
         return self._at(self._range_of(key).master)
 
-    def replica_of(self, key: str) -> ConfigurableRedisServer:
+    def replica_of(self, key: str) -> RedisServer:
         """Returns the replica that is promoted when the master of `key` fails."""
         return self._at(self._range_of(key).replicas[0])
 
-    def other_master(self, key: str) -> ConfigurableRedisServer:
+    def other_master(self, key: str) -> RedisServer:
         """Returns a master that does not serve `key`, to which its slot can be moved."""
         port = self.master_of(key).port
         return next(self._at(slots.master) for slots in self._view() if slots.master != port)
 
-    def kill_master_of(self, key: str, *, abrupt: bool = False) -> ConfigurableRedisServer:
+    def kill_master_of(self, key: str, *, abrupt: bool = False) -> RedisServer:
         """Kills the master of `key`, and returns it when its replica has been promoted.
 
         Args:
@@ -197,7 +196,7 @@ class ClusterServers(Stoppable):
         slot = key_slot(key.encode())
         return next(slots for slots in self._view() if slots.first <= slot <= slots.last)
 
-    def _at(self, port: int) -> ConfigurableRedisServer:
+    def _at(self, port: int) -> RedisServer:
         return next(node for node in self.nodes if node.port == port)
 
 

@@ -19,8 +19,8 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.process import Program, ServerError, Stoppable
+from tests.servers.ports import Ports
+from tests.servers.program import Program, ServerError, Stoppable
 from tests.waiting import POLL_INTERVAL, SOON, eventually
 
 

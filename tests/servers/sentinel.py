@@ -20,10 +20,9 @@ import redis
 from redis.exceptions import ResponseError
 from redis.sentinel import Sentinel
 
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.process import Stoppable
-from celery_idempotent.testing.server import RedisServer
-from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.ports import Ports
+from tests.servers.program import Stoppable
+from tests.servers.redis_server import RedisServer
 from tests.servers.waiting import wait_until
 
 __all__ = ["SentinelServers"]
@@ -47,7 +46,7 @@ class SentinelServers(Stoppable):
 
     def __init__(
         self,
-        nodes: Iterable[ConfigurableRedisServer],
+        nodes: Iterable[RedisServer],
         sentinels: Iterable[RedisServer],
         ports: Ports,
         password: str | None,
@@ -79,8 +78,8 @@ class SentinelServers(Stoppable):
         """
         ports = Ports(4)
         master_port, *sentinel_ports = ports.numbers
-        master = ConfigurableRedisServer.start(kind, port=master_port, password=password)
-        replica = ConfigurableRedisServer.start(kind, password=password, replica_of=master)
+        master = RedisServer.start(kind, port=master_port, password=password)
+        replica = RedisServer.start(kind, password=password, replica_of=master)
         name = cls.master_name
         config = {
             f"sentinel monitor {name}": f"127.0.0.1 {master.port} {_QUORUM}",
@@ -91,7 +90,7 @@ class SentinelServers(Stoppable):
             config[f"sentinel auth-pass {name}"] = password
 
         def start_sentinel(port: int) -> RedisServer:
-            return ConfigurableRedisServer.start(kind, port=port, sentinel=True, config=config)
+            return RedisServer.start(kind, port=port, sentinel=True, config=config)
 
         with ThreadPoolExecutor() as pool:
             sentinels = list(pool.map(start_sentinel, sentinel_ports))
@@ -104,14 +103,14 @@ class SentinelServers(Stoppable):
         return trio
 
     @property
-    def master(self) -> ConfigurableRedisServer:
+    def master(self) -> RedisServer:
         """The server that most Sentinels report as master."""
         ports = [self._master_port(sentinel) for sentinel in self.sentinels]
         elected = max(ports, key=ports.count)
         return next(node for node in self.nodes if node.port == elected)
 
     @property
-    def replica(self) -> ConfigurableRedisServer:
+    def replica(self) -> RedisServer:
         """The other server; after `failover` it is down until `rejoin`."""
         master = self.master
         return next(node for node in self.nodes if node is not master)
@@ -123,7 +122,7 @@ class SentinelServers(Stoppable):
         client: redis.Redis = group.master_for(self.master_name, password=self._password, **options)
         return client
 
-    def failover(self, *, abrupt: bool = False) -> ConfigurableRedisServer:
+    def failover(self, *, abrupt: bool = False) -> RedisServer:
         """Kills the master, and returns it when the replica has been promoted.
 
         Args:

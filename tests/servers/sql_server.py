@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 import psycopg
 import pymysql
 
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.process import Program, ServerError, Stoppable
+from tests.servers.ports import Ports
+from tests.servers.program import Program, ServerError, Stoppable
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.02

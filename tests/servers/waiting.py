@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from celery_idempotent.testing.process import ServerError
+from tests.servers.program import ServerError
 
 #: How long servers may take to agree. A Sentinel whose timer is late, as on a busy machine,
 #: does nothing for 30 seconds (its TILT mode).

@@ -11,7 +11,7 @@ from celery import Celery
 from sqlalchemy.engine import make_url
 
 from celery_idempotent import Idempotency
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
 from tests.sql import harness
 from tests.sql.databases import KINDS, LIBRARIES, TestDatabase, output_of

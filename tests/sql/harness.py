@@ -10,8 +10,8 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult
 
-from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
+from tests.servers.redis_server import RedisServer
 from tests.sql.databases import TestDatabase
 from tests.sql.shop import breakpoint_of, starts_of
 from tests.waiting import eventually

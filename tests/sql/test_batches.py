@@ -24,7 +24,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.flow import flow
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind
 from tests.sql.databases import REPOSITORY, TestDatabase, effects, new_engine
 from tests.sql.function_shop import forget_records

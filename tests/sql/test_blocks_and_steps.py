@@ -22,8 +22,8 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.sql.database import step_databases
 from celery_idempotent.sql.outcomes import Claim
 from celery_idempotent.sql.transaction import Transaction
-from celery_idempotent.testing.server import RedisServer
 from tests import command_line
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind
 from tests.sql.databases import TestDatabase, effects
 from tests.sql.function_shop import Shop, forget_records

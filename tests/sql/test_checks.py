@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.sql.databases import migrate, output_of
 
 pytestmark = pytest.mark.exhaustive

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import SQLServer
 from tests.sql.conftest import MARKS, SUFFICIENT
 from tests.sql.databases import LIBRARIES, TestDatabase, effects

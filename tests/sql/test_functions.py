@@ -17,7 +17,7 @@ from celery_idempotent import (
     TransactionError,
 )
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind
 from tests.sql.databases import TestDatabase, effects, new_engine
 from tests.sql.function_shop import Shop, forget_records

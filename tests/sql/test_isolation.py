@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_idempotent import ConflictError, Idempotency, StoreUnavailableError
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.sql.databases import TestDatabase, effects, new_engine
 
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")

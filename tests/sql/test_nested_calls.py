@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_idempotent import Idempotency, IdempotentTask, TransactionError
-from celery_idempotent.testing.server import RedisServer
 from tests.flow.deliveries import Deliveries
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
 

@@ -15,9 +15,9 @@ from celery_idempotent.contrib.sqlalchemy import outcomes
 from celery_idempotent.sql.database import forget_rows
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests import command_line
 from tests.apps import close
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
 from tests.waiting import SOON, eventually

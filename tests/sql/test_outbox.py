@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import MARKS
 from tests.sql.databases import KINDS, TestDatabase
 from tests.sql.harness import Shop

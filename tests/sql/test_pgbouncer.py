@@ -13,7 +13,7 @@ from sqlalchemy.engine import make_url
 
 from celery_idempotent import Idempotency, TransactionError
 from celery_idempotent.sql.database import Database
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import PgBouncer
 from tests.sql.databases import TestDatabase, effects, new_engine
 from tests.waiting import SOON

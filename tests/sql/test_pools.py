@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import MARKS
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_idempotent.contrib.sqlalchemy import outcomes
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from celery.result import AsyncResult
 
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.servers.sentinel import SentinelServers
 from tests.servers.waiting import wait_until
 from tests.sql.databases import TestDatabase

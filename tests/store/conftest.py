@@ -14,8 +14,8 @@ import pytest
 import redis
 
 from celery_idempotent.lease.heartbeat import Heartbeat
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import RedisServer
 from tests.store import deployments
 from tests.store.deployments import Choice, Site
 from tests.store.record_harness import RecordHarness, clear, close_stores, store_at

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer, find_servers
 from tests.servers.cluster import ClusterServers
-from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.redis_server import RedisServer, find_servers
 from tests.servers.sentinel import SentinelServers
 
 
@@ -61,19 +60,19 @@ def plain(kind: str) -> Iterator[Site]:
 
 @contextmanager
 def by_socket() -> Iterator[Site]:
-    with ConfigurableRedisServer.start(ANY, unix_socket=True) as server:
+    with RedisServer.start(ANY, unix_socket=True) as server:
         yield Site({"url": server.url}, server.client, server)
 
 
 @contextmanager
 def by_tls() -> Iterator[Site]:
-    with ConfigurableRedisServer.start(tls=True) as server:
+    with RedisServer.start(tls=True) as server:
         yield Site({"url": server.url}, server.client, server)
 
 
 @contextmanager
 def as_user() -> Iterator[Site]:
-    with ConfigurableRedisServer.start(ANY, users={USER: RULES}) as server:
+    with RedisServer.start(ANY, users={USER: RULES}) as server:
         yield Site({"url": server.url_as(USER, PASSWORD)}, server.client, server)
 
 

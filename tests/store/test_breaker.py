@@ -14,8 +14,8 @@ from celery_idempotent.store import breaker as module
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, THRESHOLD
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import LEASE_MS, RETENTION_MS, RecordHarness, store_at
 
 #: Longer than a test, which moves the clock before each probe.

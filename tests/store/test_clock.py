@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
-from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.redis_server import RedisServer
 from tests.store import deployments
 from tests.store.record_harness import LEASE_MS, SECOND, RecordHarness, close_stores, store_at
 
@@ -18,7 +17,7 @@ HOUR = 3600
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    with ConfigurableRedisServer.start(deployments.ANY, clock=True) as server:
+    with RedisServer.start(deployments.ANY, clock=True) as server:
         yield server
 
 

@@ -10,8 +10,8 @@ from celery import Celery
 
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import HOLD_MS, RecordHarness
 from tests.store.turns import Turn
 

@@ -14,8 +14,8 @@ from celery_idempotent.store import commands, scripts
 from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import (
     RESULT,
     RETENTION_MS,

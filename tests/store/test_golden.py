@@ -13,7 +13,7 @@ import pytest
 
 from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import HOLD_MS, OWNER, RecordHarness
 from tests.store.turns import Turn
 

@@ -18,8 +18,8 @@ from celery_idempotent.store import commands, scripts
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.server import ServerTransport
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import RedisServer
 from tests.store import deployments
 from tests.store.record_harness import HOLD_MS, RETENTION_MS, SECOND, RecordHarness, calls, store_at
 from tests.waiting import SOON, eventually

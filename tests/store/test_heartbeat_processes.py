@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from celery_idempotent.lease.heartbeat import Heartbeat
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.store import deployments
 from tests.store.record_harness import SECOND, RecordHarness, store_at
 from tests.store.test_heartbeat import (

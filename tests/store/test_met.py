@@ -63,6 +63,15 @@ def test_a_longer_retention_stays(harness: RecordHarness) -> None:
     assert kept(harness, RETENTION_MS)
 
 
+def test_a_completion_that_is_resent_keeps_it(harness: RecordHarness) -> None:
+    running = harness.started()
+    meet(harness)
+    harness.complete(running.token)
+
+    assert harness.complete(running.token).case == "ok"
+    assert kept(harness)
+
+
 def test_an_unmet_execution_keeps_the_retention(harness: RecordHarness) -> None:
     harness.complete(harness.started(keep_ms=KEEP_MS).token)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis.stateful import run_state_machine_as_test
 
-from celery_idempotent.testing.server import RedisServer
 from labs.verification.conformance import Machine, lengths
+from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import RecordHarness, store_at
 
 

@@ -11,8 +11,8 @@ from redis import Redis
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.store import record_store, reference
 from celery_idempotent.store.reference import Reference
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import RedisServer
 from tests.store import deployments
 from tests.store.record_harness import FIRST, RETENTION_MS, SECOND, RecordHarness, store_at
 from tests.waiting import eventually

@@ -12,10 +12,9 @@ from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
 from celery_idempotent.store.breaker import THRESHOLD
-from celery_idempotent.testing.server import RedisServer
 from tests.exhaustive import exhaustive_except
 from tests.faults.proxy import Proxy
-from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.redis_server import RedisServer
 from tests.store.deployments import KINDS
 from tests.store.record_harness import RecordHarness, close_stores, store_at
 
@@ -30,7 +29,7 @@ TOO_FEW = "only 0 of 1 replicas"
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[RedisServer, RedisServer]]:
     with (
         RedisServer.start(request.param, config={}) as master,
-        ConfigurableRedisServer.start(request.param, replica_of=master) as replica,
+        RedisServer.start(request.param, replica_of=master) as replica,
     ):
         yield master, replica
 

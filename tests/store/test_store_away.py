@@ -10,7 +10,7 @@ import redis
 
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import RecordHarness, store_at
 from tests.waiting import eventually
 

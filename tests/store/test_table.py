@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
 from labs.verification import table, turn_table
+from labs.verification.single_calls import mismatches
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("script", table.ARGUMENTS)
 def test_a_call_does_what_the_model_does(server: RedisServer, client: Any, script: str) -> None:
-    assert list(table.mismatches(client, script)) == []
+    assert list(mismatches(table, client, script, 2000)) == []
 
 
 @pytest.mark.core
@@ -21,4 +22,4 @@ def test_a_call_does_what_the_model_does(server: RedisServer, client: Any, scrip
 def test_a_call_with_a_turn_does_what_the_model_does(
     server: RedisServer, client: Any, script: str
 ) -> None:
-    assert list(turn_table.mismatches(client, script, 800)) == []
+    assert list(mismatches(turn_table, client, script, 800)) == []

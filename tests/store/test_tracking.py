@@ -14,8 +14,7 @@ from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.tracking import POLL_INTERVAL
-from celery_idempotent.testing.server import RedisServer
-from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.redis_server import RedisServer
 from tests.store import deployments
 from tests.store.record_harness import RecordHarness, calls, store_at
 from tests.waiting import eventually
@@ -96,7 +95,7 @@ class TestWithoutInvalidations:
     @pytest.fixture
     def own(self) -> Iterator[RedisServer]:
         rules = "on nopass ~* &* +@all -subscribe"
-        with ConfigurableRedisServer.start(config={}, users={"polling": rules}) as server:
+        with RedisServer.start(config={}, users={"polling": rules}) as server:
             yield server
 
     def test_a_user_who_may_not_subscribe_polls(self, own: RedisServer) -> None:

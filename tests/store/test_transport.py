@@ -15,7 +15,7 @@ from redis.exceptions import NoScriptError
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.server import ServerTransport
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 

@@ -24,8 +24,8 @@ from celery.result import AsyncResult
 from pytest_celery import CeleryTestWorker
 from redis import Redis
 
-from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.forking import ForkedCelery
 from tests.worker.ledger import Ledger, ReceivedSignal, Run

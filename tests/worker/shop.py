@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
+from celery.backends.redis import RedisBackend
 from celery.signals import task_failure, task_success, worker_init
 
 from celery_idempotent import IdempotentTask, signals
@@ -77,6 +78,18 @@ def _die_before_the_continuation(sender: Any, task_id: str, **_: Any) -> None:
     if _is_from_shop(sender):
         Ledger.of(sender.app).wait_for_release(f"continuation of {task_id}")
         Ledger.of(sender.app).die_if_requested("before", task_id)
+
+
+def _die_before_the_count(
+    self: RedisBackend, request: Any, *args: Any, count: Any = RedisBackend.on_chord_part_return
+) -> None:
+    """Celery counts a task in its chord after it has stored the result."""
+    if "shop_ledger" in self.app.conf:
+        Ledger.of(self.app).die_if_requested("stored", request.id)
+    count(self, request, *args)
+
+
+RedisBackend.on_chord_part_return = _die_before_the_count
 
 
 # The library marks the continuation as sent in a receiver of the same signals, which it has

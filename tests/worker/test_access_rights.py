@@ -11,8 +11,8 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult
 
 from celery_idempotent.store.tracking import CHANNEL
-from celery_idempotent.testing.server import RedisServer
 from tests import command_line
+from tests.servers.redis_server import RedisServer
 from tests.store.deployments import KINDS, documented_rules
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import PARTS, ship

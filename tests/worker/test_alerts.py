@@ -21,11 +21,11 @@ import pytest
 from redis import Redis
 
 from celery_idempotent.store import commands
-from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.flow.deliveries import begin_elsewhere
+from tests.servers.ports import Ports
 from tests.servers.prometheus import Prometheus
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import LOST_BROKER, Shop
 from tests.worker.tasks import (

@@ -18,9 +18,9 @@ from redis import Redis
 
 from celery_idempotent.task import republish
 from celery_idempotent.task.republish import confirming_producer
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, LEASE, Shop, check_duplicates, check_retry
 from tests.worker.tasks import pack, rejecting, try_later

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from kombu.exceptions import EncodeError
 from redis import Redis
 
 from celery_idempotent import ResultNotStoredError, State
-from celery_idempotent.testing.server import RedisServer
 from tests.servers.clock import Clock
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import (
     follow_up,
@@ -72,26 +73,26 @@ CANVASES = [linked, chained, in_a_chord, in_a_group_in_a_chain, before_a_chord, 
 #: The default of ``idempotency_lease``, in seconds.
 LEASE = 60
 MOMENTS = ["before", "after"]
+#: Celery counts a task in its chord after it has stored the result.
+DEATHS = [*product(CANVASES, MOMENTS), (in_a_chord, "stored"), (in_a_group_in_a_chain, "stored")]
 
 
 @pytest.mark.core
 @pytest.mark.exhaustive
 class TestWorkerDiesAfterTheOutcomeIsStored:
-    """It dies before or after the continuation is sent."""
+    """It dies before, while, or after the continuation is sent."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def published(cls, shared_shop: Shop) -> None:
         """Published together, because the pool may need five seconds to detect a dead process."""
         shared_shop.app.set_current()
-        for moment in MOMENTS:
-            for canvas in CANVASES:
-                name = order_of(canvas, moment)
-                shared_shop.ledger.kill_once(moment, name)
-                canvas(pack.s(name).set(task_id=name), name)
+        for canvas, moment in DEATHS:
+            name = order_of(canvas, moment)
+            shared_shop.ledger.kill_once(moment, name)
+            canvas(pack.s(name).set(task_id=name), name)
 
-    @pytest.mark.parametrize("moment", MOMENTS)
-    @pytest.mark.parametrize("canvas", CANVASES, ids=lambda canvas: canvas.__name__)
+    @pytest.mark.parametrize(("canvas", "moment"), DEATHS)
     def test_continuation_is_sent_once(
         self,
         shop: Shop,

@@ -10,8 +10,8 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from celery_idempotent import State
-from celery_idempotent.testing.server import RedisServer
 from tests.servers.processes import is_running
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger

@@ -14,7 +14,7 @@ from celery import chord
 from celery.result import AsyncResult
 
 from celery_idempotent import State
-from celery_idempotent.record import turn
+from celery_idempotent.record import reservation
 from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
@@ -264,7 +264,7 @@ class TestMessageThatHasNotStarted:
         result = collapsed.apply_async((order,), expires=60)
         ledger.wait_for_signal(result.id, "conflicted")
 
-        waiting = turn.waiting(collapsed.idempotency_record(order))
+        waiting = reservation.waiting(collapsed.idempotency_record(order))
 
         assert waiting is not None
         assert waiting.task_id == result.id

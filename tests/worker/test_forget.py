@@ -75,7 +75,7 @@ def test_output_says_what_to_do(shop: Shop, order: str, tmp_path: Path) -> None:
         result.get(timeout=SOON)
         output, _ = process.communicate("y\n", SOON)
 
-    assert "kept: it has changed meanwhile; show it, then forget it again" in output
+    assert "kept: it has changed since it was shown" in output
 
 
 def test_running_execution_is_forgotten_despite_renewals(

@@ -18,7 +18,7 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import ConflictError, KeyReusedError, ResultNotStoredError, State, outcome_of
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import hand_over, report, ship
 from tests.worker.harness import Shop

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.redelivery.redis import RedisBroker
-from celery_idempotent.testing.server import RedisServer
+from celery_idempotent.redelivery.broker import RedisBroker
 from tests.faults.proxy import Proxy
-from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.redis_server import RedisServer
 from tests.servers.sentinel import SentinelServers
 from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop, Worker
@@ -253,7 +252,7 @@ def with_prefix() -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def with_tls() -> Iterator[dict[str, Any]]:
-    with ConfigurableRedisServer.start(tls=True) as server:
+    with RedisServer.start(tls=True) as server:
         yield {"broker_url": f"{server.url}&ssl_cert_reqs=required"}
 
 

@@ -20,7 +20,7 @@ from cryptography.fernet import Fernet
 from celery_idempotent import PoisonedTaskError, State, signals
 from celery_idempotent.cli.target import resolve_records
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.monitoring import rerunning
+from celery_idempotent.monitoring import changes
 from tests.command_line import run as celery
 from tests.exhaustive import exhaustive_except
 from tests.servers.cluster import ClusterServers
@@ -232,10 +232,10 @@ class TestTwoPeople:
 
         def click(user: str) -> None:
             tasks = app_tasks.tasks(shop.app)
-            ((key, view, duplicate),) = resolve_records(tasks, (task_id,), None, may_be_absent=True)
-            call = rerunning.find_ended(tasks, key, view, duplicate=duplicate)
+            (target,) = resolve_records(tasks, (task_id,), None, may_be_absent=True)
+            call = changes.find_ended(tasks, target)
             barrier.wait()
-            cases.append(rerunning.rerun(call, user=user))
+            cases.append(changes.rerun(call, user=user))
 
         threads = [threading.Thread(target=click, args=(name,)) for name in "abcd"]
         for thread in threads:

@@ -321,7 +321,7 @@ def test_worker_counts_by_task(shop: Shop, order: str) -> None:
     for result in [waiting.delay(order) for _ in range(3)]:
         result.get(timeout=SOON)
 
-    totals = ask(shop.app, timeout=5.0).totals()
+    totals = ask(shop.app, timeout=5.0).totals
     assert totals is not None
     counter = totals["shop.waiting"]
     assert counter.pop("would_run") == 1

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_idempotent.store import scripts
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from celery_idempotent.lease.clock import monotonic
-from celery_idempotent.redelivery import sqs
+from celery_idempotent.redelivery import broker as brokers
 from tests.sqs import Queues
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, check_duplicates, check_retry
@@ -154,7 +154,7 @@ class TestRedelivery:
         with shop.app.connection_for_read() as connection, connection.SimpleQueue(order) as queue:
             queue.put("held")
             message = queue.get(timeout=SOON)
-            broker = sqs.SqsBroker(connection)
+            broker = brokers.SqsBroker(connection)
 
             def hidden(age: float) -> float:
                 held: Any = SimpleNamespace(message=message, received_at=monotonic() - age)
@@ -163,8 +163,8 @@ class TestRedelivery:
                 return seconds
 
             assert hidden(0.0) == pytest.approx(600, abs=10)
-            assert hidden(sqs.LONGEST - 100) == pytest.approx(100, abs=10)
-            assert hidden(sqs.LONGEST + 1) == pytest.approx(100, abs=10)
+            assert hidden(brokers.SQS_LONGEST - 100) == pytest.approx(100, abs=10)
+            assert hidden(brokers.SQS_LONGEST + 1) == pytest.approx(100, abs=10)
             broker.close()
             message.ack()
         assert queues.messages(order) == 0

@@ -9,7 +9,7 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_idempotent import State
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.tasks import in_turn, pack

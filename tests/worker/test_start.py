@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack

@@ -10,7 +10,7 @@ import pytest
 
 from celery_idempotent import StoreUnavailableError
 from celery_idempotent.task.republish import REQUEUE_PAUSE
-from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack, reserved, short_lease, strict, unguarded, unsendable

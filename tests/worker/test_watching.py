@@ -22,8 +22,8 @@ from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.monitoring.bootstep import describe_settings
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.ports import Ports
 from tests import command_line
+from tests.servers.ports import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
 from tests.worker.harness import Monitor, Shop, Worker

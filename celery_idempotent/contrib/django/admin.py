@@ -28,12 +28,13 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.contrib.django.models import Outcome
 from celery_idempotent.contrib.django.tasks import idempotent_tasks
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.monitoring import forgetting, formatting, json_format, rerunning
-from celery_idempotent.monitoring.lookup import SqlOutcome, moment
+from celery_idempotent.monitoring import changes, formatting
+from celery_idempotent.monitoring.lookup import SqlOutcome, Target
 from celery_idempotent.printable import plural
 from celery_idempotent.record.payload import OFFLOADED
-from celery_idempotent.record.record import State
+from celery_idempotent.record.record import State, utc
 from celery_idempotent.sql.outcomes import Row, row_id
+from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
 
@@ -56,7 +57,9 @@ class ShownOutcome:
         self.view: RecordView | None = None
         self.record_error: IdempotencyError | None = None
         try:
-            self.view = None if self.found is None else self.found.record()
+            if self.found is not None:
+                store = self.found.task.idempotency_configuration.executor.store
+                self.view = read_view(store, self.found.key)
         except IdempotencyError as error:
             self.record_error = error
 
@@ -90,7 +93,7 @@ class ShownOutcome:
     def comparison(self) -> list[tuple[str, Any, Any]]:
         """The name of each field, with its values in the database and in Redis."""
         record = self.view.record if self.view else None
-        in_redis = json_format.record_fields(record) if record else {}
+        in_redis = formatting.record_fields(record) if record else {}
         in_redis["state"] = self.view.state if self.view else "absent"
         in_database = {name: getattr(self.row, name, "") for name in _COMPARED}
         in_database |= {name: _time(in_database[name]) for name in ("finished_at", "expires_at")}
@@ -119,24 +122,24 @@ class ShownOutcome:
             return str(error)
         return _shortened(call.arguments) if call is not None and call.message is not None else ""
 
-    def _ended_call(self) -> rerunning.EndedCall | None:
-        found = self.found
-        return found and rerunning.find_ended(self.tasks, found.key, self.view, found)
+    @property
+    def _target(self) -> Target:
+        assert self.found is not None
+        return Target(self.found.key, self.view, self.found)
+
+    def _ended_call(self) -> changes.EndedCall | None:
+        return self.found and changes.find_ended(self.tasks, self._target)
 
     def forget(self, request: HttpRequest) -> str:
         """Forgets the row and the record; returns the case."""
-        assert self.found is not None
-        user = request.user.get_username()
-        return forgetting.forget(
-            self.found.key, self.view, self.tasks, user=user, outcome=self.found
-        )
+        return changes.forget(self._target, self.tasks, user=request.user.get_username())
 
     def rerun(self, request: HttpRequest) -> str:
         """Runs the call again; returns the case."""
         call = self._ended_call()
         if call is not None and call.has_completed and request.POST.get("repeat") != "yes":
             return _UNCONFIRMED
-        return rerunning.rerun(call, user=request.user.get_username())
+        return changes.rerun(call, user=request.user.get_username())
 
 
 _COMPARED = (
@@ -151,17 +154,13 @@ def _shortened(value: Any) -> str:
 
 
 def _time(milliseconds: Any) -> str:
-    return formatting.utc(moment(milliseconds)) if milliseconds else "–"
+    return formatting.utc(utc(milliseconds / 1e3)) if milliseconds else "–"
 
 
 _UNCONFIRMED, _UNKNOWN = "unconfirmed", "unknown"
 #: What has become of an outcome.
 _CASES = {
-    **rerunning.MESSAGES,
-    forgetting.FORGOTTEN: "forgotten",
-    forgetting.RUNNING: "kept: it is running, and its lease has not expired",
-    forgetting.CHANGED: "kept: it has changed since it was shown",
-    forgetting.ABSENT: "already absent",
+    **changes.MESSAGES,
     _UNCONFIRMED: "kept: confirm that its effect is to be repeated",
     _UNKNOWN: "kept: it is not of a task in this process, with this database",
 }
@@ -182,10 +181,10 @@ class _Action(NamedTuple):
 
 
 _FORGET = _Action(
-    "forget_selected", "outcome", ShownOutcome.forget, forgetting.FORGOTTEN, DELETION, "Forgotten"
+    "forget_selected", "outcome", ShownOutcome.forget, changes.FORGOTTEN, DELETION, "Forgotten"
 )
 _RERUN = _Action(
-    "rerun_selected", "call", ShownOutcome.rerun, rerunning.PUBLISHED, CHANGE, "Run again"
+    "rerun_selected", "call", ShownOutcome.rerun, changes.PUBLISHED, CHANGE, "Run again"
 )
 
 
@@ -370,7 +369,7 @@ class OutcomeAdmin(admin.ModelAdmin):
             raise SuspiciousOperation from None
         outcome = self.get_object(request, pk)
         if outcome is None:
-            return pk, forgetting.ABSENT
+            return pk, changes.ABSENT
         shown = ShownOutcome(outcome)
         if shown.found is None:
             return outcome.record_key, _UNKNOWN
@@ -378,7 +377,7 @@ class OutcomeAdmin(admin.ModelAdmin):
             raise shown.record_error
         # A record that has expired meanwhile makes no difference.
         if outcome.owner != owner or (shown.view is not None and shown.version != text):
-            return outcome.record_key, forgetting.CHANGED
+            return outcome.record_key, changes.CHANGED
         case = action.act(shown, request)
         if case == action.success:
             _log(request, outcome, action)

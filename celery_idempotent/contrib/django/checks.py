@@ -74,8 +74,7 @@ def check_tasks(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator
 
 def check_middleware(**_: Any) -> Iterator[CheckMessage]:
     """Reports invalid options and a wrong position of the middleware."""
-    from celery_idempotent.contrib.django.middleware import IdempotencyMiddleware
-    from celery_idempotent.contrib.django.settings import SETTING
+    from celery_idempotent.contrib.django.middleware import SETTING, IdempotencyMiddleware
 
     names = list(settings.MIDDLEWARE)
     if _MIDDLEWARE not in names:

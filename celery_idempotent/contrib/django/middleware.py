@@ -8,22 +8,29 @@ leaves nothing behind.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from inspect import signature
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig
 from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
+from django.utils.module_loading import import_string
 
-from celery_idempotent.contrib.django.settings import SETTING, middleware_options
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
-from celery_idempotent.contrib.http.key_header import KEY_HEADER
-from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.middleware import (
+    MAX_BODY_BYTES,
+    Answered,
+    BaseMiddleware,
+    Exchange,
+)
 from celery_idempotent.contrib.http.problem import Problem
-from celery_idempotent.contrib.http.request import fields_of, fingerprint
+from celery_idempotent.contrib.http.request import KEY_HEADER, fields_of, fingerprint
 from celery_idempotent.contrib.http.response import Response, stored_by_default
 from celery_idempotent.errors import SettingsError
+from celery_idempotent.printable import did_you_mean
 from celery_idempotent.store.run_sync import run_sync
 
 __all__ = [
@@ -34,6 +41,18 @@ __all__ = [
     "by_user",
     "stored_by_default",
 ]
+
+#: The setting of Django projects that has the options.
+SETTING = "IDEMPOTENCY_MIDDLEWARE"
+
+#: Each option with the middleware argument that it sets.
+OPTIONS = {
+    "ENGINE" if name == "idem" else name.upper(): name
+    for name in signature(BaseMiddleware).parameters
+    if name != "app"
+}
+#: Options that may be dotted paths of objects.
+_PATHS = ("ENGINE", "IDENTITY", "REQUIRED", "STORE_RESPONSE", "AUTHORIZE_REPLAY")
 
 #: The request attribute that holds its exchange.
 ATTRIBUTE = "_idempotency"
@@ -51,6 +70,48 @@ def by_user(request: HttpRequest) -> str | None:
         return None
     kind = user.__class__
     return f"user {kind.__module__}.{kind.__qualname__}: {user.pk}"
+
+
+def middleware_options(**changes: Any) -> dict[str, Any]:
+    """Returns the arguments of the middleware.
+
+    Args:
+        changes: options of one view.
+
+    Raises:
+        ImproperlyConfigured: for the first invalid option, in one line.
+    """
+    options = getattr(settings, SETTING, None)
+    if changes:
+        options = {**(options or {}), **changes}
+    if not isinstance(options, dict) or "ENGINE" not in options:
+        raise ImproperlyConfigured(
+            f"{SETTING} must be a dictionary whose ENGINE is an Idempotency or the path of one, "
+            'such as {"ENGINE": "shop.celery.idem"}'
+        )
+    for name in options:
+        if name not in OPTIONS:
+            hint = did_you_mean(str(name), OPTIONS) or f"; it has {', '.join(OPTIONS)}"
+            raise ImproperlyConfigured(f"{SETTING} has no option {name!r}{hint}")
+    arguments = {OPTIONS[name]: _imported(name, value) for name, value in options.items()}
+    readable = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    if readable is not None:
+        limit = arguments.setdefault("max_body_bytes", min(MAX_BODY_BYTES, readable))
+        if isinstance(limit, int) and limit > readable:
+            raise ImproperlyConfigured(
+                f"{SETTING}['MAX_BODY_BYTES'] is more than Django reads: raise "
+                f"DATA_UPLOAD_MAX_MEMORY_SIZE (now {readable}), too"
+            )
+    return arguments
+
+
+def _imported(name: str, value: Any) -> Any:
+    if name not in _PATHS or not isinstance(value, str):
+        return value
+    try:
+        return import_string(value)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"{SETTING}[{name!r}] cannot be imported: {error}") from error
 
 
 class IdempotencyMiddleware(BaseMiddleware):

@@ -12,12 +12,12 @@ STATES = ("COMPLETED", "FAILED")
 class Outcome(models.Model):
     """The outcome of a key, committed together with the effects of the task."""
 
-    id = models.CharField(primary_key=True, max_length=64, help_text="digest of prefix and key")
-    turn = models.CharField(
-        max_length=32, null=True, unique=True, help_text="digest of a key that may run again"
-    )
+    #: A digest of prefix and key; and of a key that may run again.
+    id = models.CharField(primary_key=True, max_length=64)
+    turn = models.CharField(max_length=32, null=True, unique=True)
     record_key = models.TextField("key")
-    owner = models.CharField(max_length=32, help_text="random id of the transaction")
+    #: A random id of the transaction.
+    owner = models.CharField(max_length=32)
     state = models.CharField(max_length=16, choices=[(state, state) for state in STATES])
     task_id = models.TextField()
     worker = models.TextField()
@@ -26,11 +26,11 @@ class Outcome(models.Model):
     fingerprint = models.CharField(max_length=32)
     format = models.CharField(max_length=255)
     body = models.BinaryField()
-    outbox = models.BinaryField(null=True, help_text="messages to publish after the commit")
-    finished_at = models.BigIntegerField(null=True, help_text="milliseconds since the epoch")
-    expires_at = models.BigIntegerField(
-        null=True, db_index=True, help_text="milliseconds since the epoch"
-    )
+    #: Messages to publish after the commit.
+    outbox = models.BinaryField(null=True)
+    #: Milliseconds since the epoch.
+    finished_at = models.BigIntegerField(null=True)
+    expires_at = models.BigIntegerField(null=True, db_index=True)
 
     class Meta:
         """Nobody adds or changes rows by hand."""

@@ -19,9 +19,8 @@ from hashlib import blake2b
 from inspect import isawaitable
 from typing import Any, NoReturn
 
-from celery_idempotent.contrib.http.key_header import KEY_HEADER, parse_key
 from celery_idempotent.contrib.http.problem import OF_ERRORS, TYPE_BASE, Problem
-from celery_idempotent.contrib.http.request import field_of, fields_of
+from celery_idempotent.contrib.http.request import KEY_HEADER, field_of, fields_of, parse_key
 from celery_idempotent.contrib.http.response import (
     UNPROTECTED_HEADER,
     Headers,
@@ -29,9 +28,8 @@ from celery_idempotent.contrib.http.response import (
     stored_by_default,
 )
 from celery_idempotent.errors import IdempotencyError, SettingsError
-from celery_idempotent.functions.context import ExecutionContext
-from celery_idempotent.functions.decision import Decision
-from celery_idempotent.functions.engine import DEFAULT_NAME, Idempotency
+from celery_idempotent.functions.direct_call import Decision
+from celery_idempotent.functions.engine import DEFAULT_NAME, ExecutionContext, Idempotency
 
 logger = logging.getLogger(__name__)
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from celery_idempotent.contrib.http.key_header import MAX_KEY_LENGTH
-from celery_idempotent.errors import (
-    CorruptRecordError,
-    IdempotencyError,
-    KeyReusedError,
-    LeaseLostError,
-    PoisonedTaskError,
-    ResultNotStoredError,
-    StoreUnavailableError,
-)
+from celery_idempotent import errors
+from celery_idempotent.contrib.http.request import MAX_KEY_LENGTH
 
 #: Precedes the name of a problem in its type.
 TYPE_BASE = "urn:celery-idempotent:"
@@ -125,11 +117,11 @@ class Problem(Enum):
 
 
 #: The problems that report errors of the engine to clients.
-OF_ERRORS: dict[type[IdempotencyError], Problem] = {
-    KeyReusedError: Problem.KEY_REUSED,
-    LeaseLostError: Problem.EXECUTION_REPLACED,
-    PoisonedTaskError: Problem.EXECUTIONS_CRASHED,
-    ResultNotStoredError: Problem.RESPONSE_NOT_STORED,
-    StoreUnavailableError: Problem.STORE_UNAVAILABLE,
-    CorruptRecordError: Problem.RECORD_UNREADABLE,
+OF_ERRORS: dict[type[errors.IdempotencyError], Problem] = {
+    errors.KeyReusedError: Problem.KEY_REUSED,
+    errors.LeaseLostError: Problem.EXECUTION_REPLACED,
+    errors.PoisonedTaskError: Problem.EXECUTIONS_CRASHED,
+    errors.ResultNotStoredError: Problem.RESPONSE_NOT_STORED,
+    errors.StoreUnavailableError: Problem.STORE_UNAVAILABLE,
+    errors.CorruptRecordError: Problem.RECORD_UNREADABLE,
 }

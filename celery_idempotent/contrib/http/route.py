@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.request import fingerprint as fingerprint_of
@@ -21,6 +21,8 @@ from celery_idempotent.functions.engine import Idempotency
 
 #: Decorating an endpoint selects any of its methods but GET, which has no effect to protect.
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -38,27 +40,55 @@ class Call:
 
 
 class BaseRoute(BaseMiddleware):
-    """Runs the endpoint once for a key, as :class:`BaseMiddleware` runs an app.
-
-    Args:
-        endpoint: the function; `identity`, `required`, `authorize_replay`, `key` and `fingerprint`
-            get the request and any of its arguments that they name as further parameters.
-        key: returns the key as text, or None if the request needs none; by default, the
-            Idempotency-Key header.
-        fingerprint: returns a value that must be equal in all requests with one key; by default,
-            the whole request.
-    """
+    """Runs an endpoint once for a key, as :class:`BaseMiddleware` runs an app."""
 
     _title = "idempotent_route"
+
+    @classmethod
+    def decorator(
+        cls,
+        idem: Idempotency,
+        *,
+        identity: Callable[..., str | None],
+        key: Callable[..., str | None] | None = None,
+        fingerprint: Callable[..., Any] | None = None,
+        methods: Collection[str] = METHODS,
+        **options: Any,
+    ) -> Callable[[Endpoint], Endpoint]:
+        """Runs an endpoint once for a key, and replays its response to retries.
+
+        Place it below the decorators that add the route and check permissions. Option functions get
+        the framework's request and any of the endpoint's arguments that they name as further
+        parameters. Outside a request, as in a test, the endpoint runs as if undecorated.
+
+        Args:
+            idem: the engine that stores the responses, with a name unique to this service.
+            identity: returns the text that identifies the sender, or None if it is unknown.
+            key: returns the key as text, or None if the request needs none; by default, the
+                Idempotency-Key header.
+            fingerprint: returns a value that must be equal in all requests with one key; by
+                default, the whole request. Required if the framework reads a form.
+            methods: the HTTP methods to which keys apply.
+            options: the other options of `IdempotencyMiddleware`.
+
+        Raises:
+            SettingsError: for the first invalid option, in one line.
+        """
+        options |= {"identity": identity, "methods": methods}
+
+        def decorate(endpoint: Endpoint) -> Endpoint:
+            route = cls(endpoint, idem, key=key, fingerprint=fingerprint, **options)
+            return route.decorated()  # type: ignore[no-any-return]
+
+        return decorate
 
     def __init__(
         self,
         endpoint: Callable[..., Any],
         idem: Idempotency,
         *,
-        methods: Collection[str] = METHODS,
-        key: Callable[..., str | None] | None = None,
-        fingerprint: Callable[..., Any] | None = None,
+        key: Callable[..., str | None] | None,
+        fingerprint: Callable[..., Any] | None,
         **options: Any,
     ) -> None:
         if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
@@ -70,7 +100,7 @@ class BaseRoute(BaseMiddleware):
         for name in ("identity", "required", "authorize_replay"):
             if callable(options.get(name)):
                 options[name] = self._of_call(name, options[name])
-        super().__init__(endpoint, idem, methods=methods, **options)
+        super().__init__(endpoint, idem, **options)
         self._key = None if key is None else self._of_call("key", key)
         self._fingerprint = (
             None if fingerprint is None else self._of_call("fingerprint", fingerprint)
@@ -96,6 +126,10 @@ class BaseRoute(BaseMiddleware):
             )
 
         return of_call
+
+    def decorated(self) -> Any:
+        """Returns the function that takes the endpoint's place."""
+        raise NotImplementedError
 
     async def _respond(self, call: Call, method: str) -> Any:
         """Returns the endpoint's response, or a stored one."""

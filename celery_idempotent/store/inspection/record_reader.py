@@ -20,8 +20,8 @@ from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State, utc
-from celery_idempotent.store.inspection import scan, server_info
-from celery_idempotent.store.inspection.server_info import ServerInfo
+from celery_idempotent.store.inspection import scan
+from celery_idempotent.store.inspection.server_info import server_info, write_error
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.reference import MARK, Reference
 from celery_idempotent.store.run_sync import run_sync
@@ -240,12 +240,15 @@ class RecordReader:
                 replies += pipeline.execute(raise_on_error=False)
         return [size for size in replies if isinstance(size, int)]
 
-    def server_info(self) -> ServerInfo:
-        """Returns the properties of the server, or of one primary of a cluster."""
+    def server_info(self) -> dict[str, Any]:
+        """Returns the properties of the server, or of one primary of a cluster.
+
+        ``write_error`` is the error if it refuses writes, and empty if the user may not write.
+        """
+        name = f"{self.store.config.prefix}:{MARK}write-probe"
         with translated_errors():
-            name = f"{self.store.config.prefix}:{MARK}write-probe"
-            error = server_info.write_error(self.client, name)
-            return server_info.server_info(next(self._primaries()), error)
+            error = write_error(self.client, name)
+            return server_info(next(self._primaries())) | {"write_error": error}
 
     def _primaries(self) -> Iterator[Any]:
         """Yields a client for each primary."""

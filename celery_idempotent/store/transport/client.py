@@ -7,7 +7,7 @@ moving slot, and runs whatever a user's subclass adds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ from redis.exceptions import AskError, NoScriptError, RedisClusterException, Try
 
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.scripts import Script
 from celery_idempotent.store.transport.connection import (
     NO_REPLY,
     ClosedConnectionError,
@@ -24,7 +23,7 @@ from celery_idempotent.store.transport.connection import (
     connect,
     result_of,
 )
-from celery_idempotent.store.transport.server import BaseTransport, Call
+from celery_idempotent.store.transport.server import BaseTransport, with_sources
 
 #: Replies after which the call must be sent again: the script is not loaded, the slot is moving
 #: (MovedError is an AskError), or there is no reply.
@@ -63,55 +62,65 @@ class ClientTransport(BaseTransport):
                 partial(make, timeout=self.timeout / 2, retries=0), close
             )
 
-    async def call(
-        self, script: Script, arguments: Sequence[Any], followup: Sequence[Any] = ()
-    ) -> list[Any]:
-        """See `ServerTransport`."""
-        with suppress(ClosedConnectionError):
-            return await self._call(script, arguments, followup)
-        return await self._call(script, arguments, followup)
+    async def send(self, *commands: Sequence[Any], followup: Sequence[Any] = ()) -> list[Any]:
+        """See `ServerTransport`; each of `commands` is a call of a script."""
+        if len(commands) == 1:
+            replies = await self._send_alone(commands[0], followup)
+        else:
+            replies = await self._send_to_nodes(commands)
+        if commands and all(isinstance(reply, NO_REPLY) for reply in replies):
+            raise replies[0]
+        return replies
 
-    async def _call(
-        self, script: Script, arguments: Sequence[Any], followup: Sequence[Any]
-    ) -> list[Any]:
+    async def _send_alone(self, call: Sequence[Any], followup: Sequence[Any] = ()) -> list[Any]:
+        try:
+            with suppress(ClosedConnectionError):
+                return await self._within_timeout(self._call(call, followup))
+            return await self._within_timeout(self._call(call, followup))
+        except Exception as error:
+            return [error]
+
+    async def _within_timeout(self, sent: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+        replies: list[Any] = await (result_of(sent, self.timeout) if self.is_async else sent)
+        return replies
+
+    async def _call(self, call: Sequence[Any], followup: Sequence[Any]) -> list[Any]:
         client = self._clients.get()
         if followup and not self._is_cluster(client):
             with suppress(NoScriptError):
-                return await _send_together(client, script, arguments, followup)
+                return await _send_together(client, call, followup)
         try:
-            reply = await result_of(client.evalsha(script.sha, *arguments))
+            reply = await result_of(client.execute_command(*call))
         except NoScriptError:
-            reply = await result_of(client.eval(script.source, *arguments))
+            (call,) = with_sources((call,))
+            reply = await result_of(client.execute_command(*call))
         if not followup:
             return [reply]
         # Resent with `followup` on one connection to the record's node: the script replies as it
         # did the first time, and WAIT refers to the writes of its own connection.
         try:
-            return await _send_together(self._node(arguments[1]), script, arguments, followup)
+            return await _send_together(self._node(_name_in(call)), call, followup)
         except AskError as error:
             # The slot is moving, and the record is already on the new node.
             node = client.get_redis_connection(client.get_node(error.host, error.port))
-            return await _send_together(node, script, arguments, followup, asking=True)
+            return await _send_together(node, ("ASKING",), call, followup)
 
-    async def call_all(self, calls: Sequence[Call]) -> list[Any]:
-        """See `ServerTransport`."""
+    async def _send_to_nodes(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
         client = self._batch_clients.get()
         if self.is_async and self._is_cluster(client):
             await result_of(client.initialize(), self.timeout)
         by_node: dict[str, list[int]] = defaultdict(list)
-        for index, (_, arguments) in enumerate(calls):
-            by_node[self._node_name(client, arguments[1])].append(index)
+        for index, call in enumerate(calls):
+            by_node[self._node_name(client, _name_in(call))].append(index)
         replies: list[Any] = [None] * len(calls)
         for indexes in by_node.values():
             node_replies = await self._send_batch(client, [calls[index] for index in indexes])
             for index, reply in zip(indexes, node_replies, strict=True):
                 replies[index] = reply
         await self._resend(calls, by_node.values(), replies)
-        if calls and all(isinstance(reply, NO_REPLY) for reply in replies):
-            raise replies[0]
         return replies
 
-    async def _send_batch(self, client: Any, calls: Sequence[Call]) -> list[Any]:
+    async def _send_batch(self, client: Any, calls: Sequence[Sequence[Any]]) -> list[Any]:
         """Sends calls to one node in one round trip; returns the replies, with errors as values.
 
         Raises:
@@ -119,10 +128,10 @@ class ClientTransport(BaseTransport):
         """
         try:
             # A cluster pipeline of redis.asyncio finds the node itself.
-            node = client if self.is_async else self._node(calls[0][1][1])
+            node = client if self.is_async else self._node(_name_in(calls[0]))
             pipeline = node.pipeline(transaction=False)
-            for script, arguments in calls:
-                pipeline.execute_command("EVALSHA", script.sha, *arguments)
+            for call in calls:
+                pipeline.execute_command(*call)
             sent = pipeline.execute(raise_on_error=False)
             replies: list[Any] = await result_of(sent, self.timeout)
         except NO_REPLY as error:
@@ -132,7 +141,7 @@ class ClientTransport(BaseTransport):
         return replies
 
     async def _resend(
-        self, calls: Sequence[Call], groups: Iterable[list[int]], replies: list[Any]
+        self, calls: Sequence[Sequence[Any]], groups: Iterable[list[int]], replies: list[Any]
     ) -> None:
         """Resends the calls that were not executed, and sets their replies.
 
@@ -144,19 +153,12 @@ class ClientTransport(BaseTransport):
             for index in group:
                 if not isinstance(replies[index], _NOT_EXECUTED):
                     continue
-                lost, replies[index] = replies[index], await self._reply_to(calls[index])
+                lost = replies[index]
+                (replies[index],) = await self._send_alone(calls[index])
                 if isinstance(replies[index], NO_REPLY):
                     break
                 if isinstance(lost, NO_REPLY) and self._batch_clients is not self._clients:
                     await self._batch_clients.aclose()  # so that a new one finds the new master
-
-    async def _reply_to(self, call: Call) -> Any:
-        try:
-            sent = self.call(*call)
-            (reply,) = await (result_of(sent, self.timeout) if self.is_async else sent)
-        except Exception as error:
-            return error
-        return reply
 
     async def ping(self) -> None:
         """See `ServerTransport`."""
@@ -191,18 +193,15 @@ class ClientTransport(BaseTransport):
         await self._batch_clients.aclose()
 
 
-async def _send_together(
-    node: Any,
-    script: Script,
-    arguments: Sequence[Any],
-    followup: Sequence[Any],
-    *,
-    asking: bool = False,
-) -> list[Any]:
+def _name_in(call: Sequence[Any]) -> str:
+    """Returns the name of the record in the call of a script."""
+    return str(call[3])
+
+
+async def _send_together(node: Any, *commands: Sequence[Any]) -> list[Any]:
+    """Sends `commands` on one connection; returns the replies to the last two."""
     pipeline = node.pipeline(transaction=False)
-    if asking:
-        pipeline.execute_command("ASKING")
-    pipeline.execute_command("EVALSHA", script.sha, *arguments)
-    pipeline.execute_command(*followup)
+    for command in commands:
+        pipeline.execute_command(*command)
     replies: list[Any] = await result_of(pipeline.execute())
     return replies[-2:]

@@ -20,8 +20,8 @@ from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.clock import monotonic
+from celery_idempotent.store import scripts
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.scripts import Script
 from celery_idempotent.store.transport.connection import aclose_client, connect, result_of
 from celery_idempotent.store.transport.per_loop import PerLoop, PerProcess
 
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
-
-#: A script; then the number of keys, the keys and the arguments, in the order of its head. The
-#: first key is the record's name.
-Call = tuple[Script, Sequence[Any]]
 
 
 class BaseTransport:
@@ -98,49 +94,35 @@ class ServerTransport(BaseTransport):
         make()  # checks the config without opening a connection
         self._pool = self.scoped(make, _Pool.aclose)
 
-    async def call(
-        self, script: Script, arguments: Sequence[Any], followup: Sequence[Any] = ()
-    ) -> list[Any]:
-        """Calls a script; returns its reply and that of the command `followup`, if given.
+    async def send(self, *commands: Sequence[Any], followup: Sequence[Any] = ()) -> list[Any]:
+        """Sends `commands` in one round trip; returns the replies, with errors as values.
 
-        Both are sent on the same connection in one round trip, or two if the server has not
-        loaded the script.
+        If the server has not loaded a script, all are sent once more. To a cluster, the calls of
+        scripts take one round trip for each node that has a record. If only some of these nodes
+        reply, the errors of the others are values, too.
 
-        Raises:
-            ResponseError: if the server replies with an error.
-            RedisError, OSError: if the server does not reply.
-        """
-        followups = (followup,) if followup else ()
-        replies = await self.send(("EVALSHA", script.sha, *arguments), *followups)
-        if isinstance(replies[0], NoScriptError):
-            # The server was flushed or restarted, or is a new master. EVAL also loads the script.
-            replies = await self.send(("EVAL", script.source, *arguments), *followups)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
-
-    async def call_all(self, calls: Sequence[Call]) -> list[Any]:
-        """Returns the reply to each of `calls`; error replies are returned as values.
-
-        All are sent in one round trip; to a cluster, in one for each node that has a record. If
-        only some of these nodes reply, the errors of the others are values, too.
+        Args:
+            followup: a command to send after a single call, on the same connection.
 
         Raises:
-            RedisError, OSError: if no server replies.
+            RedisError, OSError: if a reply is missing after all resends, from every node.
         """
-        replies = await self.send(*(("EVALSHA", s.sha, *arguments) for s, arguments in calls))
-        unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        if unknown:
-            # The first call of a script loads it for the others.
-            first = {calls[n][0]: n for n in reversed(unknown)}
-            again: list[Sequence[Any]] = []
-            for n in unknown:
-                script, arguments = calls[n]
-                head = ("EVAL", script.source) if first[script] == n else ("EVALSHA", script.sha)
-                again.append((*head, *arguments))
-            for n, reply in zip(unknown, await self.send(*again), strict=True):
-                replies[n] = reply
+        if followup:
+            commands = *commands, followup
+        packed, started_at = b"".join(map(pack, commands)), monotonic()
+        for delay in (*RESEND_DELAYS, None):
+            try:
+                replies = await self.send_once(packed, len(commands))
+                break
+            except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
+                # The other idle connections have most likely been lost with this one.
+                await self._pool.get().close_idle()
+                if delay is None or monotonic() - started_at > 0.6 * self.timeout:
+                    raise
+                await self.sleep(delay)
+        # The server was flushed or restarted, or is a new master.
+        if NoScriptError in map(type, replies) and (loading := with_sources(commands)) != commands:
+            return await self.send(*loading)
         return replies
 
     async def ping(self) -> None:
@@ -152,25 +134,6 @@ class ServerTransport(BaseTransport):
         (reply,) = await self.send(("PING",))
         if isinstance(reply, Exception):
             raise reply
-
-    async def send(self, *commands: Sequence[Any]) -> list[Any]:
-        """Sends `commands` in one round trip; returns the replies, with errors as values.
-
-        Raises:
-            RedisError, OSError: if a reply is missing after all resends.
-        """
-        packed = b"".join(map(pack, commands))
-        started_at = monotonic()
-        for delay in (*RESEND_DELAYS, None):
-            try:
-                return await self.send_once(packed, len(commands))
-            except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
-                # The other idle connections have most likely been lost with this one.
-                await self._pool.get().close_idle()
-                if delay is None or monotonic() - started_at > 0.6 * self.timeout:
-                    raise
-                await self.sleep(delay)
-        raise AssertionError("unreachable")
 
     async def send_once(self, packed: bytes, count: int, *, wait: bool = True) -> list[Any]:
         """Sends `count` commands without resending them.
@@ -251,6 +214,17 @@ class _Pool:
         self.closed = True
         await self.close_idle(nowait=False)
         await aclose_client(self._client)
+
+
+def with_sources(commands: tuple[Sequence[Any], ...]) -> tuple[Sequence[Any], ...]:
+    """Returns `commands` with the source in the first call of each script, which loads it."""
+    sources = dict(scripts.sources)
+    return tuple(
+        ("EVAL", source, *command[2:])
+        if command[0] == "EVALSHA" and (source := sources.pop(command[1], None))
+        else command
+        for command in commands
+    )
 
 
 #: What precedes an argument of each size; the line break ends the previous argument.

@@ -13,11 +13,11 @@ from redis import Redis
 from redis.exceptions import WatchError
 
 from celery_idempotent import Idempotency
-from celery_idempotent.testing.server import RedisServer
 from labs.benchmarks.bench import RETENTION_MS, make_result, private_server
 from labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.interleaving import Rounds, round_order
 from labs.benchmarks.measure import Measure, ProgressCallback
+from tests.servers.redis_server import RedisServer
 
 OURS, WATCH = "celery-idempotent", "WATCH, MULTI, EXEC"
 

@@ -12,12 +12,11 @@ from unittest.mock import patch
 from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.commands import Extension
-from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.transport.server import ServerTransport
-from celery_idempotent.testing.server import RedisServer
 from labs.benchmarks.bench import RETENTION_MS, Bench, private_server
 from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.measure import Measure, ProgressCallback
+from tests.servers.redis_server import RedisServer
 from tests.servers.waiting import wait_until
 
 #: The default lease in seconds, and its renewals per lease.
@@ -106,7 +105,7 @@ class ManyLeases(Measure):
                 heartbeat.stop_renewal(lease)
             bench.close()
 
-    def _lease(self, bench: Bench) -> Lease[RecordStore]:
+    def _lease(self, bench: Bench) -> Lease:
         key = next(bench.new_keys)
         extension = Extension(key, bench.begin_token(key), self.LEASE_MS, RETENTION_MS)
         return Lease(bench.store, extension, time.monotonic(), lambda raw: None)

@@ -8,7 +8,6 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from celery_idempotent.testing.server import RedisServer
 from labs.benchmarks.bench import private_server
 from labs.benchmarks.environments import CONTROL
 from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
@@ -22,6 +21,7 @@ from labs.benchmarks.process_worker import (
     make_app,
 )
 from labs.benchmarks.usage import processes_of_group
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 
 REPOSITORY = Path(__file__).parents[3]

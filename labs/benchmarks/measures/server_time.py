@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import find_servers
 from labs.benchmarks.bench import (
     LEASE_MS,
     RETENTION_MS,
@@ -19,6 +18,7 @@ from labs.benchmarks.bench import (
 from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.interleaving import Rounds, round_order
 from labs.benchmarks.measure import Measure, ProgressCallback
+from tests.servers.redis_server import find_servers
 
 BEGIN, COMPLETE, REPLAY, EXTEND = "begin, key absent", "complete", "replay", "extend"
 NO_OP, SET_NX = "no-op script", "SET NX PX"

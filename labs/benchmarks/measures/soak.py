@@ -6,7 +6,6 @@ import time
 from statistics import median
 from typing import NamedTuple
 
-from celery_idempotent.testing.server import RedisServer
 from labs.benchmarks.bench import private_server
 from labs.benchmarks.environments import OURS_BY_DEFAULT, Entries, start_environments
 from labs.benchmarks.figure import Figure, Goal, MeasureResult
@@ -14,6 +13,7 @@ from labs.benchmarks.measure import Measure, ProgressCallback
 from labs.benchmarks.usage import processes_of_group
 from labs.comparison.contestants import OURS
 from labs.comparison.environment import Environment
+from tests.servers.redis_server import RedisServer
 
 #: Seconds for which results and records are kept, so that their number does not grow.
 RETENTION = 20

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from celery_idempotent.store import scripts
 from celery_idempotent.store.commands import Command
-from celery_idempotent.testing.server import RedisServer
 from labs.benchmarks.bench import (
     RETENTION_MS,
     TASK,
@@ -22,6 +21,7 @@ from labs.benchmarks.figure import Bars, Figure, MeasureResult, Spread
 from labs.benchmarks.interleaving import Rounds, round_order
 from labs.benchmarks.measure import Measure, MissingDependency, ProgressCallback
 from labs.benchmarks.records import fill
+from tests.servers.redis_server import RedisServer
 
 #: redis-benchmark replaces it by a random number in each command.
 RANDOM_NUMBER = "__rand_int__"

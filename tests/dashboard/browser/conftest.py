@@ -9,11 +9,11 @@ from uuid import uuid4
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from celery_idempotent.testing.server import RedisServer
 from tests.dashboard.chromium import find_chromium
 from tests.dashboard.process import dashboard
 from tests.dashboard.shop import URL_VARIABLE
 from tests.dashboard.site import Site, open_site
+from tests.servers.redis_server import RedisServer
 
 #: Longest wait of the browser, in milliseconds.
 SOON_MS = 30_000

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from celery_idempotent.testing.ports import Ports
 from tests.dashboard.process import dashboard
 from tests.dashboard.shop import URL_VARIABLE
 from tests.dashboard.site import Site
+from tests.servers.ports import Ports
 
 pytestmark = [
     pytest.mark.browser,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from celery_idempotent.testing.server import RedisServer
 from tests.dashboard.browser.conftest import SOON_MS
 from tests.http.drivers.web_server import WebServer
+from tests.servers.redis_server import RedisServer
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("browser")]
 

@@ -20,8 +20,8 @@ from celery_idempotent import (
     ResultNotStoredError,
 )
 from celery_idempotent.lease.heartbeat import heartbeat
-from celery_idempotent.testing.server import RedisServer
 from tests.functions.values.calls import Money
+from tests.servers.redis_server import RedisServer
 from tests.unit.record.raw import raw_record
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -24,9 +24,9 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.functions.conftest import LEASE
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -83,9 +83,9 @@ def test_begin_complete_and_release_take_one_round_trip_each(
     transport = idem.executor.store._transport
     send, sizes = transport.send, []  # type: ignore[union-attr]
 
-    def count_requests(*requests: Any) -> Any:
+    def count_requests(*requests: Any, **options: Any) -> Any:
         sizes.append(len(requests))
-        return send(*requests)
+        return send(*requests, **options)
 
     monkeypatch.setattr(transport, "send", count_requests)
     batch = idem.begin_many(keys)

@@ -12,7 +12,7 @@ import pytest
 from celery_idempotent import Decision, Idempotency, StoreUnavailableError
 from celery_idempotent.lease.heartbeat import heartbeat
 from tests.servers.cluster import ClusterServers
-from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("batches in a cluster")]
@@ -70,7 +70,7 @@ def names(count: int = 30) -> list[str]:
     return [uuid4().hex for _ in range(count)]
 
 
-def master_of(cluster: ClusterServers, engine: Idempotency, key: str) -> ConfigurableRedisServer:
+def master_of(cluster: ClusterServers, engine: Idempotency, key: str) -> RedisServer:
     return cluster.master_of(engine.executor.store.name(engine.key_of(key)))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from celery_idempotent import Idempotency
-from celery_idempotent.testing.server import RedisServer
 from tests.functions.consumers.harness import SHORT_VISIBILITY, ConsumerHarness
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.fixture(

@@ -17,8 +17,8 @@ from kombu import Connection
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.kombu import KEY_HEADER, REASON_HEADER, IdempotentConsumer
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.testing.server import RedisServer
 from tests.functions.consumers.harness import ConsumerHarness
+from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 MESSAGES = 400

@@ -15,9 +15,9 @@ from celery_idempotent import (
 )
 from celery_idempotent.contrib.kombu import KEY_HEADER, REASON_HEADER
 from celery_idempotent.key.key import Key
-from celery_idempotent.testing.server import RedisServer
 from tests.exhaustive import exhaustive_except
 from tests.functions.consumers.harness import SHORT_VISIBILITY, ConsumerHarness
+from tests.servers.redis_server import RedisServer
 
 
 @pytest.mark.parametrize(

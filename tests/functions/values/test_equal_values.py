@@ -18,9 +18,9 @@ from redis import Redis
 
 from celery_idempotent import Idempotency, ResultNotStoredError
 from celery_idempotent.payload.offload import OffloadStorage
-from celery_idempotent.testing.server import RedisServer
 from tests.exhaustive import exhaustive_except
 from tests.functions.values.calls import Calls, Money, Point, same
+from tests.servers.redis_server import RedisServer
 from tests.unit.serializers import SERIALIZERS
 
 

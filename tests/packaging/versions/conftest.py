@@ -17,8 +17,8 @@ from celery import Celery
 from celery.result import AsyncResult
 from cryptography.fernet import Fernet
 
-from celery_idempotent.testing.server import RedisServer
 from tests.apps import close
+from tests.servers.redis_server import RedisServer
 from tests.worker.harness import FAST_REDELIVERY, Worker, WorkerProcess
 from tests.worker.ledger import Ledger
 

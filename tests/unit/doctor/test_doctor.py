@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,24 +20,21 @@ from celery_idempotent.doctor import (
     tasks,
     versions,
 )
-from celery_idempotent.errors import IdempotencyError, SettingsError
-from celery_idempotent.store.inspection.server_info import ServerInfo
+from celery_idempotent.errors import SettingsError
 from tests.unit.doctor.apps import add, shop
 
 #: A server without findings but for its replicas, which are not reported.
-SOUND = ServerInfo(
-    flavour="redis",
-    version=(7, 2, 4),
-    maxmemory_policy="noeviction",
-    maxmemory=0,
-    used_memory=1_000_000,
-    evicted=0,
-    write_error="",
-    append_only=True,
-    snapshots="3600 1",
-    replicas=None,
-    clock_ahead=0.2,
-)
+SOUND: dict[str, Any] = {
+    "redis_version": "7.2.4",
+    "maxmemory_policy": "noeviction",
+    "maxmemory": 0,
+    "used_memory": 1_000_000,
+    "evicted_keys": 0,
+    "write_error": "",
+    "aof_enabled": 1,
+    "save": "3600 1",
+    "clock_ahead": 0.2,
+}
 
 #: No worker renews the visibility timeout.
 BY_THE_BROKER: dict[str, Any] = {"idempotency_redeliver_after": None}
@@ -62,16 +58,16 @@ class TestServer:
     @pytest.mark.parametrize(
         ("info", "name", "severity", "setting"),
         [
-            ({"version": (6, 0, 16)}, "server-version", "error", "6.2"),
+            ({"redis_version": "6.0.16"}, "server-version", "error", "6.2"),
             ({"maxmemory_policy": "allkeys-lru"}, "eviction", "warning", "noeviction"),
             ({"maxmemory_policy": "volatile-ttl"}, "eviction", "warning", "noeviction"),
             ({"maxmemory_policy": None}, "eviction", "note", "INFO"),
             ({"write_error": "OOM command not allowed"}, "writes-refused", "error", "maxmemory"),
             ({"maxmemory": 1_050_000}, "memory", "warning", "idempotency_result_ttl"),
-            ({"evicted": 1}, "evicted", "warning", "noeviction"),
-            ({"append_only": False, "snapshots": ""}, "persistence", "warning", "appendonly"),
-            ({"append_only": False}, "persistence", "note", "appendonly"),
-            ({"append_only": False, "snapshots": None}, "persistence", "note", "CONFIG"),
+            ({"evicted_keys": 1}, "evicted", "warning", "noeviction"),
+            ({"aof_enabled": 0, "save": ""}, "persistence", "warning", "appendonly"),
+            ({"aof_enabled": 0}, "persistence", "note", "appendonly"),
+            ({"aof_enabled": 0, "save": None}, "persistence", "note", "CONFIG"),
             ({"clock_ahead": 1.5}, "clocks", "warning", "NTP"),
             ({"clock_ahead": -1.5}, "clocks", "warning", "NTP"),
         ],
@@ -79,7 +75,7 @@ class TestServer:
     def test_a_weakness_is_found(
         self, info: dict[str, Any], name: str, severity: str, setting: str
     ) -> None:
-        findings = server.check(replace(SOUND, **info), "here")
+        findings = server.check(SOUND | info, "here")
 
         finding = only(f for f in findings if f.name == name)
 
@@ -87,18 +83,21 @@ class TestServer:
         assert setting in finding.setting
 
     def test_every_version_of_valkey_is_supported(self) -> None:
-        valkey = replace(SOUND, flavour="valkey", version=(7, 2, 5))
+        valkey = SOUND | {"redis_version": "6.0.0", "valkey_version": "7.2.5"}
 
         assert "server-version" not in names(server.check(valkey, "here"))
 
     @pytest.mark.parametrize("replicas", [0, 2])
     def test_replicas_are_reported(self, replicas: int) -> None:
-        (finding,) = server.check(replace(SOUND, replicas=replicas), "here")
+        (finding,) = server.check(SOUND | {"connected_slaves": replicas}, "here")
         assert str(replicas or "no replica") in finding.what
 
     def test_fewer_replicas_than_required_are_an_error(self) -> None:
-        assert names(server.check(replace(SOUND, replicas=2), "here", required_replicas=2)) == set()
-        finding = only(server.check(replace(SOUND, replicas=1), "here", required_replicas=2))
+        assert (
+            names(server.check(SOUND | {"connected_slaves": 2}, "here", required_replicas=2))
+            == set()
+        )
+        finding = only(server.check(SOUND | {"connected_slaves": 1}, "here", required_replicas=2))
         assert (finding.name, str(finding.severity)) == ("replicas", "error")
 
 
@@ -419,9 +418,12 @@ def test_a_redis_that_kombu_refuses_is_found(
 
 
 def test_an_unreachable_server_is_one_line() -> None:
-    finding = server.unreachable("here", IdempotencyError("connection refused"))
+    app = shop(idempotency_redis_url="redis://127.0.0.1:1/0")
+    add(app)
 
-    assert "idempotency_redis_url" in only([finding]).line
+    found = [each for each in check_at_start(app) if each.name == "store-unreachable"]
+
+    assert "idempotency_redis_url" in only(found).line
 
 
 def test_an_execution_under_an_expired_lease_is_found() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.execution import Execution
@@ -25,13 +25,13 @@ class Heartbeat:
     execution = Execution
 
     def __init__(self) -> None:
-        self.held: set[Lease[Any]] = set()
+        self.held: set[Lease] = set()
         self.interrupted = False
 
-    def start_renewal(self, lease: Lease[Any]) -> None:
+    def start_renewal(self, lease: Lease) -> None:
         self.held.add(lease)
 
-    def stop_renewal(self, lease: Lease[Any]) -> None:
+    def stop_renewal(self, lease: Lease) -> None:
         if not self.interrupted:
             self.interrupted = True
             raise KeyboardInterrupt

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.flow import flow
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Call

@@ -10,9 +10,8 @@ from kombu.serialization import prepare_accept_content
 
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.encryption_keys import Cipher
-from celery_idempotent.payload.fields import RESULT
 from celery_idempotent.payload.result_codec import ResultCodec
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import RESULT, Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.run_sync import run_sync

@@ -130,15 +130,15 @@ def test_data_that_does_not_shrink_is_not_compressed(monkeypatch: pytest.MonkeyP
 def test_the_maximum_size_applies_to_compressed_bytes() -> None:
     value = "x" * 98
 
-    assert encode(value, max_size=100).has_value
-    assert not encode(value + "x", max_size=100).has_value
-    assert encode("x" * 10_000, max_size=100, compression="gzip").has_value
+    assert encode(value, max_size=100).format
+    assert not encode(value + "x", max_size=100).format
+    assert encode("x" * 10_000, max_size=100, compression="gzip").format
 
 
 def test_a_value_that_is_too_large_leaves_the_reason() -> None:
     payload = encode("x" * 1000, max_size=100)
 
-    assert not payload.has_value
+    assert not payload.format
     with pytest.raises(ResultNotStoredError) as caught:
         decode(payload)
     assert str(caught.value) == (
@@ -185,7 +185,7 @@ def test_a_value_that_cannot_be_serialized_leaves_the_reason(
 ) -> None:
     payload = encode(value, serializer)
 
-    assert not payload.has_value
+    assert not payload.format
     with pytest.raises(ResultNotStoredError) as caught:
         decode(payload)
     assert str(caught.value).endswith(

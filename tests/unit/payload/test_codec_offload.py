@@ -14,9 +14,8 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.payload.fields import RESULT, step_field
 from celery_idempotent.record import steps
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import RESULT, Payload, step_field
 from celery_idempotent.record.record import State
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.run_sync import run_sync
@@ -39,7 +38,7 @@ class TestOffloadStorage:
 
         payload = encode("x" * 1000, max_size=100, codec=codec)
 
-        assert payload.has_value
+        assert payload.format
         assert len(payload.body) < 100
         assert storage.objects == {"shop.charge:digest:17": b'"' + b"x" * 1000 + b'"'}
         assert decode(payload, codec=codec) == "x" * 1000

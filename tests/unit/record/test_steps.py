@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_idempotent.errors import CorruptRecordError
-from celery_idempotent.record import steps, turn
+from celery_idempotent.record import reservation, steps
 from celery_idempotent.record.record import Record, State
 from labs.verification.model import Waiting
 from labs.verification.wire import entry
@@ -69,7 +69,7 @@ class TestMessageThatWaits:
         return Record(State.STARTED, "key", "shop.charge", "", "", token=1, attempt=1, body=body)
 
     def test_is_read_and_is_no_step(self) -> None:
-        task_id, until_ms = turn.waiting(self.record(self.BODY)) or ("", 0)
+        task_id, until_ms = reservation.waiting(self.record(self.BODY)) or ("", 0)
 
         assert (task_id, until_ms) == (str(UUID(bytes=b"an id, 16 bytes!")), 1_700_000_000_000)
         assert steps.read(self.BODY, "key") == {}
@@ -77,4 +77,4 @@ class TestMessageThatWaits:
     def test_cut_short_is_corrupt(self) -> None:
         for length in range(7, len(self.BODY)):
             with pytest.raises(CorruptRecordError, match="the turn of key"):
-                turn.waiting(self.record(self.BODY[:length]))
+                reservation.waiting(self.record(self.BODY[:length]))

@@ -180,7 +180,7 @@ def test_a_script_is_called_by_its_digest_and_if_unknown_by_its_source(connect: 
     server, transport = connect(b"-NOSCRIPT No matching script.\r\n", b"$2\r\nok\r\n")
     script = scripts.load("forget")
 
-    reply = run_sync(transport.call(script, [1, "idem:ä", 7]))
+    reply = run_sync(transport.send(("EVALSHA", script.sha, 1, "idem:ä", 7)))
 
     assert reply == [b"ok"]
     rest = [b"1", "idem:ä".encode(), b"7"]
@@ -190,12 +190,16 @@ def test_a_script_is_called_by_its_digest_and_if_unknown_by_its_source(connect: 
     ]
 
 
-def test_unknown_scripts_of_a_batch_are_sent_once_each(connect: Connect) -> None:
+def test_an_unknown_script_of_a_batch_is_sent_once(connect: Connect) -> None:
     missing = b"-NOSCRIPT No matching script.\r\n"
-    server, transport = connect(missing, b"$1\r\n1\r\n", missing, b"$1\r\n0\r\n", b"$1\r\n2\r\n")
-    script = scripts.load("forget")
+    replies = (b"$1\r\n%d\r\n" % n for n in range(3))
+    server, transport = connect(missing, b"$1\r\n1\r\n", missing, *replies)
+    sha = scripts.load("forget").sha
 
-    replies = run_sync(transport.call_all([(script, [1, f"{n}"]) for n in range(3)]))
+    replies = run_sync(transport.send(*(("EVALSHA", sha, 1, f"{n}") for n in range(3))))
 
     assert replies == [b"0", b"1", b"2"]
-    assert [command[0] for command in server.commands] == [b"EVALSHA"] * 3 + [b"EVAL", b"EVALSHA"]
+    assert [command[0] for command in server.commands] == [
+        *[b"EVALSHA"] * 3,
+        *[b"EVAL", b"EVALSHA", b"EVALSHA"],
+    ]

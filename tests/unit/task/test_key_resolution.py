@@ -84,7 +84,7 @@ def test_an_unprotected_call_has_no_key() -> None:
     key, parsed = resolve_key(task_with().idempotency_configuration, ID, headers, (1,), {})
 
     assert key is None
-    assert parsed.unprotected
+    assert parsed.explicit is False
 
 
 def test_with_the_rule_task_id_each_item_of_a_map_has_a_key() -> None:

@@ -168,7 +168,7 @@ def test_a_call_may_have_an_explicit_key(key: Any, expected: str | list[str]) ->
 
 def test_a_call_may_be_unprotected() -> None:
     assert read(with_explicit_key(None, False)) == MessageHeaders(explicit=False)
-    assert read({**with_derived_key(None, KEY), "idempotency_key": False}).unprotected
+    assert read({**with_derived_key(None, KEY), "idempotency_key": False}).explicit is False
 
 
 INVALID = [

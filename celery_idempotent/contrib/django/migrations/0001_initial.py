@@ -6,17 +6,11 @@ from typing import ClassVar
 
 from django.db import migrations, models
 
-_MILLISECONDS = "milliseconds since the epoch"
-
 _FIELDS = {
-    "id": models.CharField(
-        primary_key=True, max_length=64, serialize=False, help_text="digest of prefix and key"
-    ),
-    "turn": models.CharField(
-        max_length=32, null=True, unique=True, help_text="digest of a key that may run again"
-    ),
+    "id": models.CharField(primary_key=True, max_length=64, serialize=False),
+    "turn": models.CharField(max_length=32, null=True, unique=True),
     "record_key": models.TextField(verbose_name="key"),
-    "owner": models.CharField(max_length=32, help_text="random id of the transaction"),
+    "owner": models.CharField(max_length=32),
     "state": models.CharField(
         max_length=16, choices=[("COMPLETED", "COMPLETED"), ("FAILED", "FAILED")]
     ),
@@ -27,9 +21,9 @@ _FIELDS = {
     "fingerprint": models.CharField(max_length=32),
     "format": models.CharField(max_length=255),
     "body": models.BinaryField(),
-    "outbox": models.BinaryField(null=True, help_text="messages to publish after the commit"),
-    "finished_at": models.BigIntegerField(null=True, help_text=_MILLISECONDS),
-    "expires_at": models.BigIntegerField(null=True, db_index=True, help_text=_MILLISECONDS),
+    "outbox": models.BinaryField(null=True),
+    "finished_at": models.BigIntegerField(null=True),
+    "expires_at": models.BigIntegerField(null=True, db_index=True),
 }
 
 

