@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 from tests.worker.harness import Shop
-from tests.worker.incident_tasks import crash_looping
-from tests.worker.tasks import charge, misruled, pack, short_lease
+from tests.worker.tasks import charge, crash_looping, misruled, pack, short_lease
 
 #: Calls of an incident that is about calls; messages in an outage; seconds for which Redis is away.
 CALLS, MESSAGES, AWAY = 100, 20, 35.0

@@ -57,7 +57,7 @@ def django_environment(
     database: Path = tmp_path_factory.mktemp("django") / "site.sqlite3"
     environment = site_environment | {
         "DATABASE": str(database),
-        "DJANGO_SETTINGS_MODULE": "tests.http.sites.django_site.settings",
+        "DJANGO_SETTINGS_MODULE": "tests.http.sites.django_settings",
     }
     command = [sys.executable, "-c", CREATE_USERS]
     subprocess.run(command, cwd=REPOSITORY, env=os.environ | environment, check=True)
@@ -81,7 +81,7 @@ def django_project(django_environment: dict[str, str]) -> None:
         for name in ("STORE_URL", "LEDGER_URL", "DATABASE"):
             patch.setenv(name, django_environment[name])
         from tests.http.sites import common  # noqa: F401
-        from tests.http.sites.django_site import settings as module
+        from tests.http.sites import django_settings as module
     settings.configure(
         DEBUG_PROPAGATE_EXCEPTIONS=True,
         **{name: value for name, value in vars(module).items() if name.isupper()},

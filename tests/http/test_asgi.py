@@ -1,4 +1,4 @@
-"""The middleware as an ASGI app: which messages it passes, holds back and hides."""
+"""The middleware as an ASGI app: which messages it passes, holds back, hides and stores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+import redis
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
@@ -24,12 +25,25 @@ from tests.http.drivers.asgi import (
     request,
     scope,
 )
+from tests.http.drivers.web_server import MAX_BYTES
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def protect(app: Any, idem: Idempotency, **options: Any) -> IdempotencyMiddleware:
     return IdempotencyMiddleware(app, idem, **{"identity": anonymous, **options})
+
+
+def send_all(
+    app: Any, run: Run, *scopes: Any, send: Callable[[Any], Any] | None = None
+) -> list[Response]:
+    """Sends requests one after the other."""
+
+    async def send_requests() -> list[Response]:
+        return [await request(app, each, send=send) for each in scopes]
+
+    responses: list[Response] = run(send_requests())
+    return responses
 
 
 @pytest.mark.parametrize(
@@ -63,12 +77,7 @@ def test_everything_else_is_passed_to_the_app_as_it_is(idem: Idempotency, untouc
 
 def test_get_can_be_protected(idem: Idempotency, run: Run, key: str) -> None:
     app = App()
-
-    async def send_requests() -> None:
-        for _ in range(2):
-            await request(protect(app, idem, methods=["get"]), scope(key, method="GET"))
-
-    run(send_requests())
+    send_all(protect(app, idem, methods=["get"]), run, *[scope(key, method="GET")] * 2)
     assert len(app.requests) == 1
 
 
@@ -149,11 +158,8 @@ def test_a_cancelled_request_releases_its_key(idem: Idempotency, run: Run, key: 
 def test_an_app_that_raises_in_the_middle_of_its_response_releases_its_key(
     idem: Idempotency, run: Run, key: str
 ) -> None:
-    async def send_request() -> None:
-        with pytest.raises(ZeroDivisionError):
-            await request(protect(App(START, MORE, ZeroDivisionError()), idem), scope(key))
-
-    run(send_request())
+    with pytest.raises(ZeroDivisionError):
+        send_all(protect(App(START, MORE, ZeroDivisionError()), idem), run, scope(key))
     assert list(idem.records()) == []
 
 
@@ -184,12 +190,8 @@ class TestExtensions:
         self, idem: Idempotency, run: Run, key: str
     ) -> None:
         message = {"type": "http.response.pathsend", "path": "/etc/hostname"}
-
-        async def send_request() -> None:
-            with pytest.raises(RuntimeError, match=r"http\.response\.pathsend"):
-                await request(protect(App(START, message), idem), scope(key))
-
-        run(send_request())
+        with pytest.raises(RuntimeError, match=r"http\.response\.pathsend"):
+            send_all(protect(App(START, message), idem), run, scope(key))
         assert list(idem.records()) == []
 
 
@@ -239,26 +241,17 @@ class TestMounts:
 
     def test_of_starlette(self, idem: Idempotency, run: Run, key: str) -> None:
         mounts = [Mount(f"/{name}", self.app(name, idem)) for name in ("a", "b")]
-
-        async def send_requests() -> list[Response]:
-            app = Starlette(routes=mounts)
-            paths = ("/a/pay", "/b/pay", "/a/pay")
-            return [await request(app, scope(key, path=path)) for path in paths]
-
-        first, other, again = run(send_requests())
+        scopes = [scope(key, path=path) for path in ("/a/pay", "/b/pay", "/a/pay")]
+        first, other, again = send_all(Starlette(routes=mounts), run, *scopes)
         assert (first.status, first.body) == (200, b"a")
         assert (other.status, again.body) == (422, b"a")
 
     def test_of_servers_whose_path_has_no_prefix(
         self, idem: Idempotency, run: Run, key: str
     ) -> None:
-        async def send_requests() -> list[Response]:
-            return [
-                await request(protect(App(), idem), scope(key, root_path=prefix))
-                for prefix in ("/a", "/b", "/a")
-            ]
-
-        assert [response.status for response in run(send_requests())] == [200, 422, 200]
+        scopes = [scope(key, root_path=prefix) for prefix in ("/a", "/b", "/a")]
+        responses = send_all(protect(App(), idem), run, *scopes)
+        assert [response.status for response in responses] == [200, 422, 200]
 
 
 def test_a_multipart_body_is_the_same_with_another_boundary(
@@ -285,12 +278,9 @@ def test_a_multipart_body_is_the_same_with_another_boundary(
 def test_an_identity_that_is_not_text_is_an_error(
     idem: Idempotency, run: Run, key: str, identity: Any
 ) -> None:
-    async def send_request() -> None:
-        middleware = protect(App(), idem, identity=lambda scope: identity)
-        with pytest.raises(TypeError, match="identity must return text or None"):
-            await request(middleware, scope(key))
-
-    run(send_request())
+    middleware = protect(App(), idem, identity=lambda scope: identity)
+    with pytest.raises(TypeError, match="identity must return text or None"):
+        send_all(middleware, run, scope(key))
 
 
 @pytest.mark.parametrize("identity", [None, ""])
@@ -308,9 +298,89 @@ def test_an_engine_that_is_not_enabled_lets_every_request_through(
 ) -> None:
     app = App()
     middleware = protect(app, Idempotency(server.url, name="web", enabled=False), required=True)
-
-    async def send_requests() -> list[int]:
-        return [(await request(middleware, scope(k))).status for k in (key, key, None)]
-
-    assert run(send_requests()) == [200, 200, 200]
+    responses = send_all(middleware, run, *map(scope, (key, key, None)))
+    assert [response.status for response in responses] == [200, 200, 200]
     assert len(app.requests) == 3
+
+
+def test_a_small_stream_is_stored_and_sent_as_a_whole(
+    idem: Idempotency, run: Run, key: str
+) -> None:
+    app = App(START, MORE, MORE, END)
+    first, again = send_all(protect(app, idem), run, scope(key), scope(key))
+    assert first.messages[1:] == [
+        {"type": "http.response.body", "body": b"112", "more_body": False}
+    ]
+    assert again.body == b"112"
+    assert len(app.requests) == 1
+
+
+def test_a_large_stream_is_not_held_back(idem: Idempotency, run: Run, key: str) -> None:
+    """The fact that there was a response is stored before its first byte is sent."""
+    chunk = {**MORE, "body": b"x" * (MAX_BYTES // 2)}
+    states_when_sent = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in (START, chunk, chunk):
+            await send(message)
+            assert response.messages == []
+        await send(chunk)
+        assert len(response.body) == 3 * len(chunk["body"])
+        await send(MORE)
+        assert response.messages[-1] is MORE
+        await send(END)
+
+    async def look_up(message: Any) -> None:
+        response.messages.append(message)
+        states = [record.state.value for record in await asyncio.to_thread(list, records())]
+        states_when_sent.append(states)
+
+    async def send_requests() -> Response:
+        await request(protect(app, idem), scope(key), send=look_up)
+        return await request(protect(app, idem), scope(key))
+
+    response, records = Response(), idem.records
+    again: Response = run(send_requests())
+    assert states_when_sent == [["COMPLETED"]] * 4
+    assert again.status == 409
+    assert b"response-not-stored" in again.body
+
+
+def test_a_large_stream_that_comes_too_late_is_replaced(
+    idem: Idempotency, run: Run, client: redis.Redis, key: str
+) -> None:
+    """Another execution has completed: its response is sent, and no part of this one."""
+    chunk = {**MORE, "body": b"x" * (MAX_BYTES + 1)}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        client.delete(*client.keys(f"{idem.settings.key_prefix}:*"))
+        assert (await request(protect(App(), idem), scope)).body == b"2"
+        for message in (START, chunk, chunk, END):
+            await send(message)
+
+    late = run(request(protect(app, idem), scope(key)))
+    assert (late.body, len(late.messages)) == (b"2", 2)
+    assert late.headers["idempotency-replayed"] == "true"
+
+
+def test_a_large_error_is_sent_and_not_stored(idem: Idempotency, run: Run, key: str) -> None:
+    app = App({**START, "status": 500}, {**MORE, "body": b"x" * (MAX_BYTES + 1)}, END)
+    response = run(request(protect(app, idem), scope(key)))
+
+    assert (response.status, len(response.body)) == (500, MAX_BYTES + 2)
+    assert list(idem.records()) == []
+
+
+def test_what_the_app_does_after_its_response_delays_nobody(
+    idem: Idempotency, run: Run, key: str
+) -> None:
+    """A retry gets the response while the background task of the first request runs."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in (START, END):
+            await send(message)
+        again.append(await request(protect(app, idem), scope))
+
+    again: list[Response] = []
+    first = run(request(protect(app, idem), scope(key)))
+    assert first.body == again[0].body == b"2"

@@ -11,11 +11,20 @@ from uuid import uuid4
 
 import pytest
 import redis
+from asgiref.sync import markcoroutinefunction
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest
+from django.core.handlers.wsgi import WSGIHandler, WSGIRequest
+from django.http import HttpResponse
+from django.test import Client, RequestFactory, override_settings
+from django.urls import path
 
 from celery_idempotent import Idempotency
+from celery_idempotent.contrib.django.middleware import IdempotencyMiddleware
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
-from tests.http.drivers.web_server import CHUNK
+from tests.http.drivers.web_server import CHUNK, request_count
 from tests.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.usefixtures("django_project")
@@ -30,8 +39,6 @@ def alice() -> Any:
 
 
 def browser(name: str) -> Any:
-    from django.test import Client
-
     client = Client(enforce_csrf_checks=True, raise_request_exception=False)
     token = client.get("/login").json()["token"]
     response = client.post("/login", {"name": name}, headers={"X-CSRFToken": token})
@@ -52,11 +59,6 @@ def records() -> list[Any]:
     return list(idem.records())
 
 
-def request_count(client: redis.Redis, order: str) -> int:
-    value: Any = client.get(f"requests:{order}")
-    return int(value or 0)
-
-
 class TestUsers:
     def test_a_user_keeps_the_key_over_a_new_session(self, alice: Any, key: str) -> None:
         first = post(alice, "/payments", key, key)
@@ -70,8 +72,6 @@ class TestUsers:
     def test_a_user_who_is_not_logged_in_has_no_identity(
         self, client: redis.Redis, key: str
     ) -> None:
-        from django.test import Client
-
         anonymous = Client()
         anonymous.token = ""  # type: ignore[attr-defined]
         responses = [post(anonymous, "/payments", k, key) for k in (key, None)]
@@ -81,9 +81,6 @@ class TestUsers:
         assert request_count(client, key) == 1
 
     def test_without_a_user_the_error_names_the_way_out(self, key: str) -> None:
-        from django.core.exceptions import ImproperlyConfigured
-        from django.test import RequestFactory
-
         middleware = create()
         request = RequestFactory().post("/payments", headers={"Idempotency-Key": key})
         with pytest.raises(ImproperlyConfigured, match="below AuthenticationMiddleware"):
@@ -140,9 +137,6 @@ class TestViews:
         assert (again.status_code, b"response-not-stored" in again.content) == (409, True)
 
     def test_a_response_without_a_content_type_is_replayed_without(self, key: str) -> None:
-        from django.http import HttpResponse
-        from django.test import RequestFactory
-
         def view(request: Any) -> Any:
             response = HttpResponse(status=204)
             del response["Content-Type"]
@@ -174,8 +168,6 @@ class Async:
     sync_capable, async_capable = False, True
 
     def __init__(self, get_response: Any) -> None:
-        from asgiref.sync import markcoroutinefunction
-
         self.get_response = get_response
         markcoroutinefunction(self)
 
@@ -189,10 +181,6 @@ class Async:
 def test_all_kinds_of_middleware_and_views_work_together(
     kind: str, others: str, is_async_view: bool, server: RedisServer, key: str
 ) -> None:
-    from django.http import HttpResponse
-    from django.test import override_settings
-    from django.urls import path
-
     executions = []
 
     def view(request: Any) -> Any:
@@ -223,9 +211,6 @@ def test_all_kinds_of_middleware_and_views_work_together(
 
 
 def senders() -> dict[str, Callable[[str, str], tuple[int, bytes, str | None]]]:
-    from django.core.handlers.asgi import ASGIHandler
-    from django.test import Client
-
     def by_wsgi(path: str, key: str) -> Any:
         response = Client().post(path, headers={"Idempotency-Key": key})
         return response.status_code, response.content, response.get("Idempotency-Replayed")
@@ -240,8 +225,6 @@ def senders() -> dict[str, Callable[[str, str], tuple[int, bytes, str | None]]]:
 
 class TestBody:
     def test_a_body_that_django_does_not_read_is_refused(self, key: str) -> None:
-        from django.test import RequestFactory, override_settings
-
         with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=3):
             middleware = create(IDENTITY=lambda request: "alice")
             for size, status in ((3, 200), (4, 413)):
@@ -251,9 +234,6 @@ class TestBody:
                 assert middleware(request).status_code == status
 
     def test_a_chunked_body_that_django_does_not_read_is_refused(self, key: str) -> None:
-        from django.core.handlers.asgi import ASGIRequest
-        from django.test import override_settings
-
         with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=3):
             request = ASGIRequest(asgi_server.scope(key), io.BytesIO(b"four"))
             response = create(IDENTITY=lambda request: "alice")(request)
@@ -261,15 +241,11 @@ class TestBody:
 
     @pytest.mark.parametrize("length", ["9", "x"])
     def test_a_body_that_is_incomplete_is_refused(self, key: str, length: str) -> None:
-        from django.core.handlers.wsgi import WSGIRequest
-
         request = WSGIRequest(wsgi_server.environ(key, b"short", CONTENT_LENGTH=length))
         response = create(IDENTITY=lambda request: "alice")(request)
         assert (response.status_code, b"body-incomplete" in response.content) == (400, True)
 
     def test_a_body_that_cannot_be_read_is_refused(self, key: str) -> None:
-        from django.core.handlers.wsgi import WSGIRequest
-
         class Broken(io.BytesIO):
             def read(self, *size: Any) -> bytes:
                 raise OSError("the client is gone")
@@ -281,10 +257,6 @@ class TestBody:
 
 def create(view: Any = None, **options: Any) -> Any:
     """Returns the middleware around a view."""
-    from django.http import HttpResponse
-    from django.test import override_settings
-
-    from celery_idempotent.contrib.django.middleware import IdempotencyMiddleware
     from tests.http.sites.common import idem
 
     def get_response(request: Any) -> Any:
@@ -300,8 +272,6 @@ def create(view: Any = None, **options: Any) -> Any:
 class TestSettings:
     @pytest.fixture(autouse=True)
     def _restored(self) -> Iterator[None]:
-        from django.test import override_settings
-
         with override_settings():
             yield
 
@@ -328,10 +298,6 @@ class TestSettings:
         ids=str,
     )
     def test_a_wrong_setting_is_named_in_one_line(self, options: Any, message: str) -> None:
-        from django.conf import settings
-        from django.core.exceptions import ImproperlyConfigured
-        from django.core.handlers.wsgi import WSGIHandler
-
         if isinstance(options, dict) and options and "ENGINE" not in options:
             options = {"ENGINE": "tests.http.sites.common.idem", **options}
         settings.IDEMPOTENCY_MIDDLEWARE = options
@@ -341,10 +307,6 @@ class TestSettings:
         assert str(raised.value).startswith("IDEMPOTENCY_MIDDLEWARE")
 
     def test_a_project_without_the_setting_does_not_start(self) -> None:
-        from django.conf import settings
-        from django.core.exceptions import ImproperlyConfigured
-        from django.core.handlers.wsgi import WSGIHandler
-
         del settings.IDEMPOTENCY_MIDDLEWARE
         with pytest.raises(ImproperlyConfigured, match="must be a dictionary whose ENGINE"):
             WSGIHandler()
@@ -361,11 +323,6 @@ class TestSettings:
 
 
 def test_a_request_that_another_middleware_answers_leaves_nothing(key: str) -> None:
-    from django.http import HttpResponse
-    from django.test import RequestFactory
-
-    from celery_idempotent.contrib.django.middleware import IdempotencyMiddleware
-
     before = len(records())
     middleware = IdempotencyMiddleware(lambda request: HttpResponse("maintenance", status=200))
     request = RequestFactory().post("/", headers={"Idempotency-Key": key})

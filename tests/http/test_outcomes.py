@@ -13,6 +13,11 @@ from uuid import uuid4
 
 import pytest
 import redis
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import HttpResponse
+from django.test import override_settings
+from django.urls import path
 
 from celery_idempotent import Idempotency, KeyReusedError, LeaseLostError, signals
 from celery_idempotent.contrib import asgi, wsgi
@@ -65,10 +70,6 @@ class Site:
             return threads.submit(asyncio.run, send()).result()
 
     def _post_django(self, key: str | None, body: bytes, method: str) -> Any:
-        from django.core.handlers.asgi import ASGIHandler
-        from django.core.handlers.wsgi import WSGIHandler
-        from django.test import override_settings
-
         options = {name.upper(): value for name, value in self.options.items()}
         # Settings belong to the process, and handlers send requests in other threads.
         with lock, override_settings(IDEMPOTENCY_MIDDLEWARE={"ENGINE": self.idem, **options}):
@@ -79,8 +80,6 @@ class Site:
         return wsgi_server.request(handler, environ, validate=False)
 
     def view(self, request: Any) -> Any:
-        from django.http import HttpResponse
-
         self.requests += 1
         status, headers, body = self.handler()
         return HttpResponse(body, status=status, headers=dict(headers))
@@ -116,8 +115,6 @@ def site(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Site]:
         yield site
         return
     request.getfixturevalue("django_project")
-    from django.test import override_settings
-    from django.urls import path
 
     class Urls:
         urlpatterns = (path("pay", site.view),)
@@ -252,6 +249,24 @@ def test_409_if_responses_are_not_stored(site: Site, key: str) -> None:
 
     assert (first.status, again.status, site.requests) == (200, 409, 1)
     assert problem(again) == "urn:celery-idempotent:response-not-stored"
+
+
+@pytest.mark.parametrize("status", [200, 201, 302, 400, 403, 404, 422])
+def test_a_response_below_500_is_stored(site: Site, key: str, status: int) -> None:
+    site.handler = lambda: (status, [], b"%d" % site.requests)
+    assert [site.post(key).body for _ in range(2)] == [b"1", b"1"]
+
+
+@pytest.mark.parametrize("status", [401, 408, 409, 421, 423, 425, 429, 500, 503])
+def test_a_response_to_be_followed_by_a_retry_is_not_stored(
+    site: Site, key: str, status: int
+) -> None:
+    """Otherwise a 429, say, would be replayed until the key expires."""
+    statuses = [status, status, 201]
+    site.handler = lambda: (statuses[site.requests - 1], [], b"%d" % site.requests)
+    responses = [site.post(key) for _ in range(4)]
+    assert [response.status for response in responses] == [status, status, 201, 201]
+    assert [response.body for response in responses] == [b"1", b"2", b"3", b"3"]
 
 
 def test_the_limit_of_stored_responses_is_an_option(site: Site, key: str) -> None:

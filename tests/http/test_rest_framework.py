@@ -7,8 +7,18 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, connections, transaction
+from django.test import Client, override_settings
+from django.urls import path
+from django.utils.decorators import method_decorator
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import ValidationError
+from rest_framework.permissions import BasePermission, IsAuthenticated
+from rest_framework.response import Response
 
 from celery_idempotent import Idempotency
+from celery_idempotent.contrib.django.rest_framework import IdempotencyMixin, by_header
 from tests.docs.pages import ROOT, python_blocks
 
 pytestmark = pytest.mark.usefixtures("django_project")
@@ -24,8 +34,6 @@ def calls() -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def settings(idem: Idempotency) -> Iterator[None]:
-    from django.test import override_settings
-
     with override_settings(
         DEBUG_PROPAGATE_EXCEPTIONS=False, MIDDLEWARE=[], IDEMPOTENCY_MIDDLEWARE={"ENGINE": idem}
     ):
@@ -35,8 +43,6 @@ def settings(idem: Idempotency) -> Iterator[None]:
 @pytest.fixture
 def send(key: str) -> Iterator[Send]:
     """Sends a request of a user, whom a token names, to a view."""
-    from django.test import Client, override_settings
-    from django.urls import path
 
     def send(view: Any, user: str | None = "alice", key: str | None = key, **data: Any) -> Any:
         class Urls:
@@ -55,12 +61,8 @@ def send(key: str) -> Iterator[Send]:
 def view_of(pay: Callable[[Any, Any], Any], **attributes: Any) -> Any:
     """Returns a view whose POST calls `pay`, and whose users send tokens."""
     from django.contrib.auth.models import User
-    from rest_framework.authentication import BaseAuthentication
-    from rest_framework.permissions import IsAuthenticated
     from rest_framework.renderers import JSONRenderer
     from rest_framework.views import APIView
-
-    from celery_idempotent.contrib.django.rest_framework import IdempotencyMixin
 
     class Authentication(BaseAuthentication):  # type: ignore[misc]
         def authenticate(self, request: Any) -> Any:
@@ -83,8 +85,6 @@ def view_of(pay: Callable[[Any, Any], Any], **attributes: Any) -> Any:
 def test_a_key_belongs_to_the_user_whom_the_framework_authenticates(
     send: Send, calls: list[Any]
 ) -> None:
-    from rest_framework.response import Response
-
     def pay(self: Any, request: Any) -> Any:
         calls.append((request.user.username, dict(request.data)))
         return Response({"paid": len(calls)}, status=201, headers={"Location": "/pay/1"})
@@ -102,9 +102,6 @@ def test_a_key_belongs_to_the_user_whom_the_framework_authenticates(
 def test_a_user_whose_permission_was_withdrawn_gets_no_replay(
     send: Send, calls: list[Any], idem: Idempotency
 ) -> None:
-    from rest_framework.permissions import BasePermission
-    from rest_framework.response import Response
-
     allowed = [False, True, True, False]
 
     class Permission(BasePermission):  # type: ignore[misc]
@@ -146,12 +143,6 @@ def test_a_transaction_of_the_request_ends_before_the_response_is_stored(
     send: Send, idem: Idempotency, monkeypatch: pytest.MonkeyPatch, opted_out: bool
 ) -> None:
     from django.contrib.auth.models import User
-    from django.db import connection, connections, transaction
-    from django.utils.decorators import method_decorator
-    from rest_framework.exceptions import ValidationError
-    from rest_framework.response import Response
-
-    from celery_idempotent.contrib.django.rest_framework import IdempotencyMixin
 
     def fail() -> None:
         raise RuntimeError("the commit has failed")
@@ -185,8 +176,6 @@ def test_what_the_checks_write_before_a_replay_is_committed(
     send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from django.contrib.auth.models import User
-    from django.db import connections
-    from rest_framework.response import Response
 
     def check_permissions(self: Any, request: Any) -> None:
         User.objects.create_user(f"{prefix} {uuid4().hex}")
@@ -201,8 +190,6 @@ def test_what_the_checks_write_before_a_replay_is_committed(
 
 
 def test_each_view_has_options_of_its_own(send: Send, calls: list[Any], key: str) -> None:
-    from rest_framework.response import Response
-
     def pay(self: Any, request: Any) -> Any:
         calls.append("run")
         return Response()
@@ -216,8 +203,6 @@ def test_each_view_has_options_of_its_own(send: Send, calls: list[Any], key: str
 
 
 def test_a_wrong_option_is_refused_when_the_view_is_created() -> None:
-    from django.core.exceptions import ImproperlyConfigured
-
     with pytest.raises(ImproperlyConfigured, match="no option 'METHOD'; did you mean METHODS"):
         view_of(lambda self, request: None, idempotency_options={"METHOD": ["PUT"]})
 
@@ -225,11 +210,6 @@ def test_a_wrong_option_is_refused_when_the_view_is_created() -> None:
 def test_inside_the_middleware_it_adds_nothing(
     send: Send, calls: list[Any], idem: Idempotency
 ) -> None:
-    from django.test import override_settings
-    from rest_framework.response import Response
-
-    from celery_idempotent.contrib.django.rest_framework import by_header
-
     def pay(self: Any, request: Any) -> Any:
         calls.append("run")
         return Response()

@@ -25,7 +25,6 @@ from celery_idempotent.contrib import fastapi, wsgi
 from celery_idempotent.contrib import flask as contrib_flask
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, by_header
 from celery_idempotent.errors import SettingsError
-from tests.waiting import eventually
 
 Send = Callable[..., list[httpx.Response]]
 
@@ -132,29 +131,6 @@ class TestFastApi:
         assert {r.content for r in responses} == {b'{"amount":1,"note":null}'}
         assert [r.status_code for r in responses] == [201, 201]
         assert replayed(responses) == [False, True]
-
-    def test_one_of_two_requests_at_once_is_executed(
-        self, api: FastAPI, idem: Idempotency, send: Send, calls: list[Any]
-    ) -> None:
-        release = threading.Event()
-
-        @api.post("/pay")
-        @fastapi.idempotent_route(idem, identity=by_header("authorization"))
-        def pay(payment: Payment) -> None:
-            calls.append(payment)
-            release.wait(60)
-
-        responses: list[httpx.Response] = []
-        first = threading.Thread(target=lambda: responses.extend(send("/pay", {})))
-        first.start()
-        eventually(lambda: calls, "the first request runs")
-        (second,) = send("/pay", {})
-        release.set()
-        first.join()
-
-        assert (second.status_code, second.headers["retry-after"]) == (409, "1")
-        assert [r.status_code for r in responses] == [200]
-        assert len(calls) == 1
 
     def test_a_request_that_dependencies_refuse_leaves_nothing(
         self, api: FastAPI, idem: Idempotency, send: Send, calls: list[Any]

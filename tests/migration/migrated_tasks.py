@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.worker.failing_tasks import run_out
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import handle, task_of
+from tests.worker.tasks import handle, run_out, task_of
 
 ONE_AT_A_TIME = {"idempotency_until": "finished", "idempotency_dedupe_publish": True}
 COLLAPSED = {"idempotency_until": "started", "idempotency_dedupe_publish": True}

@@ -1,4 +1,4 @@
-"""Requests to the admin of outcomes; prints what has become of each as JSON.
+"""Tests of the admin of outcomes, in a process with Django; prints the failures as JSON.
 
 python -m tests.sql.admin_calls DATABASE_URL REDIS_URL
 """
@@ -10,11 +10,12 @@ import re
 import sys
 from html import unescape
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import quote
 from uuid import uuid4
 
 from tests.sql.admin_site import set_up
-from tests.sql.processes import dump_cases
+from tests.sql.databases import dump_failures
 
 app = set_up(sys.argv[1], sys.argv[2])
 
@@ -26,10 +27,11 @@ from django.db import connection  # noqa: E402
 from django.test import Client  # noqa: E402
 from django.test.utils import CaptureQueriesContext, override_settings  # noqa: E402
 
-from celery_idempotent import signals  # noqa: E402
+from celery_idempotent import StoreUnavailableError, signals  # noqa: E402
 from celery_idempotent.contrib.django import admin as outcome_admin  # noqa: E402
 from celery_idempotent.contrib.django.models import Outcome  # noqa: E402
 from celery_idempotent.store import commands  # noqa: E402
+from celery_idempotent.store.inspection.record_reader import RecordReader  # noqa: E402
 from celery_idempotent.store.run_sync import run_sync  # noqa: E402
 
 call_command("migrate", verbosity=0)
@@ -47,6 +49,8 @@ def client_of(*permissions: str, csrf: bool = False) -> Client:
     return client
 
 
+#: Whether there are a row and a record.
+FORGOTTEN, KEPT = [False, False], [True, True]
 OPERATOR = client_of(VIEW, FORGET, RESULT)
 VIEWER = client_of(VIEW)
 
@@ -106,7 +110,7 @@ def forget(fields: dict[str, Any]) -> str:
     return " ".join(map(unescape, found)) or str(response.status_code)
 
 
-def pages() -> dict[str, Any]:
+def test_an_outcome_is_shown_beside_its_record() -> None:
     hostile = f"<img src={uuid4().hex}>"
     case, declined = Case(task_id=hostile), Case(13)
     listed = OPERATOR.get(LIST).content.decode()
@@ -114,62 +118,54 @@ def pages() -> dict[str, Any]:
     page = OPERATOR.get(case.path("change")).content.decode()
     viewed = VIEWER.get(case.path("change")).content.decode()
     failed = OPERATOR.get(declined.path("change")).content.decode()
-    return {
-        "list": str(case.key) in listed,
-        "both": page.count("<td>COMPLETED</td>"),
-        "result": "&lt;script&gt;alert(1)&lt;/script&gt;" in page,
-        "label": f"x3ci\\x3e{case.order}" in page,
-        "task_id": [hostile.replace("<", "&lt;")[:-1] in each for each in (listed, page, viewed)],
-        "unescaped": [
-            text
-            for text in (hostile, "<script>alert", f"<i>{case.order}")
-            if any(text in each for each in (listed, asked, page, viewed, failed))
-        ],
-        "viewer_sees_result": "alert(1)" in viewed,
-        "viewer_reads_why": "You may not see results" in viewed,
-        "forget_buttons": [name.count("forget_selected") for name in (page, viewed)],
-        "error": "Declined: &lt;script&gt;" in failed,
-    }
+    assert str(case.key) in listed
+    assert page.count("<td>COMPLETED</td>") == 2
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "Declined: &lt;script&gt;" in failed
+    # Results need a permission.
+    assert "alert(1)" not in viewed
+    assert "You may not see results" in viewed
+    assert [name.count("forget_selected") for name in (page, viewed)] == [1, 0]
+    # Hostile texts are escaped.
+    assert f"x3ci\\x3e{case.order}" in page
+    assert all(hostile.replace("<", "&lt;")[:-1] in each for each in (listed, page, viewed))
+    for text in (hostile, "<script>alert", f"<i>{case.order}"):
+        assert not any(text in each for each in (listed, asked, page, viewed, failed))
 
 
-def read_only() -> dict[str, Any]:
+def test_nobody_adds_changes_or_deletes() -> None:
     case = Case()
     root = User.objects.create_superuser(uuid4().hex)
     client = Client()
     client.force_login(root)
-    return {
-        "add": client.get(f"{LIST}add/").status_code,
-        "change": client.post(case.path("change"), {"record_key": "x"}).status_code,
-        "delete": client.post(case.path("delete"), {"post": "yes"}).status_code,
-        "action": client.post(
-            LIST, {"action": "delete_selected", "_selected_action": case.row.pk, "post": "yes"}
-        ).status_code,
-        "exists": case.exists,
-        "actions": re.findall(r'<option value="(\w+_selected)"', client.get(LIST).content.decode()),
-    }
+    assert client.get(f"{LIST}add/").status_code == 403
+    assert client.post(case.path("change"), {"record_key": "x"}).status_code == 403
+    assert client.post(case.path("delete"), {"post": "yes"}).status_code == 403
+    delete = {"action": "delete_selected", "_selected_action": case.row.pk, "post": "yes"}
+    client.post(LIST, delete)
+    assert case.exists == KEPT
+    actions = re.findall(r'<option value="(\w+_selected)"', client.get(LIST).content.decode())
+    assert actions == ["forget_selected", "rerun_selected"]
 
 
-def rights() -> dict[str, Any]:
+def test_forget_needs_permissions_a_post_and_a_token() -> None:
     case = Case()
     fields = case.confirmation()
     strangers = (VIEWER, client_of(FORGET), client_of(), Client())
     unprotected = client_of(VIEW, FORGET, csrf=True)
-    return {
-        "ask": [case.ask(client).status_code for client in strangers],
-        "forget": [client.post(LIST, fields).status_code for client in strangers],
-        "get": OPERATOR.get(LIST, fields).status_code,
-        "without_token": unprotected.post(
-            LIST, {name: fields[name] for name in fields if name != "csrfmiddlewaretoken"}
-        ).status_code,
-        "nonsense": [
-            OPERATOR.post(LIST, fields | {"shown": text}).status_code
-            for text in ("", "{}", "1", "[1]", '["a"')
-        ],
-        "exists": case.exists,
-    }
+    # To a user who may only view outcomes, Django shows the list, which has no actions.
+    expected = [200, 403, 403, 302]
+    assert [case.ask(client).status_code for client in strangers] == expected
+    assert [client.post(LIST, fields).status_code for client in strangers] == expected
+    assert OPERATOR.get(LIST, fields).status_code == 302
+    without_token = {name: fields[name] for name in fields if name != "csrfmiddlewaretoken"}
+    assert unprotected.post(LIST, without_token).status_code == 403
+    for text in ("", "{}", "1", "[1]", '["a"'):
+        assert OPERATOR.post(LIST, fields | {"shown": text}).status_code == 400
+    assert case.exists == KEPT
 
 
-def forgetting() -> dict[str, Any]:
+def test_forget_deletes_the_record_and_the_row() -> None:
     audit: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: audit.append(record.getMessage())  # type: ignore[method-assign]
@@ -182,23 +178,18 @@ def forgetting() -> dict[str, Any]:
     )
     both, alone = Case(), Case()
     alone.lose_record()
-    texts = [forget(case.confirmation()) for case in (both, alone)]
     name = OPERATOR.user.get_username()
-    return {
-        "messages": texts,
-        "exist": [both.exists, alone.exists],
-        "signals": sent == [[str(both.key), name], [str(alone.key), name]],
-        "audit": [
-            text.startswith(str(case.key)) and f" is forgotten by {name!r} (" in text
-            for case, text in zip((both, alone), audit, strict=True)
-        ],
-        "log_entries": LogEntry.objects.filter(
-            object_repr=str(both.key), user=OPERATOR.user
-        ).count(),
-    }
+    for case in (both, alone):
+        assert forget(case.confirmation()) == "1 outcome forgotten"
+        assert case.exists == FORGOTTEN
+        assert audit[-1].startswith(str(case.key))
+        assert f" is forgotten by {name!r} (" in audit[-1]
+    assert sent == [[str(both.key), name], [str(alone.key), name]]
+    entries = LogEntry.objects.filter(object_repr=str(both.key), user=OPERATOR.user)
+    assert entries.count() == 1
 
 
-def running_again() -> dict[str, Any]:
+def test_run_again_publishes_the_message() -> None:
     app.conf.update(task_always_eager=False, result_extended=True)
     sent: list[str] = []
     signals.rerun.connect(lambda **details: sent.append(details["user"]), weak=False)
@@ -220,52 +211,41 @@ def running_again() -> dict[str, Any]:
         published = broker.default_channel.client.llen("celery")
         broker.default_channel.client.delete("celery")
     app.conf.task_always_eager = True
-    return {
-        "messages": texts,
-        "published": published,
-        "exist": [failed.exists, completed.exists],
-        "signals": sent == [OPERATOR.user.get_username()] * 2,
-        "log_entries": LogEntry.objects.filter(
-            object_repr=str(failed.key), change_message="Run again"
-        ).count(),
-        "viewer": fields_of(failed.ask(VIEWER, "rerun")).get("shown", []),
-        "arguments": [
-            f"&quot;{failed.order}&quot;" in failed.ask(client, "rerun").content.decode()
-            for client in (OPERATOR, client_of(VIEW, FORGET))
-        ],
-    }
+    again = "1 call published: it runs again"
+    question = "Outcome of KEY: kept: confirm that its effect is to be repeated"
+    assert (texts, published) == ([again, question, again], 2)
+    assert [failed.exists, completed.exists] == [KEPT, KEPT]
+    assert sent == [OPERATOR.user.get_username()] * 2
+    entries = LogEntry.objects.filter(object_repr=str(failed.key), change_message="Run again")
+    assert entries.count() == 1
+    assert fields_of(failed.ask(VIEWER, "rerun")).get("shown", []) == []
+    for client, sees_arguments in ((OPERATOR, True), (client_of(VIEW, FORGET), False)):
+        asked = failed.ask(client, "rerun").content.decode()
+        assert (f"&quot;{failed.order}&quot;" in asked) is sees_arguments
 
 
-def changed() -> dict[str, Any]:
+def test_what_has_changed_is_kept() -> None:
     def again(case: Case) -> None:
         charge.idempotency_forget(case.order)
         charge.apply((case.order,))
 
-    def record_appears(case: Case) -> None:
-        charge.apply((case.order,))
-
-    texts = []
-    cases = [Case(), Case(), Case()]
-    cases[1].lose_record()
-    for case, change in zip(
-        cases,
-        (again, record_appears, lambda case: charge.idempotency_forget(case.order)),
-        strict=True,
+    changed = "Outcome of KEY: kept: it has changed since it was shown"
+    for lost, change, message, exists in (
+        (False, again, changed, KEPT),
+        (True, lambda case: charge.apply((case.order,)), changed, KEPT),
+        (False, lambda case: charge.idempotency_forget(case.order), ": already absent", FORGOTTEN),
+        (False, Case.lose_record, "1 outcome forgotten", FORGOTTEN),
     ):
+        case = Case()
+        if lost:
+            case.lose_record()
         fields = case.confirmation()
         change(case)
-        texts.append(forget(fields).replace(str(case.key), "KEY"))
-    return {"messages": texts, "exist": [case.exists for case in cases]}
+        assert message in forget(fields).replace(str(case.key), "KEY")
+        assert case.exists == exists
 
 
-def record_expires_meanwhile() -> list[Any]:
-    case = Case()
-    fields = case.confirmation()
-    case.lose_record()
-    return [forget(fields), case.exists]
-
-
-def running() -> list[Any]:
+def test_what_is_running_is_kept() -> None:
     case = Case()
     case.lose_record()
     store = charge.idempotency_configuration.executor.store
@@ -282,106 +262,73 @@ def running() -> list[Any]:
         error_ms=60_000,
     )
     assert run_sync(store.execute(begin)).case == "begun"
-    return [forget(case.confirmation()).replace(str(case.key), "KEY"), case.exists]
+    assert "kept: it is running" in forget(case.confirmation())
+    assert case.exists == KEPT
 
 
-def selected() -> dict[str, Any]:
+def test_selected_outcomes_are_forgotten() -> None:
     cases = [Case() for _ in range(3)]
     chosen = [case.row.pk for case in cases[:2]]
     question, refused = (ask(client, "forget", *chosen) for client in (OPERATOR, VIEWER))
-    return {
-        "asked": len(fields_of(question).get("shown", [])),
-        "viewer": len(fields_of(refused).get("shown", [])),
-        "message": forget(fields_of(question)),
-        "exist": [case.exists for case in cases],
-    }
+    assert len(fields_of(question).get("shown", [])) == 2
+    assert fields_of(refused).get("shown", []) == []
+    assert forget(fields_of(question)) == "2 outcomes forgotten"
+    assert [case.exists for case in cases] == [FORGOTTEN, FORGOTTEN, KEPT]
 
 
-def messages_of_a_turn() -> dict[str, Any]:
+def test_the_row_of_one_message_is_forgotten() -> None:
     """A key that may run again has a row for each message."""
     order = uuid4().hex
     ship.apply((order,), task_id="first")
     ship.apply((order,), task_id="second")
     rows = Outcome.objects.filter(record_key=str(ship.idempotency_key_of(order)))
     first = rows.get(task_id="first")
-    text = forget(fields_of(ask(OPERATOR, "forget", first.pk)))
-    return {"message": text, "left": [row.task_id for row in rows.all()]}
+    assert forget(fields_of(ask(OPERATOR, "forget", first.pk))) == "1 outcome forgotten"
+    assert [row.task_id for row in rows.all()] == ["second"]
 
 
-def redis_away() -> dict[str, Any]:
+def test_without_redis_the_row_is_shown_and_kept() -> None:
     case = Case()
     fields = case.confirmation()
-    from celery_idempotent.store.inspection.record_reader import RecordReader
-
-    reader = RecordReader.open
-    RecordReader.open = lambda store: (_ for _ in ()).throw(unavailable())
-    try:
+    away = StoreUnavailableError("Redis is away")
+    with patch.object(RecordReader, "open", side_effect=away):
         page = OPERATOR.get(case.path("change"))
-        return {
-            "page": [page.status_code, "Redis is away" in page.content.decode()],
-            "message": forget(fields),
-            "row": case.row is not None,
-        }
-    finally:
-        RecordReader.open = reader
+        assert (page.status_code, "Redis is away" in page.content.decode()) == (200, True)
+        assert forget(fields) == "Redis is away"
+    assert case.row is not None
 
 
-def unavailable() -> Exception:
-    from celery_idempotent import StoreUnavailableError
-
-    return StoreUnavailableError("Redis is away")
-
-
-def searching() -> dict[str, Any]:
+def test_search_and_filters() -> None:
     case, other = Case(), Case(13)
     prefix = charge.idempotency_configuration.executor.store.config.prefix
-
-    def keys(query: str) -> list[bool]:
+    for query, expected in {
+        f"q={case.key}": [True, False],
+        f"q={prefix}:{case.key}": [True, False],
+        f"q={case.row.task_id}": [True, False],
+        "q=shop.charge": [True, True],
+        "task=shop.charge": [True, True],
+        "state=FAILED": [False, True],
+        "q=shop.ship": [False, False],
+        "task=shop.ship": [False, False],
+        "q=%27%3B--": [False, False],
+    }.items():
         page = OPERATOR.get(f"{LIST}?{query}").content.decode()
-        return [str(each.key) in page for each in (case, other)]
-
-    return {
-        "key": keys(f"q={case.key}"),
-        "name": keys(f"q={prefix}:{case.key}"),
-        "task id": keys(f"q={case.row.task_id}"),
-        "task": keys("q=shop.charge"),
-        "other task": keys("q=shop.ship"),
-        "state": keys("state=FAILED"),
-        "filter": keys("task=shop.charge"),
-        "filter other": keys("task=shop.ship"),
-        "nothing": keys("q=%27%3B--"),
-    }
+        assert [str(each.key) in page for each in (case, other)] == expected, query
 
 
-def statements() -> dict[str, Any]:
-    """The statements of a list: none counts the whole table, none reads a body."""
+def test_a_list_neither_counts_the_table_nor_reads_bodies() -> None:
+    for _ in range(4):
+        Case()
     with CaptureQueriesContext(connection) as queries:
         OPERATOR.get(LIST)
     found = [each["sql"] for each in queries if "celery_idempotency_outcomes" in each["sql"]]
-    outcome_admin.MAX_COUNT = 3
-    counted = outcome_admin.BoundedPaginator(Outcome.objects.order_by("-expires_at"), 2).count
-    return {
-        "counted": counted,
-        "counts": [sql for sql in found if "COUNT(" in sql and "LIMIT" not in sql],
-        "bodies": [sql for sql in found if "body" in sql],
-        "statements": len(found),
-        "more": Outcome.objects.count() > 3,
-    }
+    assert [sql for sql in found if "COUNT(" in sql and "LIMIT" not in sql] == []
+    assert [sql for sql in found if "body" in sql] == []
+    assert len(found) == 2
+    with patch.object(outcome_admin, "MAX_COUNT", 3):
+        rows = Outcome.objects.order_by("-expires_at")
+        assert outcome_admin.BoundedPaginator(rows, 2).count == 3
 
 
 with override_settings(DEBUG=False):
-    dump_cases(
-        pages,
-        read_only,
-        rights,
-        forgetting,
-        changed,
-        record_expires_meanwhile,
-        running,
-        running_again,
-        selected,
-        messages_of_a_turn,
-        redis_away,
-        searching,
-        statements,
-    )
+    dump_failures(vars())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 from celery import Celery
 
 from celery_idempotent import Idempotency, IdempotentTask
-from tests.sql.databases import django_database
+from tests.sql.databases import django_database, dump
 
 urlpatterns: list[Any] = []
 
@@ -99,3 +101,24 @@ def make_app() -> Celery:
         return order
 
     return app
+
+
+def messages(settings: dict[str, Any]) -> list[list[str]]:
+    """Returns id, text and hint of each of our messages of ``manage.py check``."""
+    from django.core import checks
+    from django.db import connections
+    from django.test.utils import override_settings
+
+    database = {"ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, **settings.pop("DATABASE", {})}
+    connections.settings["default"].update(database)
+    with override_settings(**settings):
+        make_app()  # the current one from now on
+        found = checks.run_checks(databases=["default"])
+    ours = [message for message in found if str(message.id).startswith("celery_idempotent.")]
+    return [[message.id.rpartition(".")[2], message.msg, message.hint] for message in ours]
+
+
+if __name__ == "__main__":
+    # python -m tests.sql.admin_site DATABASE_URL REDIS_URL SETTINGS: with each of a JSON list
+    set_up(sys.argv[1], sys.argv[2])
+    dump([messages(settings) for settings in json.loads(sys.argv[3])])

@@ -7,15 +7,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from celery import Celery
 from sqlalchemy.engine import make_url
 
 from celery_idempotent import Idempotency
 from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
 from tests.sql import harness
-from tests.sql.databases import KINDS, LIBRARIES, TestDatabase
+from tests.sql.databases import KINDS, LIBRARIES, TestDatabase, output_of
 from tests.sql.function_shop import Shop
-from tests.sql.processes import output_of
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,18 @@ def idem(server: RedisServer) -> Iterator[Idempotency]:
     engine = Idempotency(server.url, key_prefix=uuid4().hex, wait_timeout=20)
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def app(server: RedisServer) -> Iterator[Celery]:
+    """An app whose messages are in memory, as those of all apps of a process."""
+    app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.idempotency_redis_url = server.url
+    channel = app.connection_for_read().default_channel
+    channel.queue_purge("celery")
+    yield app
+    channel.queue_purge("celery")
+    app.close()
 
 
 @pytest.fixture
@@ -71,11 +83,7 @@ def create_database(
     return create
 
 
-MARKS = {
-    "sqlite": (),
-    "postgresql": (pytest.mark.postgresql,),
-    "mariadb": (pytest.mark.mariadb,),
-}
+MARKS = {"sqlite": (), "postgresql": (pytest.mark.postgresql,), "mariadb": (pytest.mark.mariadb,)}
 
 
 def kinds(*kept: str) -> list[Any]:
@@ -89,8 +97,8 @@ def kinds(*kept: str) -> list[Any]:
 
 
 each_kind = pytest.mark.parametrize("database", kinds("sqlite", "postgresql"), indirect=True)
-#: For tests that start processes.
-each_kind_of_process = pytest.mark.parametrize("database", kinds("sqlite"), indirect=True)
+#: For tests that start processes, and those of what does not depend on the database.
+each_kind_in_full = pytest.mark.parametrize("database", kinds("sqlite"), indirect=True)
 #: The combinations of a library and a kind that ``make test`` runs.
 SUFFICIENT = {("sqlalchemy", "postgresql"), ("django", "sqlite")}
 #: Without SQLite, which has one writer at a time.

@@ -1,9 +1,15 @@
-"""The databases under test: each kind by SQLAlchemy and by Django, with a table of effects."""
+"""The databases under test: each kind by SQLAlchemy and by Django, with a table of effects.
+
+Also runs modules of this folder in processes of their own, such as one with Django.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,3 +126,38 @@ class TestDatabase:
         with self.engine.connect() as connection:
             query = outcomes.select().where(outcomes.c.record_key == key)
             return list(connection.execute(query))
+
+
+def output_of(module: str, *arguments: str) -> Any:
+    """Runs a module; returns what it has passed to `dump`."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.sql.{module}", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def dump(value: Any) -> None:
+    """Prints a value as JSON, for the process of the test."""
+    print(json.dumps(value, default=str))
+
+
+def names_of_tests(module: str) -> list[str]:
+    """Returns the names of the tests in a module of this folder, which is not imported."""
+    text = (Path(__file__).parent / f"{module}.py").read_text("utf-8")
+    return re.findall(r"^def (test_\w+)\(", text, re.MULTILINE)
+
+
+def dump_failures(module: dict[str, Any]) -> None:
+    """Calls all tests of a module; prints the traceback of each that fails, by its name."""
+    failures = {}
+    for name in [name for name in module if name.startswith("test_")]:
+        try:
+            module[name]()
+        except Exception:
+            failures[name] = traceback.format_exc()
+    dump(failures)

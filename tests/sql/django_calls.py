@@ -1,4 +1,4 @@
-"""Calls in a Django process; prints what has become of each as JSON.
+"""Calls in a Django process; prints the failures as JSON.
 
 python -m tests.sql.django_calls DATABASE_URL REDIS_URL
 """
@@ -6,49 +6,119 @@ python -m tests.sql.django_calls DATABASE_URL REDIS_URL
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from celery_idempotent import Idempotency
-from tests.sql import django_process
-from tests.sql.databases import set_up_django
-from tests.sql.django_process import effects, insert
-from tests.sql.processes import dump_cases
+from celery import Celery, chain, group
+from kombu.exceptions import OperationalError as BrokerError
+
+from celery_idempotent import Decision, Idempotency, IdempotentTask, TransactionError
+from celery_idempotent.errors import StoreUnavailableError
+from tests.sql.databases import dump_failures, set_up_django
 
 set_up_django(sys.argv[1])
 
 from django.core.management import call_command  # noqa: E402 - Django has to be set up
-from django.db import OperationalError, connection, connections, router, transaction  # noqa: E402
+from django.db import IntegrityError, OperationalError, connection, connections, router, transaction  # noqa: E402  # noqa: E402
 from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import RequestFactory  # noqa: E402
 from django.test.utils import CaptureQueriesContext  # noqa: E402
 
 from celery_idempotent.contrib.django.models import Outcome  # noqa: E402
+from celery_idempotent.sql.django import DjangoSession  # noqa: E402
 
-idem = Idempotency(sys.argv[2], key_prefix=uuid4().hex, transaction="default")
+app = Celery(broker="memory://", set_as_current=False)
+app.conf.update(idempotency_redis_url=sys.argv[2], idempotency_key_prefix=uuid4().hex)
+idem = Idempotency(app, transaction="default")
+without_app = Idempotency(sys.argv[2], key_prefix=uuid4().hex, transaction="default")
 
 
-class Call(django_process.Call):
+@app.task(shared=False, name="notify")
+def notify(order: str, **options: Any) -> None:
+    """Is published only."""
+
+
+@app.task(shared=False, name="bill", base=IdempotentTask, idempotency_key="{order}")
+def bill(order: str) -> None:
+    """Is published only."""
+
+
+@app.task(shared=False, name="in_pickle", serializer="pickle")
+def in_pickle(order: str) -> None:
+    """Cannot be read by this app."""
+
+
+@Celery(broker="memory://", set_as_current=False).task(shared=False, lazy=False)
+def notify_by_another_app() -> None:
+    """Has another broker."""
+
+
+def insert(name: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO effects (name, pid) VALUES (%s, 0)", [name])
+
+
+def effects(name: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT COUNT(*) FROM effects WHERE name = %s", [name])
+        return int(cursor.fetchone()[0])
+
+
+class Call:
+    """A function with a transaction, and what it does after its effect."""
+
+    def __init__(
+        self,
+        during: Callable[[str], Any] = lambda name: None,
+        engine: Idempotency = idem,
+        **options: Any,
+    ) -> None:
+        self.name = uuid4().hex
+        self.runs = 0
+
+        @engine.idempotent(key="{name}", name="call", **options)
+        def call(name: str) -> int:
+            self.runs += 1
+            insert(name)
+            during(name)
+            return self.runs
+
+        self.function = call
+
+    def __call__(self) -> Any:
+        """Returns what the function does, or the name and text of its error."""
+        try:
+            return self.function(self.name)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def result(self) -> list[Any]:
+        """Calls it twice; returns both outcomes, its runs and its effects."""
+        return [self(), self(), self.runs, effects(self.name)]
+
+
+class NamingCall(Call):
     """Of an error it returns the name alone."""
-
-    def __init__(self, during: Callable[[str], Any] = lambda name: None) -> None:
-        super().__init__(idem, during)
 
     def __call__(self) -> Any:
         outcome = super().__call__()
         return outcome.partition(":")[0] if isinstance(outcome, str) else outcome
 
 
-def inside_atomic() -> list[Any]:
-    call = Call()
+def test_a_call_inside_atomic_is_refused() -> None:
+    call = NamingCall()
     with transaction.atomic():
         outcome = call()
-    return [outcome, *call.result()]
+    assert outcome == "TransactionError"
+    assert call.result() == [1, 1, 1, 1], "the key is free"
 
 
-def under_atomic_requests() -> list[Any]:
-    call = Call()
+def test_a_call_under_atomic_requests_is_refused() -> None:
+    call = NamingCall()
 
     def view(request: HttpRequest) -> HttpResponse:
         return HttpResponse(call())
@@ -59,7 +129,8 @@ def under_atomic_requests() -> list[Any]:
 
     response = BaseHandler().make_view_atomic(view)(RequestFactory().get("/"))
     settings["ATOMIC_REQUESTS"] = False
-    return [response.content.decode(), call.runs, effects(call.name)]
+    assert response.content == b"TransactionError"
+    assert (call.runs, effects(call.name)) == (0, 0)
 
 
 class ReadsFromReplica:
@@ -69,7 +140,7 @@ class ReadsFromReplica:
         return "replica"
 
 
-def reads_from_a_replica() -> list[Any]:
+def test_claim_and_outcome_are_never_read_from_a_replica() -> None:
     """The replica is unavailable, so that whatever is read from it fails."""
     connections.databases["replica"] = {
         **connection.settings_dict,
@@ -77,22 +148,20 @@ def reads_from_a_replica() -> list[Any]:
         "PORT": "1",
     }
     routers, router.routers = router.routers, [ReadsFromReplica()]
-    call = Call()
+    call = NamingCall()
     try:
-        read = "read"
-        try:
+        with suppress(OperationalError):
             Outcome.objects.first()
-        except OperationalError as error:
-            read = type(error).__name__
+            raise AssertionError("the ORM's reads go where the router sends them")
         first = call()
         idem.executor.store.client.flushdb()
-        return [read, [first, call(), call.runs, effects(call.name)]]
+        assert [first, call(), call.runs, effects(call.name)] == [1, 1, 1, 1], "the row has it"
     finally:
         router.routers = routers
         del connections.databases["replica"]
 
 
-def nested_atomic() -> list[Any]:
+def test_nested_atomic_blocks_are_savepoints() -> None:
     def during(name: str) -> None:
         with transaction.atomic():
             insert(name)
@@ -100,35 +169,34 @@ def nested_atomic() -> list[Any]:
         with transaction.atomic():
             insert(name)
 
-    return Call(during).result()
+    assert NamingCall(during).result() == [1, 1, 1, 2]
 
 
-def set_rollback() -> list[Any]:
-    return Call(lambda name: transaction.set_rollback(True)).result()
+def test_a_body_cannot_return_and_roll_back() -> None:
+    call = NamingCall(lambda name: transaction.set_rollback(True))
+    assert call.result() == ["TransactionError", "TransactionError", 2, 0]
 
 
-def statements() -> int:
-    """Returns how many more statements there are than in a plain transaction."""
+def test_two_statements_more() -> None:
+    """Than in a plain transaction."""
     with CaptureQueriesContext(connection) as plain, transaction.atomic():
         insert("plain")
     with CaptureQueriesContext(connection) as ours:
-        Call()()
-    return len(ours) - len(plain)
+        NamingCall()()
+    assert len(ours) - len(plain) == 2
 
 
-def missing_migrations() -> str:
-    try:
-        call_command("makemigrations", "celery_idempotent", check=True, dry_run=True, verbosity=0)
-    except SystemExit:
-        return "the models differ from the migrations"
-    return ""
+def test_models_and_migrations_agree() -> None:
+    # Exits if they differ.
+    call_command("makemigrations", "celery_idempotent", check=True, dry_run=True, verbosity=0)
 
 
-def connection_in_body() -> bool:
-    return Call(lambda name: idem.current.connection is connection).result() == [1, 1, 1, 1]
+def test_the_body_uses_the_connection_of_the_alias() -> None:
+    call = NamingCall(lambda name: idem.current.connection is connections["default"] or 1 / 0)
+    assert call.result() == [1, 1, 1, 1]
 
 
-def batch() -> list[Any]:
+def test_a_batch_is_one_transaction() -> None:
     """Releases its second key; then all of it again."""
     keys = [uuid4().hex for _ in range(3)]
     decisions = []
@@ -143,22 +211,282 @@ def batch() -> list[Any]:
                 batch.release_many(keys[1:2])
             batch.complete_many()
         idem.executor.store.client.flushdb()
+    with suppress(TransactionError), transaction.atomic():
+        idem.begin_many([uuid4().hex])
+        raise AssertionError("a batch inside atomic is refused")
+    assert decisions == [["RUN", "RUN", "RUN"], ["REPLAY", "RUN", "REPLAY"]]
+    assert [effects(key) for key in keys] == [1, 1, 1]
+
+
+def on_commit(function: Callable[[], Any], **options: Any) -> None:
+    transaction.on_commit(function, **options)
+
+
+def published() -> list[list[str]]:
+    """Takes all messages from the broker: the task and the id of each."""
+    found = []
+    channel = app.connection_for_read().default_channel
+    while (message := channel.basic_get("celery", no_ack=True)) is not None:
+        found.append([message.headers["task"], message.headers["id"]])
+    return found
+
+
+def tasks(messages: list[list[str]]) -> list[str]:
+    return sorted(task for task, _ in messages)
+
+
+@contextmanager
+def interrupted_commit() -> Iterator[None]:
+    """A signal comes after the next commit."""
+    commit = DjangoSession.commit
+
+    def die(session: DjangoSession) -> None:
+        DjangoSession.commit = commit  # type: ignore[method-assign]
+        session.commit()
+        raise KeyboardInterrupt
+
+    DjangoSession.commit = die  # type: ignore[method-assign]
+    yield
+
+
+@contextmanager
+def broker_unavailable() -> Iterator[None]:
+    send = app.amqp.send_task_message
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BrokerError("connection refused")
+
+    app.amqp.send_task_message = refuse
     try:
+        yield
+    finally:
+        app.amqp.send_task_message = send
+
+
+class PublishingCall(Call):
+    """Its body publishes on commit."""
+
+    @property
+    def outboxes(self) -> int:
+        """The number of rows of this call whose messages are not published."""
+        key = str(self.function.idempotency_key_of(self.name))
+        return Outcome.objects.filter(record_key=key, outbox__isnull=False).count()
+
+    def result(self) -> list[Any]:
+        """Calls it twice; returns both outcomes, the effects, and what was published."""
+        return [self(), self(), effects(self.name), tasks(published())]
+
+
+def test_every_form_of_a_message_is_published_with_an_id_of_its_own() -> None:
+    def during(name: str) -> None:
+        on_commit(partial(notify.delay, name))
+        on_commit(partial(notify.apply_async, (name,), countdown=1))
+        on_commit(partial(notify.apply_async, kwargs={"order": name}, queue="celery"))
+        on_commit(notify.s(name).delay)
+        on_commit(notify.si(name).apply_async)
+        on_commit(partial(bill.apply_async, ("7",), idempotency_key=uuid4()))
+        on_commit(chain(notify.si(name), bill.si(name)).apply_async)
+        on_commit(group([notify.s(name)] * 2).delay)
+
+    call = PublishingCall(during)
+    call()
+    messages = published()
+    assert tasks(messages) == ["bill", *["notify"] * 8]
+    assert (len({task_id for _, task_id in messages}), call.outboxes) == (9, 0)
+
+
+def test_what_is_rolled_back_is_not_published() -> None:
+    def during(name: str) -> None:
+        on_commit(partial(notify.delay, name))
+        raise ZeroDivisionError
+
+    error = "ZeroDivisionError: "
+    assert PublishingCall(during).result() == [error, error, 0, []]
+
+
+def test_what_is_rolled_back_to_a_savepoint_is_not_published() -> None:
+    def during(name: str) -> None:
         with transaction.atomic():
-            idem.begin_many([uuid4().hex])
-    except Exception as error:
-        decisions.append([type(error).__name__])
-    return [*decisions, [effects(key) for key in keys]]
+            on_commit(partial(notify.delay, name))
+            transaction.set_rollback(True)
+        on_commit(partial(bill.delay, name))
+
+    assert PublishingCall(during).result() == [1, 1, 1, ["bill"]]
 
 
-dump_cases(
-    inside_atomic,
-    under_atomic_requests,
-    reads_from_a_replica,
-    nested_atomic,
-    set_rollback,
-    statements,
-    missing_migrations,
-    connection_in_body,
-    batch,
-)
+def test_a_signal_after_the_commit() -> None:
+    """A signal handler raises KeyboardInterrupt."""
+    call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)))
+    with interrupted_commit(), suppress(KeyboardInterrupt):
+        call()
+    assert [*call.result(), call.outboxes] == [1, 1, 1, ["notify"], 0]
+
+
+def test_a_replayed_error_of_the_commit_publishes_nothing() -> None:
+    """A deferred constraint fails: its error is the outcome, and nothing is published."""
+
+    def during(name: str) -> None:
+        on_commit(partial(notify.delay, name))
+
+    def refuse(session: DjangoSession) -> None:
+        DjangoSession.commit = commit  # type: ignore[method-assign]
+        session.rollback()
+        raise IntegrityError
+
+    call = PublishingCall(during, replay_errors=(IntegrityError,))
+    commit, DjangoSession.commit = DjangoSession.commit, refuse  # type: ignore[method-assign]
+    error = "IntegrityError: "
+    assert call.result() == [error, error, 0, []]
+
+
+def test_messages_in_the_row_are_published_once_more_with_the_same_ids() -> None:
+    """As after a kill: the row has messages, and Redis has no record."""
+    call = PublishingCall(lambda name: on_commit(chain(notify.si(name), bill.si(name)).apply_async))
+    outboxes: list[Any] = []
+
+    def keep(session: DjangoSession, statement: str, values: Any) -> Any:
+        if "outbox = NULL WHERE id" in statement:
+            outboxes.append(values)
+            statement = statement.replace("outbox = NULL", "owner = owner")
+        return execute(session, statement, values)
+
+    execute, DjangoSession.execute = DjangoSession.execute, keep  # type: ignore[method-assign]
+    first = call()
+    DjangoSession.execute = execute  # type: ignore[method-assign]
+    before = published()
+    left = call.outboxes
+    idem.executor.store.client.flushdb()
+    again = call()
+    after = published()
+    idem.executor.store.client.flushdb()
+    assert (first, again, left, call.outboxes) == (1, 1, 1, 0)
+    assert before == after
+    assert tasks(after) == ["notify"]
+    assert (call(), published()) == (1, [])
+
+
+def test_the_broker_is_unavailable() -> None:
+    call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)))
+    with broker_unavailable():
+        refused = call()
+    assert refused.startswith("StoreUnavailableError")
+    assert (effects(call.name), call.outboxes) == (1, 1)
+    assert call.result() == [1, 1, 1, ["notify"]]
+
+
+def test_an_expired_row_is_kept_until_its_messages_are_published() -> None:
+    call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)))
+    with broker_unavailable():
+        call()
+    Outcome.objects.filter(outbox__isnull=False).update(expires_at=1)
+    kept = idem.settings.transaction.purge(10)[0]
+    assert (kept, call(), effects(call.name)) == (0, 2, 2)
+    assert (tasks(published()), call.outboxes) == (["notify"] * 2, 0)
+
+
+def test_what_could_be_lost_is_refused_before_the_commit() -> None:
+    """What is lost if the process dies, and messages that cannot be stored."""
+    own: list[str] = []
+    by_lambda = lambda: own.append("called")  # noqa: E731
+    for function, engine, reason in (
+        (by_lambda, idem, "<lambda>) would be lost if the process died"),
+        (partial(own.append, "called"), idem, "on_commit(partial(builtins.list.append)) would be"),
+        (partial(in_pickle.delay, "1"), idem, "in_pickle.delay) cannot be stored: Content"),
+        (partial(notify.delay, object()), idem, "notify.delay) cannot be stored: EncodeError"),
+        (partial(bill.apply_async, ("1",), idempotency_kee="1"), idem, "did you mean"),
+        (notify_by_another_app.delay, idem, "belongs to another Celery app"),
+        (partial(notify.delay, "1"), without_app, "pass the Celery app to Idempotency()"),
+    ):
+        call = PublishingCall(lambda _, function=function: on_commit(function), engine)
+        error = call()
+        assert error.startswith("TransactionError: ")
+        assert reason in error
+        assert [effects(call.name), own, published()] == [0, [], []]
+
+
+def test_messages_are_encrypted_like_results() -> None:
+    keys = [b64encode(bytes(32)).decode()]
+    engine = Idempotency(app, transaction="default", encryption_keys=keys)
+    call = PublishingCall(lambda name: on_commit(partial(notify.delay, name)), engine)
+    with broker_unavailable():
+        call()
+    outbox = bytes(Outcome.objects.get(outbox__isnull=False).outbox)
+    assert outbox.startswith(b"!json\n")
+    assert b"body" not in outbox
+    assert call.result() == [1, 1, 1, ["notify"]]
+
+
+def test_robust_functions_are_called_by_django() -> None:
+    """Django calls it; its author has declared that it may be lost."""
+    called: list[str] = []
+
+    def during(name: str) -> None:
+        on_commit(lambda: called.append(name), robust=True)
+        on_commit(lambda: 1 / 0, robust=True)
+
+    assert [*PublishingCall(during).result(), len(called)] == [1, 1, 1, [], 1]
+
+
+def test_a_message_that_can_never_be_published_holds_up_no_other() -> None:
+    """A wrong argument is found when the message is published."""
+    call = PublishingCall(
+        lambda name: (on_commit(partial(bill.delay, name, 2)), on_commit(partial(notify.delay, 1)))
+    )
+    assert call.result() == [1, 1, 1, ["notify"]]
+
+
+def test_a_step_publishes_once() -> None:
+    ends: list[Callable[[], Any]] = [lambda: None, lambda: 1 / 0]
+
+    @idem.idempotent(key="{name}", name="ship", transaction=None)
+    def ship(name: str) -> None:
+        def book() -> None:
+            insert(name)
+            on_commit(partial(notify.delay, name))
+
+        idem.current.step("book", book, transaction="default")
+        ends.pop()()
+
+    found = []
+    name = uuid4().hex
+    with broker_unavailable():
+        try:
+            ship(name)
+        except StoreUnavailableError as error:
+            found.append(type(error).__name__)
+    while ends:
+        with suppress(ZeroDivisionError):
+            ship(name)
+        found.append(tasks(published()))
+    assert found == ["StoreUnavailableError", ["notify"], []]
+    assert effects(name) == 1
+
+
+def test_a_batch_publishes_once() -> None:
+    keys = [uuid4().hex for _ in range(2)]
+    found: list[Any] = []
+    for available in (False, True, True):
+        with idem.begin_many(keys) as batch:
+            for entry in batch:
+                if entry.decision is Decision.RUN:
+                    insert(entry.key)
+                    on_commit(partial(notify.delay, entry.key))
+            try:
+                if available:
+                    batch.complete_many()
+                else:
+                    with broker_unavailable():
+                        batch.complete_many()
+            except StoreUnavailableError as error:
+                found.append(type(error).__name__)
+        found.append([*(entry.decision.name for entry in batch), tasks(published())])
+    assert found == [
+        "StoreUnavailableError",
+        ["RUN", "RUN", []],
+        ["REPLAY", "REPLAY", ["notify", "notify"]],
+        ["REPLAY", "REPLAY", []],
+    ]
+    assert [effects(key) for key in keys] == [1, 1]
+
+
+dump_failures(vars())

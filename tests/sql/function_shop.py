@@ -14,6 +14,8 @@ class Shop:
 
     def __init__(self, idem: Idempotency, database: TestDatabase, **options: Any) -> None:
         self.idem = idem
+        self.database = database
+        self.effects, self.rows = database.effects, database.rows
         self.runs = 0
         self.during: Callable[[], Any] = lambda: None
         options = {"transaction": database.engine, **options}

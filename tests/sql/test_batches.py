@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import pytest
@@ -22,9 +23,10 @@ from celery_idempotent.errors import (
     SettingsError,
     StoreUnavailableError,
 )
+from celery_idempotent.flow import flow
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind
-from tests.sql.databases import REPOSITORY, TestDatabase, effects
+from tests.sql.databases import REPOSITORY, TestDatabase, effects, new_engine
 from tests.sql.function_shop import forget_records
 from tests.sql.test_concurrent_functions import hold_row
 from tests.sql.test_poisoned import poison
@@ -41,6 +43,7 @@ class Shop:
     def __init__(self, url: str, database: TestDatabase, **options: Any) -> None:
         options = {"transaction": database.engine, "key_prefix": uuid4().hex, **options}
         self.idem = Idempotency(url, **options)
+        self.database = database
 
     def charge(self, keys: list[str], receipt: str = "paid") -> list[Any]:
         """Returns the outcome of each key: of this batch, or of an earlier one."""
@@ -48,6 +51,9 @@ class Shop:
             self.write(batch)
             assert batch.complete_many(dict.fromkeys(batch.pending, receipt)) == {}
         return [receipt if entry.decision is RUN else entry.replay for entry in batch]
+
+    def counted(self, keys: list[str]) -> list[int]:
+        return [self.database.effects(key) for key in keys]
 
     def write(self, batch: Any) -> None:
         for key in batch.pending:
@@ -66,23 +72,17 @@ def keys() -> list[str]:
     return [uuid4().hex for _ in range(5)]
 
 
-def counted(database: TestDatabase, keys: list[str]) -> list[int]:
-    return [database.effects(key) for key in keys]
-
-
 class TestDuplicates:
-    def test_without_their_records_too(
-        self, shop: Shop, database: TestDatabase, keys: list[str]
-    ) -> None:
+    def test_without_their_records_too(self, shop: Shop, keys: list[str]) -> None:
         assert shop.charge(keys[:3], "first") == ["first"] * 3
         for _ in range(2):
             expected = ["first"] * 3 + ["second"] * 2
             assert shop.charge(keys, "second") == expected
             forget_records(shop.idem)
             assert shop.charge(keys[::-1], "third") == expected[::-1]
-        assert counted(database, keys) == [1] * 5
+        assert shop.counted(keys) == [1] * 5
 
-    def test_beside_single_calls(self, shop: Shop, database: TestDatabase, keys: list[str]) -> None:
+    def test_beside_single_calls(self, shop: Shop, keys: list[str]) -> None:
         with shop.idem.execution(keys[0]) as execution:
             execution.connection.execute(effects.insert().values(name=keys[0], pid=0))
             execution.complete("single")
@@ -92,7 +92,7 @@ class TestDuplicates:
         forget_records(shop.idem)
         with shop.idem.execution(keys[1]) as execution:
             assert execution.replay == "batch"
-        assert counted(database, keys) == [1] * 5
+        assert shop.counted(keys) == [1] * 5
 
     def test_expired_rows_are_taken_over(
         self, server: RedisServer, database: TestDatabase, keys: list[str]
@@ -100,12 +100,10 @@ class TestDuplicates:
         shop = Shop(server.url, database, result_ttl=1)
         shop.charge(keys, "first")
         eventually(lambda: shop.charge(keys, "second") == ["second"] * 5, "the rows have expired")
-        assert counted(database, keys) == [2] * 5
+        assert shop.counted(keys) == [2] * 5
         shop.idem.close()
 
-    def test_other_arguments_are_refused(
-        self, shop: Shop, database: TestDatabase, keys: list[str]
-    ) -> None:
+    def test_other_arguments_are_refused(self, shop: Shop, keys: list[str]) -> None:
         with shop.idem.begin_many(keys[:2], [1, 1]) as batch:
             shop.write(batch)
             batch.complete_many()
@@ -115,7 +113,7 @@ class TestDuplicates:
         assert isinstance(batch[0].error, KeyReusedError)
 
     def test_a_committed_key_without_attempts_left_is_replayed(
-        self, shop: Shop, database: TestDatabase, keys: list[str]
+        self, shop: Shop, keys: list[str]
     ) -> None:
         shop.charge(keys[:1])
         for key in keys[:2]:
@@ -130,7 +128,7 @@ class TestDuplicates:
         prefix = uuid4().hex
         victim = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.sql.batch_process"),
+                *(sys.executable, "-m", "tests.sql.test_batches"),
                 *(server.url, database.url, prefix, *keys[:3]),
             ],
             cwd=REPOSITORY,
@@ -145,7 +143,7 @@ class TestDuplicates:
 
         eventually(is_over, "the leases have expired")
         assert shop.charge(keys) == [receipt] * 3 + ["paid"] * 2
-        assert counted(database, keys) == [1] * 5
+        assert shop.counted(keys) == [1] * 5
         shop.idem.close()
 
 
@@ -172,7 +170,7 @@ class TestAtTheSameTime:
             thread.join(SOON)
         assert len(outcomes[0]) == 30
         assert outcomes[0] == outcomes[1]
-        assert counted(database, keys) == [1] * 30
+        assert shops[0].counted(keys) == [1] * 30
         assert deadlocks(database) == before
 
 
@@ -186,9 +184,7 @@ def deadlocks(database: TestDatabase) -> int:
 
 
 class TestReleased:
-    def test_keys_leave_no_row_and_run_again(
-        self, shop: Shop, database: TestDatabase, keys: list[str]
-    ) -> None:
+    def test_keys_leave_no_row_and_run_again(self, shop: Shop, keys: list[str]) -> None:
         with shop.idem.begin_many(keys) as batch:
             for key in keys:
                 with batch.connection.begin_nested() as savepoint:
@@ -197,35 +193,33 @@ class TestReleased:
                         savepoint.rollback()
             batch.release_many(keys[2:3])
             batch.complete_many(dict.fromkeys(batch.pending, "first"))
-        assert counted(database, keys) == [1, 1, 0, 1, 1]
-        assert database.rows(str(shop.idem.key_of(keys[2]))) == []
+        assert shop.counted(keys) == [1, 1, 0, 1, 1]
+        assert shop.database.rows(str(shop.idem.key_of(keys[2]))) == []
 
         assert shop.charge(keys, "second") == ["first", "first", "second", "first", "first"]
-        assert counted(database, keys) == [1] * 5
+        assert shop.counted(keys) == [1] * 5
 
     def test_a_batch_without_completed_keys_is_rolled_back(
-        self, shop: Shop, database: TestDatabase, keys: list[str]
+        self, shop: Shop, keys: list[str]
     ) -> None:
         with shop.idem.begin_many(keys) as batch:
             shop.write(batch)
             batch.release_many()
             with pytest.raises(TransactionError, match="no open transaction"):
                 _ = batch.connection
-        assert counted(database, keys) == [0] * 5
+        assert shop.counted(keys) == [0] * 5
         shop.charge(keys)
 
-    def test_all_keys_are_to_be_completed_or_released(
-        self, shop: Shop, database: TestDatabase, keys: list[str]
-    ) -> None:
+    def test_all_keys_are_to_be_completed_or_released(self, shop: Shop, keys: list[str]) -> None:
         with shop.idem.begin_many(keys) as batch:
             shop.write(batch)
             with pytest.raises(IdempotencyError, match="4 of its keys are pending"):
                 batch.complete_many({keys[0]: 1})
-        assert counted(database, keys) == [0] * 5
+        assert shop.counted(keys) == [0] * 5
 
 
 class TestFailures:
-    def test_a_body_that_raises(self, shop: Shop, database: TestDatabase, keys: list[str]) -> None:
+    def test_a_body_that_raises(self, shop: Shop, keys: list[str]) -> None:
         def fail() -> None:
             with shop.idem.begin_many(keys) as batch:
                 shop.write(batch)
@@ -233,7 +227,7 @@ class TestFailures:
 
         with pytest.raises(ZeroDivisionError):
             fail()
-        assert counted(database, keys) == [0] * 5
+        assert shop.counted(keys) == [0] * 5
         assert shop.charge(keys) == ["paid"] * 5
 
     def test_a_body_that_ends_its_transaction(self, shop: Shop, keys: list[str]) -> None:
@@ -245,12 +239,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("committed", [True, False])
     def test_the_reply_to_the_commit_is_lost(
-        self,
-        shop: Shop,
-        database: TestDatabase,
-        keys: list[str],
-        monkeypatch: pytest.MonkeyPatch,
-        committed: bool,
+        self, shop: Shop, keys: list[str], monkeypatch: pytest.MonkeyPatch, committed: bool
     ) -> None:
         """The connection breaks just after, or just before, the server has processed it."""
         from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
@@ -271,14 +260,10 @@ class TestFailures:
                 shop.charge(keys, "first")
         forget_records(shop.idem)
         assert shop.charge(keys, "second") == ["first" if committed else "second"] * 5
-        assert counted(database, keys) == [1] * 5
+        assert shop.counted(keys) == [1] * 5
 
     def test_another_batch_commits_after_a_lost_commit(
-        self,
-        shop: Shop,
-        database: TestDatabase,
-        keys: list[str],
-        monkeypatch: pytest.MonkeyPatch,
+        self, shop: Shop, keys: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
 
@@ -293,7 +278,7 @@ class TestFailures:
         with pytest.raises(StoreUnavailableError, match="another execution has committed"):
             shop.charge(keys)
         assert shop.charge(keys) == ["another"] * 5
-        assert counted(database, keys) == [1] * 5
+        assert shop.counted(keys) == [1] * 5
 
     def test_a_row_without_an_outcome_is_refused_alone(
         self, shop: Shop, database: TestDatabase, keys: list[str]
@@ -305,30 +290,24 @@ class TestFailures:
             assert isinstance(batch[1].error, TransactionError)
             shop.write(batch)
             assert batch.complete_many() == {}
-        assert counted(database, keys) == [1, 0, 1, 1, 1]
+        assert shop.counted(keys) == [1, 0, 1, 1, 1]
 
     def test_without_redis(self, database: TestDatabase, keys: list[str]) -> None:
         shop = Shop("redis://127.0.0.1:1/0", database, on_store_error="run")
         assert shop.charge(keys[:3], "first") == ["first"] * 3
         assert shop.charge(keys, "second") == ["first"] * 3 + ["second"] * 2
-        assert counted(database, keys) == [1] * 5
+        assert shop.counted(keys) == [1] * 5
 
-    def test_redis_is_lost_in_the_body(
-        self, shop: Shop, database: TestDatabase, keys: list[str]
-    ) -> None:
+    def test_redis_is_lost_in_the_body(self, shop: Shop, keys: list[str]) -> None:
         with shop.idem.begin_many(keys) as batch:
             shop.write(batch)
             forget_records(shop.idem)
             assert batch.complete_many(dict.fromkeys(keys, "first")) == {}
         assert shop.charge(keys, "second") == ["first"] * 5
-        assert counted(database, keys) == [1] * 5
+        assert shop.counted(keys) == [1] * 5
 
     def test_redis_is_unavailable_after_the_commit(
-        self,
-        shop: Shop,
-        database: TestDatabase,
-        keys: list[str],
-        monkeypatch: pytest.MonkeyPatch,
+        self, shop: Shop, keys: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def refuse(_: Any) -> None:
             raise StoreUnavailableError("away")
@@ -339,7 +318,7 @@ class TestFailures:
             assert batch.complete_many(dict.fromkeys(keys, "first")) == {}
         forget_records(shop.idem)
         assert shop.charge(keys, "second") == ["first"] * 5
-        assert counted(database, keys) == [1] * 5
+        assert shop.counted(keys) == [1] * 5
 
     def test_an_unavailable_database_frees_the_keys(
         self, server: RedisServer, shop: Shop, database: TestDatabase, keys: list[str]
@@ -355,3 +334,20 @@ class TestFailures:
     def test_coroutines_are_refused(self, shop: Shop, keys: list[str]) -> None:
         with pytest.raises(SettingsError, match="abegin_many"):
             asyncio.run(shop.idem.abegin_many(keys))
+
+
+async def die(*_: object) -> NoReturn:
+    """Kills the process after the commit, before the records are completed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    # A batch in a process that the test kills.
+    url, database_url, prefix, *names = sys.argv[1:]
+    idem = Idempotency(url, key_prefix=prefix, lease=1, transaction=new_engine(database_url))
+    flow._store = die
+    with idem.begin_many(names) as batch:
+        for name in batch.pending:
+            batch.connection.execute(effects.insert().values(name=name, pid=os.getpid()))
+        batch.complete_many(dict.fromkeys(names, f"receipt-{os.getpid()}"))

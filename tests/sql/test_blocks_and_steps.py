@@ -62,7 +62,7 @@ class TestSteps:
         assert idem.executor.forget(ship.idempotency_key_of(order, len), database=db(database))
 
     def test_a_step_of_the_body_s_transaction_is_rolled_back_with_it(
-        self, shop: Shop, database: TestDatabase, order: str
+        self, shop: Shop, order: str
     ) -> None:
         runs: list[int] = []
 
@@ -120,13 +120,6 @@ class TestSteps:
 
 class TestTheEndOfAKey:
     """The rows of its steps end with it: the next execution of the key runs them again."""
-
-    @pytest.fixture
-    def app(self, server: RedisServer) -> Iterator[Celery]:
-        app = Celery(broker="memory://", set_as_current=False)
-        app.conf.update(idempotency_redis_url=server.url, idempotency_key_prefix=uuid4().hex)
-        yield app
-        app.close()
 
     @pytest.fixture
     def ship(self, app: Celery, database: TestDatabase) -> Any:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.servers.redis_server import RedisServer
-from tests.sql.databases import migrate
-from tests.sql.processes import output_of
+from tests.sql.databases import migrate, output_of
 
 pytestmark = pytest.mark.exhaustive
 
@@ -34,7 +33,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def check(url: str, server: RedisServer, *cases: dict[str, Any]) -> list[list[list[str]]]:
     """Returns id, text and hint of each message of the checks, for each of the settings."""
-    messages: list[list[list[str]]] = output_of("check_calls", url, server.url, json.dumps(cases))
+    messages: list[list[list[str]]] = output_of("admin_site", url, server.url, json.dumps(cases))
     return messages
 
 

@@ -1,4 +1,4 @@
-"""Faults of the database while workers run: lost replies, restarts, outages; and lost records."""
+"""Faults of the database while workers run: lost replies, restarts, outages, deadlocks."""
 
 from __future__ import annotations
 
@@ -174,25 +174,6 @@ def set_idle_timeout(server: SQLServer, milliseconds: str) -> None:
     """Sets it for every session, from its next statement on."""
     server.execute(f"ALTER SYSTEM SET idle_in_transaction_session_timeout = {milliseconds}")
     server.execute("SELECT pg_reload_conf()")
-
-
-class TestLostRecords:
-    def test_two_executions_meet_at_the_row(
-        self, shop: Shop, server: RedisServer, order: str
-    ) -> None:
-        shop.hold(order)
-        first = shop.charge(order)
-        shop.wait_for_start(order)
-        with server.client() as client:
-            for name in client.scan_iter("idem:*"):
-                client.delete(name)
-            second = shop.charge(order)
-            eventually(lambda: list(client.scan_iter("idem:*")), "the second one has begun")
-        shop.release(order)
-
-        assert first.get(timeout=SOON) == second.get(timeout=SOON)
-        assert shop.database.effects(order) == 1
-        assert shop.starts(order) == 1
 
 
 class TestDeadlock:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
 import pytest
+import sqlalchemy as sa
 
 from celery_idempotent import (
     Idempotency,
@@ -25,22 +27,20 @@ pytestmark = each_kind
 
 
 class TestOutcomes:
-    def test_the_outcome_survives_the_loss_of_redis(
-        self, shop: Shop, database: TestDatabase, order: str
-    ) -> None:
+    def test_the_outcome_survives_the_loss_of_redis(self, shop: Shop, order: str) -> None:
         first = shop.charge(order)
         forget_records(shop.idem)
 
         assert shop.charge(order) == first
         assert shop.charge(order) == first, "from Redis, which has it again"
-        assert (shop.runs, database.effects(order)) == (1, 1)
+        assert (shop.runs, shop.effects(order)) == (1, 1)
 
-    def test_an_error_rolls_back(self, shop: Shop, database: TestDatabase, order: str) -> None:
+    def test_an_error_rolls_back(self, shop: Shop, order: str) -> None:
         shop.during = lambda: 1 / 0
         with pytest.raises(ZeroDivisionError):
             shop.charge(order)
-        assert database.effects(order) == 0
-        assert database.rows(shop.charge.idempotency_key_of(order)) == []
+        assert shop.effects(order) == 0
+        assert shop.rows(shop.charge.idempotency_key_of(order)) == []
 
     def test_a_replayed_error_has_a_row_and_no_effects(
         self, idem: Idempotency, database: TestDatabase, order: str
@@ -100,14 +100,14 @@ class TestOutcomes:
         assert database.effects(order) == 2
         assert len(database.rows(shop.charge.idempotency_key_of(order))) == 1, "taken over"
 
-    def test_forget(self, shop: Shop, database: TestDatabase, order: str) -> None:
+    def test_forget(self, shop: Shop, order: str) -> None:
         shop.charge(order)
         key = shop.charge.idempotency_key_of(order)
         store = shop.idem.executor
         assert store.forget(key, database=shop_database(shop)) == "ok"
         assert store.forget(key, database=shop_database(shop)) == "absent"
         shop.charge(order)
-        assert database.effects(order) == 2
+        assert shop.effects(order) == 2
 
 
 def shop_database(shop: Shop) -> Any:
@@ -148,7 +148,7 @@ class TestBodyThatEndsItsTransaction:
                 shop.charge(order)
         assert shop.runs == 1
 
-    def test_savepoints_are_fine(self, shop: Shop, database: TestDatabase, order: str) -> None:
+    def test_savepoints_are_fine(self, shop: Shop, order: str) -> None:
         def during() -> str:
             with shop.idem.current.connection.begin_nested() as savepoint:
                 shop.idem.current.connection.execute(effects.insert().values(name=order, pid=1))
@@ -157,9 +157,9 @@ class TestBodyThatEndsItsTransaction:
 
         shop.during = during
         assert shop.charge(order) == "done"
-        assert database.effects(order) == 1
+        assert shop.effects(order) == 1
 
-    def test_sessions_of_the_orm(self, shop: Shop, database: TestDatabase, order: str) -> None:
+    def test_sessions_of_the_orm(self, shop: Shop, order: str) -> None:
         from sqlalchemy.orm import Session
 
         def during() -> str:
@@ -170,7 +170,7 @@ class TestBodyThatEndsItsTransaction:
 
         shop.during = during
         assert shop.charge(order) == "done"
-        assert database.effects(order) == 2
+        assert shop.effects(order) == 2
 
 
 class TestConfiguration:
@@ -214,3 +214,49 @@ class TestConfiguration:
         with pytest.raises(ZeroDivisionError):
             shop.charge(order)
         assert database.effects(order) == 1
+
+
+def count(engine: sa.Engine, work: Callable[[], Any]) -> dict[str, int]:
+    """Returns how often each event has happened during `work`."""
+    counts = {"statements": 0, "begin": 0, "commit": 0, "rollback": 0}
+
+    def counter(name: str) -> Callable[..., None]:
+        def listener(*_: Any) -> None:
+            counts[name] += 1
+
+        return listener
+
+    events = {name: counter(name) for name in counts}
+    for name, listener in events.items():
+        sa.event.listen(engine, name.replace("statements", "before_cursor_execute"), listener)
+    try:
+        work()
+    finally:
+        for name, listener in events.items():
+            sa.event.remove(engine, name.replace("statements", "before_cursor_execute"), listener)
+    return counts
+
+
+def test_two_statements_more(server: RedisServer, database: TestDatabase) -> None:
+    engine = new_engine(database.url)
+    idem = Idempotency(server.url, key_prefix=uuid4().hex)
+    insert = effects.insert().values(name="one", pid=0)
+
+    def plain() -> None:
+        with engine.begin() as connection:
+            connection.execute(insert)
+
+    @idem.idempotent(transaction=engine)
+    def charge(order: str) -> None:
+        idem.current.connection.execute(insert)
+
+    plain()  # connects
+    expected = count(engine, plain)
+    order = uuid4().hex
+    run = count(engine, lambda: charge(order))
+    replay = count(engine, lambda: charge(order))
+    idem.close()
+    engine.dispose()
+
+    assert run == {**expected, "statements": expected["statements"] + 2}
+    assert set(replay.values()) == {0}, "it is answered from Redis"

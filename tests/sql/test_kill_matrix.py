@@ -70,14 +70,13 @@ class TestKilled:
         return kill_at_each(shop, POINTS, "return")
 
     @pytest.mark.parametrize("point", POINTS)
-    def test_effects_happen_once(self, calls: dict[str, Killed], point: str) -> None:
-        assert calls[point].reached
-        assert calls[point].effects == 1
-
-    @pytest.mark.parametrize("point", POINTS)
-    def test_all_callers_get_one_outcome(self, calls: dict[str, Killed], point: str) -> None:
-        assert isinstance(calls[point].first, str)
-        assert calls[point].duplicate == calls[point].first
+    def test_effects_happen_once_and_all_callers_get_one_outcome(
+        self, calls: dict[str, Killed], point: str
+    ) -> None:
+        call = calls[point]
+        assert (call.reached, call.effects) == (True, 1)
+        assert isinstance(call.first, str)
+        assert call.duplicate == call.first
 
 
 @each_library_and_kind

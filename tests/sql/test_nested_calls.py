@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -15,10 +15,10 @@ from celery import Celery
 from celery_idempotent import Idempotency, IdempotentTask, TransactionError
 from tests.flow.deliveries import Deliveries
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import each_kind
+from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
 
-pytestmark = each_kind
+pytestmark = each_kind_in_full
 
 
 def write(connection: Any, name: str | None) -> None:
@@ -28,9 +28,8 @@ def write(connection: Any, name: str | None) -> None:
 class Shop:
     """A task whose body calls that of another one, as a function."""
 
-    def __init__(self, url: str, outer: Any, inner: Any) -> None:
-        self.app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
-        self.app.conf.idempotency_redis_url = url
+    def __init__(self, app: Celery, outer: Any, inner: Any) -> None:
+        self.app = app
         #: What `charge` does after it has called `book`.
         self.afterwards: Callable[[Any], Any] = lambda task: None
 
@@ -65,17 +64,8 @@ class Shop:
 
 
 @pytest.fixture
-def new_shop(server: RedisServer) -> Iterator[Callable[..., Shop]]:
-    shops: list[Shop] = []
-
-    def create(outer: Any, inner: Any = None) -> Shop:
-        shops.append(Shop(server.url, outer, inner or outer))
-        return shops[-1]
-
-    yield create
-    for shop in shops:
-        shop.app.connection_for_read().default_channel.queue_purge("celery")
-        shop.app.close()
+def new_shop(app: Celery) -> Callable[..., Shop]:
+    return lambda outer, inner=None: Shop(app, outer, inner or outer)
 
 
 def retry_once(task: Any) -> None:
@@ -144,11 +134,7 @@ class TestPlainCalls:
         assert other.effects(f"book {order[:8]}") == 2
 
     def test_in_a_block_a_batch_and_a_step(
-        self,
-        new_shop: Callable[..., Shop],
-        server: RedisServer,
-        database: TestDatabase,
-        order: str,
+        self, new_shop: Callable[..., Shop], server: RedisServer, database: TestDatabase, order: str
     ) -> None:
         book = new_shop(database.engine).book
         idem = Idempotency(server.url, key_prefix=uuid4().hex, transaction=database.engine)

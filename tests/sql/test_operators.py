@@ -18,11 +18,11 @@ from celery_idempotent.store.run_sync import run_sync
 from tests import command_line
 from tests.apps import close
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import each_kind
+from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
 from tests.waiting import SOON, eventually
 
-pytestmark = each_kind
+pytestmark = each_kind_in_full
 
 
 class Shop:

@@ -90,10 +90,7 @@ def test_no_setting_of_a_session_remains(
 
     engine.dispose()
     connections = [engine.connect() for _ in range(3)]
-    for setting, expected in (
-        ("lock_timeout", "0"),
-        ("transaction_isolation", "read committed"),
-    ):
+    for setting, expected in (("lock_timeout", "0"), ("transaction_isolation", "read committed")):
         # Each has a transaction open, so each runs on a connection of its own.
         shown = [each.exec_driver_sql(f"SHOW {setting}").scalar_one() for each in connections]
         assert shown == [expected] * 3

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
 from celery import Celery
 
-from celery_idempotent import (
-    Idempotency,
-    IdempotentTask,
-    PoisonedTaskError,
-    StoreUnavailableError,
-)
+from celery_idempotent import Idempotency, IdempotentTask, PoisonedTaskError, StoreUnavailableError
 from celery_idempotent.flow.executor import Executor
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind
-from tests.sql.databases import TestDatabase, effects
+from tests.sql.databases import TestDatabase
+from tests.sql.function_shop import Shop
 from tests.waiting import SOON, eventually
 
 
@@ -52,30 +46,8 @@ def poison(executor: Executor, key: Key) -> None:
     eventually(lambda: run_sync(store.execute(again)).case == "finished", "the key is poisoned")
 
 
-class Shop:
-    """A function that writes one effect for each run."""
-
-    def __init__(self, url: str, engine: sa.Engine) -> None:
-        self.idem = Idempotency(url, key_prefix=uuid4().hex, wait_timeout=20)
-        self.runs = 0
-
-        @self.idem.idempotent(key="{order}", name="charge", transaction=engine)
-        def charge(order: str) -> str:
-            self.runs += 1
-            self.idem.current.connection.execute(effects.insert().values(name=order, pid=0))
-            return uuid4().hex
-
-        self.charge = charge
-
-    def poison(self, order: str) -> None:
-        poison(self.idem.executor, self.charge.idempotency_key_of(order))
-
-
-@pytest.fixture
-def shop(server: RedisServer, database: TestDatabase) -> Iterator[Shop]:
-    shop = Shop(server.url, database.engine)
-    yield shop
-    shop.idem.close()
+def poison_call(shop: Shop, order: str) -> None:
+    poison(shop.idem.executor, shop.charge.idempotency_key_of(order))
 
 
 @each_kind
@@ -84,7 +56,7 @@ class TestPoisoned:
         self, shop: Shop, database: TestDatabase, order: str
     ) -> None:
         receipt = shop.charge(order)
-        shop.poison(order)
+        poison_call(shop, order)
 
         assert shop.charge(order) == receipt
         with database.engine.begin() as connection:
@@ -93,7 +65,7 @@ class TestPoisoned:
         assert shop.runs == 1
 
     def test_without_a_committed_outcome_it_is_refused(self, shop: Shop, order: str) -> None:
-        shop.poison(order)
+        poison_call(shop, order)
         with pytest.raises(PoisonedTaskError):
             shop.charge(order)
         assert shop.runs == 0
@@ -114,7 +86,7 @@ class TestPoisoned:
         first = threading.Thread(target=lambda: outcomes.append(charge_slowly(order)))
         first.start()
         assert begun.wait(SOON)
-        shop.poison(order)
+        poison_call(shop, order)
         second = threading.Thread(target=lambda: outcomes.append(shop.charge(order)))
         second.start()
         second.join(0.2)
@@ -127,13 +99,12 @@ class TestPoisoned:
         assert shop.runs == 0
 
     def test_without_the_database_it_is_not_refused_for_good(
-        self, server: RedisServer, database: TestDatabase, order: str
+        self, idem: Idempotency, database: TestDatabase, order: str
     ) -> None:
-        shop = Shop(server.url, sa.create_engine("sqlite:////nonexistent/shop.db"))
-        shop.poison(order)
+        shop = Shop(idem, database, transaction=sa.create_engine("sqlite:////nonexistent/shop.db"))
+        poison_call(shop, order)
         with pytest.raises(StoreUnavailableError, match="raised OperationalError"):
             shop.charge(order)
-        shop.idem.close()
 
 
 def test_a_poisoned_key_is_published_under_dedupe_publish(server: RedisServer) -> None:

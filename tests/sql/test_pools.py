@@ -1,4 +1,7 @@
-"""Pools of greenlets: an execution that waits for a row does not block the others."""
+"""Redis loses the record of a running call: the next one waits for its row, in every pool.
+
+It does not block other calls, in pools of greenlets either.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,36 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.servers.redis_server import RedisServer
+from tests.sql.conftest import MARKS
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually
 
+MORE = pytest.mark.exhaustive
 pytestmark = [
-    pytest.mark.exhaustive,
     pytest.mark.worker,
     pytest.mark.parametrize(
         "shop",
         [
-            pytest.param(("gevent", "postgresql"), marks=pytest.mark.postgresql),
-            pytest.param(("gevent", "mariadb"), marks=pytest.mark.mariadb),
-            pytest.param(("eventlet", "mariadb"), marks=pytest.mark.mariadb),
+            pytest.param(case[:3], marks=[*MARKS[case[2]], *case[3:]], id="-".join(case[:3]))
+            for case in [
+                ("sqlalchemy", "prefork", "postgresql"),
+                ("sqlalchemy", "prefork", "mariadb", MORE),
+                ("django", "prefork", "postgresql", MORE),
+                ("django", "prefork", "mariadb", MORE),
+                ("sqlalchemy", "gevent", "postgresql", MORE),
+                ("sqlalchemy", "gevent", "mariadb", MORE),
+                ("sqlalchemy", "eventlet", "mariadb", MORE),
+            ]
         ],
         indirect=True,
-        ids="-".join,
     ),
 ]
 
 
 @pytest.fixture
 def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    pool, kind = request.param
-    with start_shop("sqlalchemy", kind, options=[("--pool", pool)]) as shop:
+    library, pool, kind = request.param
+    with start_shop(library, kind, options=[("--pool", pool)]) as shop:
         yield shop
 
 

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 
 from celery_idempotent.contrib.sqlalchemy import outcomes
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import each_kind_of_process
+from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
 
-pytestmark = [pytest.mark.exhaustive, each_kind_of_process]
+pytestmark = [pytest.mark.exhaustive, each_kind_in_full]
 
 YEAR_3000 = 32_503_680_000_000
 
@@ -50,11 +50,7 @@ def run_command(
     name: str, server: RedisServer, database: TestDatabase, library: str, *options: str
 ) -> Any:
     command = ["-m", "celery", "-q", "-A", "tests.sql.shop", "idempotency", name, "--json"]
-    environment = {
-        "SHOP_REDIS": server.url,
-        "SHOP_DATABASE": database.url,
-        "SHOP_LIBRARY": library,
-    }
+    environment = {"SHOP_REDIS": server.url, "SHOP_DATABASE": database.url, "SHOP_LIBRARY": library}
     done = subprocess.run(
         [sys.executable, *command, *options],
         cwd=REPOSITORY,

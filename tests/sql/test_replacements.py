@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,21 +16,19 @@ from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
 from celery_idempotent.store import commands
 from celery_idempotent.task import outbox
 from tests.flow.deliveries import Deliveries, End
-from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import kinds
+from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
 from tests.sql.test_poisoned import poison
 
-pytestmark = pytest.mark.parametrize("database", kinds("sqlite", "postgresql"), indirect=True)
+pytestmark = each_kind_in_full
 
 
 class Shop:
     """A task that writes an effect in each of three parts, and the messages of its calls."""
 
-    def __init__(self, url: str, engine: sa.Engine, order: str) -> None:
-        self.app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
-        self.app.conf.update(idempotency_redis_url=url, idempotency_transaction=engine)
-        self.order = order
+    def __init__(self, app: Celery, engine: sa.Engine, order: str) -> None:
+        self.app, self.order = app, order
+        app.conf.idempotency_transaction = engine
 
         @self.app.task(
             bind=True,
@@ -87,13 +84,8 @@ def deadlock(session: SQLAlchemySession) -> None:
 
 
 @pytest.fixture
-def shop(server: RedisServer, database: TestDatabase, order: str) -> Iterator[Shop]:
-    shop = Shop(server.url, database.engine, order)
-    channel = shop.app.connection_for_read().default_channel
-    channel.queue_purge("celery")
-    yield shop
-    channel.queue_purge("celery")
-    shop.app.close()
+def shop(app: Celery, database: TestDatabase, order: str) -> Shop:
+    return Shop(app, database.engine, order)
 
 
 def test_each_part_runs_once(shop: Shop, database: TestDatabase) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,22 +13,20 @@ from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
 from celery_idempotent.key.key import default_root
 from celery_idempotent.task import message_headers
 from tests.flow.deliveries import Deliveries, End
-from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import kinds
+from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
 
-pytestmark = pytest.mark.parametrize("database", kinds("sqlite"), indirect=True)
+pytestmark = each_kind_in_full
 
 
 class Shop:
     """A task that writes an effect, and whose transaction is rolled back `rollbacks` times."""
 
-    def __init__(self, url: str, database: TestDatabase) -> None:
-        self.app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
-        self.app.conf.update(idempotency_redis_url=url, idempotency_transaction=database.engine)
+    def __init__(self, app: Celery, database: TestDatabase) -> None:
+        app.conf.idempotency_transaction = database.engine
         self.rollbacks = 0
 
-        @self.app.task(
+        @app.task(
             bind=True, base=IdempotentTask, shared=False, name="charge", idempotency_key="{order}"
         )
         def charge(task: Any, order: str) -> None:
@@ -39,7 +36,7 @@ class Shop:
                 raise sqlite3.OperationalError("database is locked")
 
         self.charge: IdempotentTask = charge
-        self.deliveries = Deliveries(self.app, charge)
+        self.deliveries = Deliveries(app, charge)
 
     def deliver_all(self, order: str, requeues: int) -> End:
         """Publishes a message that was requeued so often because of conflicts; returns its end."""
@@ -58,14 +55,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(server: RedisServer, database: TestDatabase) -> Iterator[Shop]:
-    shop = Shop(server.url, database)
-    channel = shop.app.connection_for_read().default_channel
-    # All apps of a process share the messages in memory.
-    channel.queue_purge("celery")
-    yield shop
-    channel.queue_purge("celery")
-    shop.app.close()
+def shop(app: Celery, database: TestDatabase) -> Shop:
+    return Shop(app, database)
 
 
 def test_conflicts_do_not_count(shop: Shop, database: TestDatabase, order: str) -> None:

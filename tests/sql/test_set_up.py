@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import each_kind_of_process
+from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
 
-pytestmark = [pytest.mark.exhaustive, each_kind_of_process]
+pytestmark = [pytest.mark.exhaustive, each_kind_in_full]
 
 ENV = """
 import os

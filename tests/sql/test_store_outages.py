@@ -21,10 +21,7 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.postgresql
 #: In seconds.
 LEASE = 2.0
 DUPLICATES = 3
-SETTINGS = {
-    "idempotency_on_store_error": "run",
-    "idempotency_redis_timeout": 0.5,
-}
+SETTINGS = {"idempotency_on_store_error": "run", "idempotency_redis_timeout": 0.5}
 #: The records survive a restart.
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 

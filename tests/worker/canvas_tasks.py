@@ -11,9 +11,8 @@ from uuid import uuid4
 from celery import chain, current_app, group, shared_task
 
 from celery_idempotent import IdempotentTask
-from tests.worker.failing_tasks import OutOfStockError, flaky
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack, silent, task_of
+from tests.worker.tasks import OutOfStockError, flaky, pack, silent, task_of
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.hand_over")

@@ -27,6 +27,7 @@ _CONTEXT.set_forkserver_preload(
         "celery.worker.consumer",
         "kombu.transport.redis",
         "celery_idempotent.cli",
+        "pytest_celery",
     ]
 )
 
@@ -35,11 +36,7 @@ class ForkedCelery:
     """A ``celery`` command, with the interface of a `Popen`."""
 
     def __init__(
-        self,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        directory: Path,
-        log: Path,
+        self, arguments: Sequence[str], environment: Mapping[str, str], directory: Path, log: Path
     ) -> None:
         self._process = _CONTEXT.Process(
             target=_run,

@@ -11,13 +11,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from celery import Celery
+from celery.result import AsyncResult
 from pytest_celery import CeleryTestWorker
 from redis import Redis
 
@@ -25,7 +28,7 @@ from tests.apps import close
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.forking import ForkedCelery
-from tests.worker.ledger import Ledger
+from tests.worker.ledger import Ledger, ReceivedSignal, Run
 from tests.worker.shop import SETTINGS_VARIABLE, make_app
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -45,10 +48,7 @@ FAST_REDELIVERY = {
 }
 
 #: Settings with which the broker redelivers the messages of a living worker, too.
-COPIED_MESSAGES = {
-    "broker_transport_options": FAST_REDELIVERY,
-    "idempotency_redeliver_after": None,
-}
+COPIED_MESSAGES = {"broker_transport_options": FAST_REDELIVERY, "idempotency_redeliver_after": None}
 
 #: Settings for workers that are killed with `FAST_REDELIVERY`. A worker prefetches no copy while
 #: it runs a task: kombu loses a message if its receiver is killed between BRPOP and the note that
@@ -284,6 +284,12 @@ class Shop:
         """Returns the number of messages in the broker, unacknowledged ones included."""
         return self.redis.llen(queue) + self.redis.hlen("unacked")
 
+    def deliver_kept(self) -> bytes:
+        """Delivers a message of the queue `kept`, and returns it, so that it can come again."""
+        message: bytes = eventually(lambda: self.redis.lpop("kept"), "the message is published")
+        self.redis.lpush("celery", message)
+        return message
+
     def wait_until_empty(self, seconds: float = SOON) -> None:
         """Waits until the broker has no message left."""
         eventually(lambda: self.messages() == 0, "the broker has no message left", seconds)
@@ -307,3 +313,118 @@ class Shop:
 
 def _signal_number(name: str | int) -> int:
     return getattr(signal, name) if isinstance(name, str) else name
+
+
+class Monitor:
+    """Receives a shop's events, as Flower does."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.state = shop.app.events.State()
+        self.received: list[dict[str, Any]] = []
+        ready = threading.Event()
+        self._connection = shop.app.connection()
+        self._receiver = shop.app.events.Receiver(self._connection, handlers={"*": self._on_event})
+        self._receiver.on_consume_ready = lambda *_, **__: ready.set()
+        self._thread = threading.Thread(target=self._receiver.capture, args=(None, None, False))
+        self._thread.start()
+        assert ready.wait(SOON)
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        self.state.event(dict(event))
+        self.received.append(event)
+
+    def wait_for(self, name: str, task_id: str) -> dict[str, Any]:
+        """Waits for an event about a task, and returns it."""
+        return eventually(
+            lambda: next(
+                (e for e in self.received if e["type"] == name and e.get("uuid") == task_id), None
+            ),
+            f"{name} of {task_id}; received: {[e['type'] for e in self.received]}",
+        )
+
+    def stop(self) -> None:
+        self._receiver.should_stop = True
+        self._thread.join(SOON)
+        self._connection.release()
+
+
+#: In seconds, instead of the default of 60.
+LEASE = 2.0
+
+#: The queue of the worker that is frozen; a frozen worker may hold messages of its queue.
+FIRST_QUEUE = "first"
+
+
+@dataclass(frozen=True)
+class FrozenTakeover:
+    """An execution that was frozen past its lease, and the one that took over."""
+
+    frozen: Run
+    winner: Run
+    receipts: tuple[Any, Any]
+    signals_of_frozen: list[ReceivedSignal]
+    notes: list[str]
+
+
+def freeze_past_the_lease(shop: Shop, task: Any, order: str, within: str = "") -> FrozenTakeover:
+    """Freezes a worker during `task`, runs a duplicate on another worker, and continues the first.
+
+    Args:
+        within: the step during which the worker is frozen; before the first step if empty.
+    """
+    ledger = shop.ledger
+    owner = shop.start_worker("--queues", FIRST_QUEUE, concurrency=1)
+    held = f"{within} of {order}" if within else order
+    ledger.hold(held)
+    first = task.apply_async((order,), queue=FIRST_QUEUE)
+    ledger.wait_for_run(order)
+    if within:
+        eventually(lambda: within in ledger.notes(order), f"step {within} has started")
+    owner.freeze()
+    shop.start_worker(concurrency=1)
+    ledger.release(held)
+    duplicate = task.delay(order)
+    winner_receipt = duplicate.get(timeout=SOON)
+    winner = ledger.runs(order)[1]
+    owner.resume()
+    frozen_receipt = first.get(timeout=SOON)
+    eventually(lambda: ledger.runs(order)[0].end, "the resumed execution ends")
+    shop.wait_until_empty()
+    return FrozenTakeover(
+        frozen=ledger.runs(order)[0],
+        winner=winner,
+        receipts=(frozen_receipt, winner_receipt),
+        signals_of_frozen=ledger.signals(first.id),
+        notes=ledger.notes(order),
+    )
+
+
+def check_duplicates(
+    shop: Shop, task: Any, order: str, number: int, *, at_once: bool = True
+) -> None:
+    """Asserts that duplicates of a running call get its result, without an execution.
+
+    Args:
+        at_once: whether the pool takes them while the first call runs.
+    """
+    ledger = shop.ledger
+    first = ledger.start(task, order)
+    duplicates = [task.delay(order) for _ in range(number)]
+    if at_once:
+        for duplicate in duplicates:
+            ledger.wait_for_signal(duplicate.id, "conflicted")
+    ledger.release(order)
+    receipts = [result.get(timeout=SOON) for result in (first, *duplicates)]
+    assert receipts == [receipts[0]] * (1 + number)
+    assert [run.task_id for run in ledger.runs(order)] == [first.id]
+
+
+def check_retry(shop: Shop, task: Any, order: str, **options: Any) -> AsyncResult:
+    """Asserts that a task that retries soon runs again, and that its duplicate does not."""
+    results = []
+    for _ in range(2):
+        results.append(task.apply_async((order, 0.1), **options))
+        results[-1].get(timeout=SOON)
+    assert results[1].result == results[0].result
+    assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
+    return results[0]

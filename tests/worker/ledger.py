@@ -19,6 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from celery import Celery
+from celery.result import AsyncResult
 from redis import Redis
 
 from celery_idempotent import Record
@@ -126,6 +127,19 @@ class Ledger:
     def release(self, order: str) -> None:
         """Lets the executions of `order` continue."""
         self._redis.delete(f"held:{order}")
+
+    def start(self, task: Any, order: str, *args: Any, **kwargs: Any) -> AsyncResult:
+        """Calls `task`, and returns when it runs; it waits until its order is released."""
+        self.hold(order)
+        result: AsyncResult = task.delay(order, *args, **kwargs)
+        self.wait_for_run(order)
+        return result
+
+    def duplicate(self, task: Any, order: str, *args: Any, **kwargs: Any) -> AsyncResult:
+        """Calls `task`, and returns when the call has met a running execution."""
+        result: AsyncResult = task.delay(order, *args, **kwargs)
+        self.wait_for_signal(result.id, "conflicted")
+        return result
 
     def release_all(self) -> None:
         """Releases all orders."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from celery import Celery
@@ -20,20 +19,11 @@ from celery.signals import task_failure, task_success, worker_init
 from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.task import republish
 from tests.migration import migrated_tasks, transitional_tasks  # noqa: F401 (registers the tasks)
-from tests.worker import (  # noqa: F401 (registers the tasks)
-    canvas_tasks,
-    failing_tasks,
-    incident_tasks,
-    tasks,
-    wishes,
-)
+from tests.worker import canvas_tasks, tasks  # noqa: F401 (registers the tasks)
 from tests.worker.ledger import Ledger
 from tests.worker.parent_death import die_with_parent
 
 SETTINGS_VARIABLE = "SHOP_SETTINGS"
-#: The directory to which a worker reports, see reporting.py.
-REPORTS_VARIABLE = "SHOP_REPORTS"
-KEYRING_VARIABLE = "SHOP_KEYRING"
 
 SIGNALS = (
     "begun",
@@ -61,19 +51,9 @@ def make_app(settings: Mapping[str, Any]) -> Celery:
     return app
 
 
-if REPORTS_VARIABLE in os.environ:
-    from tests.worker import reporting
-
-    reporting.install(Path(os.environ[REPORTS_VARIABLE]))
-
 app = (
     make_app(json.loads(os.environ[SETTINGS_VARIABLE])) if SETTINGS_VARIABLE in os.environ else None
 )
-
-
-def read_keyring() -> list[str]:
-    """Returns the current encryption keys, as from a vault."""
-    return Path(os.environ[KEYRING_VARIABLE]).read_text().split()
 
 
 def _is_from_shop(sender: Any) -> bool:

@@ -6,14 +6,19 @@ execution is recorded in the ledger.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import time
 from typing import Any
 from uuid import uuid4
 
 from celery import shared_task
+from celery.exceptions import Ignore, Reject, Retry
 
 from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError
-from tests.waiting import SOON
+from celery_idempotent.lease.heartbeat import heartbeat
+from tests.waiting import SOON, eventually
 from tests.worker.ledger import Ledger
 
 
@@ -132,9 +137,6 @@ def misrule(self: Any, fault: str, order: str) -> str:
 
 
 misruled = task_of(misrule, "misruled", idempotency_key=rule_with)
-misruled_early = task_of(
-    misrule, "misruled_early", idempotency_key=rule_with, idempotency_dedupe_publish=True
-)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.unserialisable")
@@ -163,3 +165,283 @@ def check_then_handle(self: Any, order: str) -> dict[str, Any]:
         else:
             ledger.note(order, "has its lease")
         return {"receipt": uuid4().hex}
+
+
+class UnretryableTask(IdempotentTask):
+    """A task whose retries cannot be published."""
+
+    abstract = True
+
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        """Fails for retries, like a connection that is reset."""
+        if options.get("retries"):
+            raise ConnectionResetError("the broker accepts no retries")
+        return super().apply_async(*args, **options)
+
+
+@shared_task(bind=True, base=UnretryableTask, name="shop.try_in_vain")
+def try_in_vain(self: Any, order: str) -> str:
+    """Retries in the first execution."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if len(ledger.runs(order)) == 1:
+            raise self.retry(countdown=0)
+        return "back"
+
+
+class OutOfStockError(Exception):
+    """An error with several arguments."""
+
+    def __init__(self, article: str, left: int) -> None:
+        super().__init__(article, left)
+
+
+def run_out(self: Any, order: str, times: int = 1_000) -> str:
+    """Fails in the first `times` executions."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if len(ledger.runs(order)) <= times:
+            raise OutOfStockError(order, 3)
+        return "found one"
+
+
+flaky = task_of(run_out, "flaky")
+flaky_tick = task_of(run_out, "flaky_tick", idempotency_key=TASK_ID)
+flaky_in_turn = task_of(run_out, "flaky_in_turn", idempotency_until="finished")
+final = task_of(run_out, "final", idempotency_replay_errors=(OutOfStockError,))
+final_together = task_of(run_out, "final_together", idempotency_replay_errors=(OutOfStockError,))
+final_unstored = task_of(
+    run_out, "final_unstored", idempotency_store_result=False,
+    idempotency_replay_errors=(OutOfStockError,),
+)  # fmt: skip
+final_in_turn = task_of(
+    run_out, "final_in_turn", idempotency_until="finished",
+    idempotency_replay_errors=(OutOfStockError,),
+)  # fmt: skip
+
+
+def fail_twice(self: Any, order: str) -> None:
+    """Fails for good in the first execution, and with another error in all others."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        raise OutOfStockError(order, 3) if len(ledger.runs(order)) == 1 else LookupError(order)
+
+
+final_once = task_of(fail_twice, "final_once", idempotency_replay_errors=(OutOfStockError,))
+#: Seconds after which a message is redelivered with `FAST_REDELIVERY`.
+AFTER_VISIBILITY_TIMEOUT = 5.0
+
+
+class UnwritableError(Exception):
+    """An error that neither pickle nor JSON can serialize."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+
+
+@shared_task(bind=True, name="shop.report_failure")
+def report_failure(self: Any, order: str) -> None:
+    """A plain Celery task as an errback; a redelivery of its message has the same task id."""
+    Ledger.of(self.app).note(order, self.request.id)
+
+
+def run_late(self: Any, order: str, writable: bool = True) -> None:
+    """Fails after its message has been redelivered."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        time.sleep(AFTER_VISIBILITY_TIMEOUT)
+        if self.soft_time_limit or self.time_limit:
+            time.sleep(AFTER_VISIBILITY_TIMEOUT)
+        raise OutOfStockError(order, 3) if writable else UnwritableError
+
+
+def die_late(self: Any, order: str, writable: bool = True) -> None:
+    """Kills its pool process after its message has been redelivered."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        time.sleep(AFTER_VISIBILITY_TIMEOUT)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+die_late_for_good = task_of(die_late, "die_late_for_good", reject_on_worker_lost=False)
+fail_late = task_of(run_late, "fail_late")
+fail_late_as_expected = task_of(run_late, "fail_late_as_expected", throws=(OutOfStockError,))
+fail_late_again = task_of(
+    run_late, "fail_late_again", autoretry_for=(OutOfStockError,), max_retries=1,
+    default_retry_delay=0,
+)  # fmt: skip
+fail_late_at_length = task_of(run_late, "fail_late_at_length", idempotency_max_result_size=10)
+fail_late_by_the_clock = task_of(
+    run_late, "fail_late_by_the_clock", soft_time_limit=AFTER_VISIBILITY_TIMEOUT
+)
+fail_late_by_force = task_of(run_late, "fail_late_by_force", time_limit=AFTER_VISIBILITY_TIMEOUT)
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.poll_late", max_retries=None)
+def poll_late(self: Any, order: str, countdown: float, times: int, lost: bool = False) -> str:
+    """Retries `times` times, each time after its message has been redelivered."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        ledger.note(order, str(self.request.retries))
+        if len(ledger.runs(order)) > times:
+            return "done"
+        time.sleep(AFTER_VISIBILITY_TIMEOUT)
+        if lost:
+            raise Retry(when=countdown)
+        raise self.retry(countdown=countdown)
+
+
+def try_again(self: Any, order: str, countdown: float, expires: float | None = None) -> str:
+    """Retries once; the retry expires after `expires` seconds, or when its message does."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if self.request.retries == 0:
+            raise self.retry(countdown=countdown, **({"expires": expires} if expires else {}))
+        return uuid4().hex
+
+
+try_later = task_of(try_again, "try_later")
+try_later_in_turn = task_of(try_again, "try_later_in_turn", idempotency_until="finished")
+try_later_in_a_burst = task_of(try_again, "try_later_in_a_burst", idempotency_until="started")
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.try_at")
+def try_at(self: Any, order: str, eta: str) -> str:
+    """Retries once, at a time given as text."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if self.request.retries == 0:
+            raise self.retry(eta=eta)
+        return uuid4().hex
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.change_then_handle")
+def change_then_handle(self: Any, order: str, amount: int) -> int:
+    """Retries once with another amount."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if self.request.retries == 0:
+            raise self.retry(args=(order, amount + 1), countdown=0)
+        return amount
+
+
+@shared_task(
+    bind=True, base=IdempotentTask, name="shop.label_then_handle", idempotency_key="{order}"
+)
+def label_then_handle(self: Any, order: str, amount: int) -> int:
+    """Retries once with another amount and with headers."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if self.request.retries == 0:
+            raise self.retry(args=(order, amount + 1), countdown=0, headers={"label": "again"})
+        assert self.request.headers["label"] == "again"
+        return amount
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.give_up", max_retries=1)
+def give_up(self: Any, order: str, countdown: float = 0) -> None:
+    """Retries until `max_retries`."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        raise self.retry(countdown=countdown, exc=OutOfStockError(order, 3))
+
+
+def leave(self: Any, order: str, way: str) -> str:
+    """Leaves the first execution by an exception that is not an error; returns in the next."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if len(ledger.runs(order)) == 1:
+            raise EXITS[way]
+        return "back"
+
+
+EXITS: dict[str, BaseException] = {
+    "SystemExit": SystemExit(1),
+    "KeyboardInterrupt": KeyboardInterrupt(),
+    "Ignore": Ignore(),
+    "Reject": Reject("not this one", requeue=False),
+    "requeue": Reject("not now", requeue=True),
+}
+leaving = task_of(leave, "leaving")
+soft_limited = task_of(handle, "soft_limited", soft_time_limit=0.5)
+dead_lettered = task_of(run_out, "dead_lettered", acks_on_failure_or_timeout=False)
+hard_limited_again = task_of(
+    handle, "hard_limited_again", time_limit=1.0, acks_on_failure_or_timeout=False
+)
+hard_limited = task_of(handle, "hard_limited", time_limit=1.0)
+
+
+def die(self: Any, order: str) -> None:
+    """Kills its pool process."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+poison = task_of(die, "poison", idempotency_max_attempts=2)
+
+
+def handle_in_turn(self: Any, order: str) -> dict[str, Any]:
+    """Handles an order; notes when an execution starts and ends."""
+    ledger = Ledger.of(self.app)
+    ledger.note(order, f"start {os.getpid()}")
+    try:
+        return handle(self, order)
+    finally:
+        ledger.note(order, f"end {os.getpid()}")
+
+
+once = task_of(handle_in_turn, "once")
+in_turn = task_of(handle_in_turn, "in_turn", idempotency_until="finished")
+unless_running = task_of(
+    handle_in_turn, "unless_running", idempotency_until="finished", idempotency_on_conflict="ignore"
+)
+reserved_turn = task_of(
+    handle_in_turn, "reserved_turn", idempotency_until="finished", idempotency_dedupe_publish=True
+)
+collapsed = task_of(
+    handle_in_turn, "collapsed_burst", idempotency_until="started", idempotency_dedupe_publish=True
+)
+turn_of = task_of(
+    handle,
+    "turn_of",
+    idempotency_key="{order}",
+    idempotency_until="finished",
+    idempotency_dedupe_publish=True,
+)
+burst_of = task_of(
+    handle,
+    "burst_of",
+    idempotency_key="{order}",
+    idempotency_until="started",
+    idempotency_dedupe_publish=True,
+)
+each_message = task_of(handle_in_turn, "each_message", idempotency_key=TASK_ID)
+
+
+def peak(notes: list[str]) -> int:
+    """Returns how many executions ran at once, at most."""
+    running = peak = 0
+    for note in notes:
+        running += 1 if note.startswith("start") else -1
+        peak = max(peak, running)
+    return peak
+
+
+def kill_process(self: Any, order: str) -> None:
+    """Kills its process, each time."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_heartbeat(self: Any, order: str) -> int:
+    """Ends the heartbeat's thread, as a defect in it would; returns the id of the process."""
+    renewer = heartbeat.renewer(self.idempotency_configuration.executor.store)
+    thread = renewer.thread
+    assert thread is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+    )
+    renewer._wake.put(None)  # the error is raised once the thread runs
+    eventually(lambda: not thread.is_alive(), "the heartbeat's thread has ended")
+    return os.getpid()
+
+
+crash_looping = task_of(kill_process, "crash_looping", idempotency_max_attempts=7)
+heartless = task_of(kill_heartbeat, "heartless")
+#: Tasks like others, so that each incident has a task of its own.
+unsaved = task_of(handle, "unsaved", idempotency_lease=4.0)
+unreadable = task_of(handle, "unreadable")
+orphaned = task_of(handle, "orphaned")
+slow = task_of(handle, "slow")

@@ -16,9 +16,8 @@ from tests.servers.redis_server import RedisServer
 from tests.store.deployments import KINDS, documented_rules
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import PARTS, ship
-from tests.worker.failing_tasks import OutOfStockError, final
 from tests.worker.harness import Shop
-from tests.worker.tasks import charge, reserved, waiting
+from tests.worker.tasks import OutOfStockError, charge, final, reserved, waiting
 
 pytestmark = [pytest.mark.worker, pytest.mark.slow]
 
@@ -79,9 +78,7 @@ def test_steps(shop: Shop, order: str) -> None:
 
 
 def test_a_duplicate_is_notified_of_the_end(shop: Shop, order: str) -> None:
-    shop.ledger.hold(order)
-    first = waiting.delay(order)
-    shop.ledger.wait_for_run(order)
+    first = shop.ledger.start(waiting, order)
     second = waiting.delay(order)
     eventually(
         lambda: shop.redis.pubsub_numsub(CHANNEL)[0][1], "the duplicate waits for a notification"

@@ -27,24 +27,23 @@ from tests.servers.ports import Ports
 from tests.servers.prometheus import Prometheus
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import final, flaky
 from tests.worker.harness import LOST_BROKER, Shop
-from tests.worker.incident_tasks import (
-    crash_looping,
-    heartless,
-    orphaned,
-    slow,
-    unreadable,
-    unsaved,
-)
 from tests.worker.tasks import (
     charge,
+    crash_looping,
+    final,
+    flaky,
+    heartless,
     misruled,
+    orphaned,
     pack,
     raising,
     short_lease,
+    slow,
     strict,
     unguarded,
+    unreadable,
+    unsaved,
     unserialisable,
 )
 
@@ -230,9 +229,7 @@ def replace_heartbeat(prometheus: Prometheus) -> None:
 
 def raise_conflicts(shop: Shop, order: str) -> None:
     """Publishes many duplicates of a running task; each ends with ConflictError."""
-    shop.ledger.hold(f"{order} raising")
-    first = raising.delay(f"{order} raising")
-    shop.ledger.wait_for_run(f"{order} raising")
+    first = shop.ledger.start(raising, f"{order} raising")
     for result in [raising.delay(f"{order} raising") for _ in range(60)]:
         result.get(timeout=SOON, propagate=False)
     shop.ledger.release(f"{order} raising")
@@ -255,9 +252,7 @@ def delay_begins(shop: Shop, proxy: Proxy) -> None:
 
 def cause_an_outage(shop: Shop, proxy: Proxy, prometheus: Prometheus) -> None:
     order = uuid4().hex
-    shop.ledger.hold(order)
-    held = unsaved.delay(order)
-    shop.ledger.wait_for_run(order)
+    held = shop.ledger.start(unsaved, order)
     proxy.refuse()
     shop.ledger.release(order)
     waiting = pack.delay(order)

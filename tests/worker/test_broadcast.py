@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from kombu import Queue
 from kombu.common import Broadcast
 
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
-from tests.worker.broadcasting import EVERYONE
-from tests.worker.failing_tasks import try_later
+from tests.worker import shop
 from tests.worker.harness import Shop
-from tests.worker.tasks import pack
+from tests.worker.tasks import pack, try_later
+
+EVERYONE = "everyone"
+
+if shop.app is not None:
+    shop.app.conf.task_queues = [Queue("celery"), Broadcast(EVERYONE)]
+
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
@@ -23,18 +29,14 @@ TO_EVERYONE = {"queue": _QUEUE, "declare": [_QUEUE.exchange]}
 
 
 @pytest.fixture(
-    scope="module",
-    params=[
-        "redis",
-        pytest.param("rabbitmq", marks=pytest.mark.rabbitmq),
-    ],
+    scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
 )
 def everyone(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
     broker = {}
     if request.param == "rabbitmq":
         server: RabbitMQ = request.getfixturevalue("rabbitmq")
         broker = {"broker_url": server.url}
-    with open_shop(imports=["tests.worker.broadcasting"], **broker) as shop:
+    with open_shop(imports=[__name__], **broker) as shop:
         for _ in range(WORKERS):
             shop.start_worker(concurrency=2)
         yield shop
@@ -47,9 +49,7 @@ def received(shop: Shop, task_id: str) -> int:
 
 def test_each_worker_requeues_its_copy_once(everyone: Shop, order: str) -> None:
     everyone.app.set_current()
-    everyone.ledger.hold(order)
-    pack.delay(order)
-    everyone.ledger.wait_for_run(order)
+    everyone.ledger.start(pack, order)
     pack.apply_async((order,), task_id=order, **TO_EVERYONE)
 
     # Each of its two copies is delayed by 1, 2 and 4 seconds, so the fourth conflict is within 7.

@@ -22,10 +22,8 @@ from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import try_later
-from tests.worker.frozen import LEASE
-from tests.worker.harness import FAST_REDELIVERY, Shop
-from tests.worker.tasks import pack, rejecting
+from tests.worker.harness import FAST_REDELIVERY, LEASE, Shop, check_duplicates, check_retry
+from tests.worker.tasks import pack, rejecting, try_later
 
 pytestmark = pytest.mark.worker
 
@@ -93,18 +91,7 @@ def doomed(broker: RedisBroker | RabbitBroker, open_shop: Callable[..., Shop]) -
 
 
 def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str) -> None:
-    shop.ledger.hold(order)
-    first = pack.delay(order)
-    shop.ledger.wait_for_run(order)
-    duplicates = [pack.delay(order) for _ in range(20)]
-    for duplicate in duplicates:
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
-    shop.ledger.release(order)
-
-    receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
-
-    assert receipts == [receipts[0]] * 21
-    assert [run.task_id for run in shop.ledger.runs(order)] == [first.id]
+    check_duplicates(shop, pack, order, 20)
 
 
 @pytest.mark.rabbitmq
@@ -141,10 +128,7 @@ class TestRequeueToRabbitMQ:
 
 
 def test_retry_runs_again_then_replays(shop: Shop, order: str) -> None:
-    receipt = try_later.delay(order, 0.1).get(timeout=SOON)
-
-    assert try_later.delay(order, 0.1).get(timeout=SOON) == receipt
-    assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
+    check_retry(shop, try_later, order)
 
 
 class TestKilled:
@@ -186,9 +170,7 @@ class TestConnectionLost:
     def test_redelivered_message_causes_no_second_execution(
         self, broker: RedisBroker | RabbitBroker, shop: Shop, order: str
     ) -> None:
-        shop.ledger.hold(order)
-        result = pack.delay(order)
-        shop.ledger.wait_for_run(order)
+        result = shop.ledger.start(pack, order)
         broker.close_connections()
         shop.ledger.wait_for_signal(result.id, "conflicted")
         assert result.state == "PENDING", "the copy has stored no state"
@@ -207,9 +189,7 @@ class TestConnectionLost:
         self, broker: RedisBroker | RabbitBroker, doomed: Shop, order: str
     ) -> None:
         (worker,) = doomed.workers
-        doomed.ledger.hold(order)
-        result = pack.delay(order)
-        doomed.ledger.wait_for_run(order)
+        result = doomed.ledger.start(pack, order)
         broker.close_connections()
         doomed.ledger.wait_for_signal(result.id, "conflicted")
 
@@ -229,11 +209,12 @@ class TestConnectionLost:
         (worker,) = doomed.workers
         doomed.ledger.hold(order)
         # rabbitmqctl takes up to 12 s on a busy machine; RabbitMQ drops what has expired by then.
-        result = pack.apply_async((order,), expires=30)
+        seconds = 30 if isinstance(broker, RabbitBroker) else 6
+        result = pack.apply_async((order,), expires=seconds)
         run = doomed.ledger.wait_for_run(order)
         broker.close_connections()
         doomed.ledger.wait_for_signal(result.id, "conflicted")
-        eventually(lambda: time.time() > run.started_at + 30, "it has expired")
+        eventually(lambda: time.time() > run.started_at + seconds, "it has expired")
 
         # A broker that knew the expiry would drop the message now.
         worker.kill()
@@ -258,9 +239,7 @@ def test_rejected_duplicate_is_dead_lettered(
     ):
         dead_letter_queue = connection.SimpleQueue("dead")
         shop.start_worker(concurrency=2)
-        shop.ledger.hold(order)
-        first = rejecting.delay(order)
-        shop.ledger.wait_for_run(order)
+        first = shop.ledger.start(rejecting, order)
         duplicate = rejecting.delay(order)
 
         message = dead_letter_queue.get(timeout=SOON)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from celery.result import AsyncResult
 
 from celery_idempotent import ConflictError
 from tests.waiting import SOON
@@ -25,47 +24,34 @@ def held(shop: Shop, order: str) -> Iterator[str]:
     shop.ledger.release(order)
 
 
-def start(task: object, ledger: Ledger, order: str) -> AsyncResult:
-    first = task.delay(order)
-    ledger.wait_for_run(order)
-    return first
-
-
 class TestRetry:
     """The default."""
 
     def test_duplicate_is_requeued_until_it_gets_the_result(
         self, ledger: Ledger, held: str
     ) -> None:
-        first = start(pack, ledger, held)
+        """It does not count as a retry of the task."""
+        first = ledger.start(pack, held)
         duplicate = pack.delay(held)
         ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        assert duplicate.state == "PENDING"
         ledger.release(held)
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert len(ledger.runs(held)) == 1
 
-    def test_requeued_duplicates_do_not_block_the_pool(
-        self, shop: Shop, ledger: Ledger, held: str
-    ) -> None:
-        start(pack, ledger, held)
+    def test_requeued_duplicates_do_not_block_the_pool(self, ledger: Ledger, held: str) -> None:
+        ledger.start(pack, held)
         # More duplicates than the pool has processes.
         for duplicate in [pack.delay(held) for _ in range(5)]:
             ledger.wait_for_signal(duplicate.id, "conflicted")
 
         assert pack.delay(f"another {held}").get(timeout=SOON)
 
-    def test_does_not_count_as_a_retry_of_the_task(self, ledger: Ledger, held: str) -> None:
-        start(pack, ledger, held)
-        duplicate = pack.delay(held)
-        ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
-
-        assert duplicate.state == "PENDING"
-
 
 class TestWait:
     def test_waits_in_the_worker_for_the_result(self, ledger: Ledger, held: str) -> None:
-        first = start(waiting, ledger, held)
+        first = ledger.start(waiting, held)
         duplicate = waiting.delay(held)
         # The worker logs the receipt of a message, but not that it waits.
         time.sleep(0.5)
@@ -77,7 +63,7 @@ class TestWait:
         assert len(ledger.runs(held)) == 1
 
     def test_is_requeued_after_wait_timeout(self, ledger: Ledger, held: str) -> None:
-        first = start(short_wait, ledger, held)
+        first = ledger.start(short_wait, held)
         duplicate = short_wait.delay(held)
         ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
         ledger.release(held)
@@ -87,26 +73,20 @@ class TestWait:
 
 
 class TestRaise:
-    def test_caller_gets_conflict_error(self, ledger: Ledger, held: str) -> None:
-        first = start(raising, ledger, held)
+    def test_the_duplicate_alone_fails(self, ledger: Ledger, held: str) -> None:
+        first = ledger.start(raising, held)
 
         with pytest.raises(ConflictError, match=first.id):
             raising.delay(held).get(timeout=SOON)
-
-    def test_does_not_affect_the_first_execution(self, ledger: Ledger, held: str) -> None:
-        first = start(raising, ledger, held)
-        raising.delay(held).get(timeout=SOON, propagate=False)
         ledger.release(held)
-
         assert first.get(timeout=SOON)["receipt"]
         assert len(ledger.runs(held)) == 1
 
 
 class TestIgnore:
     def test_duplicate_has_no_outcome(self, shop: Shop, ledger: Ledger, held: str) -> None:
-        first = start(ignoring, ledger, held)
-        duplicate = ignoring.delay(held)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
+        first = ledger.start(ignoring, held)
+        duplicate = ledger.duplicate(ignoring, held)
         ledger.release(held)
 
         first.get(timeout=SOON)
@@ -115,7 +95,7 @@ class TestIgnore:
         assert len(ledger.runs(held)) == 1
 
     def test_does_not_affect_other_items_of_a_map(self, ledger: Ledger, held: str) -> None:
-        first = start(ignoring, ledger, held)
+        first = ledger.start(ignoring, held)
         others = [f"one {held}", f"two {held}"]
 
         (first_item, ignored, last_item) = (
@@ -131,7 +111,7 @@ class TestIgnore:
 
 class TestReject:
     def test_message_is_rejected(self, shop: Shop, ledger: Ledger, held: str) -> None:
-        first = start(rejecting, ledger, held)
+        first = ledger.start(rejecting, held)
         duplicate = rejecting.delay(held)
         shop.workers[0].wait_for_log(f"task {duplicate.id} is rejected as a duplicate")
         ledger.release(held)

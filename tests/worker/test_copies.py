@@ -16,7 +16,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
 
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import (
+from tests.worker.harness import COPIED_MESSAGES, Shop
+from tests.worker.tasks import (
     AFTER_VISIBILITY_TIMEOUT,
     OutOfStockError,
     die_late_for_good,
@@ -29,11 +30,10 @@ from tests.worker.failing_tasks import (
     flaky,
     flaky_in_turn,
     flaky_tick,
+    in_turn,
     poll_late,
     report_failure,
 )
-from tests.worker.harness import COPIED_MESSAGES, Shop
-from tests.worker.wishes import in_turn
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
@@ -80,42 +80,26 @@ class TestExecutionThatFails:
             yield shop, results
 
     @pytest.mark.parametrize("ending", ENDINGS)
-    def test_does_not_run_again(self, quiet: Any, ending: str) -> None:
+    def test_runs_once_and_releases_the_key_for_other_task_ids(
+        self, quiet: Any, ending: str
+    ) -> None:
         shop, results = quiet
-
-        runs = shop.ledger.runs(order_of(ending))
-
-        assert [run.task_id for run in runs] == [results[ending].id] * RUNS.get(ending, 1)
-        assert shop.ledger.signals(results[ending].id, "conflicted"), "the message was redelivered"
-        if ending not in WITHOUT_REPLAY:
-            assert shop.ledger.signals(results[ending].id, "replayed"), "the copy was replayed"
-
-    @pytest.mark.parametrize("ending", ENDINGS)
-    def test_result_keeps_the_error(self, quiet: Any, ending: str) -> None:
-        shop, results = quiet
+        (task, error), order = ENDINGS[ending], order_of(ending)
         result = shop.app.AsyncResult(results[ending].id)
-        error = ENDINGS[ending][1]
+        arguments = {"writable": "pickled" not in ending}
 
+        runs = shop.ledger.runs(order)
+        assert [run.task_id for run in runs] == [result.id] * RUNS.get(ending, 1)
+        assert shop.ledger.signals(result.id, "conflicted"), "the message was redelivered"
+        if ending not in WITHOUT_REPLAY:
+            assert shop.ledger.signals(result.id, "replayed"), "the copy was replayed"
         assert result.state == "FAILURE"
         assert type(result.result) is error or type(result.result).__name__ == error
-
-    @pytest.mark.parametrize("ending", ENDINGS)
-    def test_errbacks_run_once(self, quiet: Any, ending: str) -> None:
-        shop, _ = quiet
-
         # On a busy machine the message of an errback may be redelivered, too.
-        assert len({*shop.ledger.notes(order_of(ending))}) == ERRBACKS.get(ending, 1)
-
-    @pytest.mark.parametrize("ending", ENDINGS)
-    def test_releases_the_key_for_other_task_ids(self, quiet: Any, ending: str) -> None:
-        shop, _ = quiet
-        task, order = ENDINGS[ending][0], order_of(ending)
-        before = len(shop.ledger.runs(order))
-
-        assert task.idempotency_record(order, writable="pickled" not in ending) is None
-        task.delay(order, writable="pickled" not in ending).forget()
-
-        eventually(lambda: len(shop.ledger.runs(order)) > before, "another task id runs")
+        assert len({*shop.ledger.notes(order)}) == ERRBACKS.get(ending, 1)
+        assert task.idempotency_record(order, **arguments) is None
+        task.delay(order, **arguments).forget()
+        eventually(lambda: len(shop.ledger.runs(order)) > len(runs), "another task id runs")
 
     def test_item_of_a_map_does_not_run_again(self, quiet: Any) -> None:
         shop, results = quiet
@@ -151,8 +135,7 @@ class TestPublishedAnew:
         frozen.freeze(order)
         for number in (1, 2):
             frozen.apply_async()
-            message = eventually(lambda: shop.redis.lpop("kept"), "it is published")
-            shop.redis.lpush("celery", message)
+            message = shop.deliver_kept()
             eventually(lambda n=number: len(shop.ledger.notes(order)) == n, "the errback has run")
             shop.wait_until_empty()
 

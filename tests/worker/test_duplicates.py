@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta, timezone
@@ -13,17 +12,11 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import (
-    CallOutcome,
-    KeyReusedError,
-    ResultNotStoredError,
-    State,
-    outcome_of,
-)
+from celery_idempotent import CallOutcome, KeyReusedError, ResultNotStoredError, State, outcome_of
 from celery_idempotent.store.reference import Reference
 from tests import command_line
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
+from tests.worker.harness import Shop, check_duplicates
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
     charge,
@@ -32,7 +25,6 @@ from tests.worker.tasks import (
     ignoring,
     pack,
     raising,
-    short_lease,
     silent,
     thrifty,
     unserialisable,
@@ -40,17 +32,10 @@ from tests.worker.tasks import (
 
 pytestmark = pytest.mark.worker
 
+#: `tests/unit/payload/test_codec.py` has more of them.
 JSON_VALUES = [
-    None,
-    0,
-    "",
-    [],
-    False,
-    {},
-    0.0,
     {"a": [1, {"b": [None, True, "ü"]}], "c": {}},
     datetime(2026, 11, 21, 12, 30, 15, 123456, tzinfo=timezone.utc),
-    datetime(2026, 11, 21, 12, 30),
     date(2026, 11, 21),
     time_of_day(12, 30),
     Decimal("19.90"),
@@ -58,15 +43,8 @@ JSON_VALUES = [
     b"\x00\xff bytes",
     (1, 2),
 ]
-PICKLE_VALUES = [
-    *JSON_VALUES,
-    {1: "one", "1": "text"},
-    {1, 2},
-    frozenset({1, 2}),
-    ((), [()]),
-    timedelta(seconds=1.5),
-    1 + 2j,
-]
+PICKLE_VALUES = [*JSON_VALUES, {1: "one", "1": "text"}, {1, 2}, ((), [()]), timedelta(seconds=1.5)]
+values = pytest.mark.parametrize("value", [None, 0, "", [], False, "all"], ids=repr)
 
 
 @pytest.fixture(scope="module")
@@ -80,34 +58,8 @@ def pickling_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 
 class TestWhileItRuns:
-    def test_twenty_duplicates_get_the_result_of_one_execution(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
-        duplicates = [pack.delay(order) for _ in range(20)]
-        for duplicate in duplicates:
-            ledger.wait_for_signal(duplicate.id, "conflicted")
-        ledger.release(order)
-
-        receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
-
-        assert receipts == [receipts[0]] * 21
-        assert [run.task_id for run in ledger.runs(order)] == [first.id]
-
-    @pytest.mark.slow
-    def test_task_longer_than_three_leases_runs_once(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        results = [short_lease.delay(order) for _ in range(6)]
-        run = ledger.wait_for_run(order)
-        eventually(lambda: time.time() > run.started_at + 6, "three leases of 2 s are over")
-        ledger.release(order)
-
-        receipts = [result.get(timeout=SOON) for result in results]
-
-        assert receipts == [receipts[0]] * 6
-        assert len(ledger.runs(order)) == 1
+    def test_twenty_duplicates_cause_no_execution(self, shop: Shop, order: str) -> None:
+        check_duplicates(shop, pack, order, 20)
 
 
 class TestAfterCompletion:
@@ -138,27 +90,8 @@ class TestAfterCompletion:
         assert [other.get(timeout=SOON) for other in others] == [receipt] * 4
         assert len(ledger.runs(order)) == 1
 
-    def test_default_argument_does_not_change_the_key(self, ledger: Ledger, order: str) -> None:
-        receipt = pack.delay(order).get(timeout=SOON)
-
-        assert pack.delay(order, 1).get(timeout=SOON) == receipt
-        assert len(ledger.runs(order)) == 1
-
-    def test_other_arguments_have_another_key(self, ledger: Ledger, order: str) -> None:
-        receipts = [pack.delay(order, amount).get(timeout=SOON) for amount in (1, 2)]
-
-        assert [receipt["amount"] for receipt in receipts] == [1, 2]
-        assert len(ledger.runs(order)) == 2
-
 
 class TestSameKeyWithOtherArguments:
-    def test_is_rejected(self, ledger: Ledger, order: str) -> None:
-        charge.delay(order, amount=1).get(timeout=SOON)
-
-        with pytest.raises(KeyReusedError, match="other arguments"):
-            charge.delay(order, amount=2).get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
-
     def test_does_not_change_the_first_outcome(self, ledger: Ledger, order: str) -> None:
         receipt = charge.delay(order, amount=1).get(timeout=SOON)
         charge.delay(order, amount=2).get(timeout=SOON, propagate=False)
@@ -167,9 +100,7 @@ class TestSameKeyWithOtherArguments:
         assert len(ledger.runs(order)) == 1
 
     def test_is_rejected_during_the_first_execution(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first = charge.delay(order, amount=1)
-        ledger.wait_for_run(order)
+        first = ledger.start(charge, order, amount=1)
 
         with pytest.raises(KeyReusedError):
             charge.delay(order, amount=2).get(timeout=SOON)
@@ -181,9 +112,9 @@ class TestSameKeyWithOtherArguments:
 class TestValues:
     """Replayed values equal those of the first ``AsyncResult.get()``, with the same types."""
 
-    @pytest.mark.parametrize("value", JSON_VALUES, ids=repr)
+    @values
     def test_with_json(self, ledger: Ledger, order: str, value: Any) -> None:
-        first, second = call_twice(order, value)
+        first, second = call_twice(order, JSON_VALUES if value == "all" else value)
 
         assert exactly(second) == exactly(first)
         assert len(ledger.runs(order)) == 1
@@ -210,38 +141,26 @@ class TestNoValue:
 
         assert len(ledger.runs(order)) == 1
 
-    def test_with_store_result_off(self, ledger: Ledger, order: str) -> None:
-        assert forgetful.delay(order).get(timeout=SOON)["receipt"]
-
-        with pytest.raises(ResultNotStoredError, match="idempotency_store_result is off"):
-            forgetful.delay(order).get(timeout=SOON)
-        assert [run.end for run in ledger.runs(order)] == ["returned"]
-
-    def test_with_a_result_that_is_too_large(self, ledger: Ledger, order: str) -> None:
-        assert thrifty.delay(order).get(timeout=SOON)["receipt"]
-
-        with pytest.raises(ResultNotStoredError, match="idempotency_max_result_size"):
-            thrifty.delay(order).get(timeout=SOON)
-        assert [run.end for run in ledger.runs(order)] == ["returned"]
-
-    def test_with_a_result_that_cannot_be_serialized(self, ledger: Ledger, order: str) -> None:
-        # Celery cannot return it to the first caller either.
-        first = unserialisable.delay(order)
-        assert type(first.get(timeout=SOON, propagate=False)).__name__ == "EncodeError"
-
-        with pytest.raises(ResultNotStoredError, match="cannot serialize the type"):
-            unserialisable.delay(order).get(timeout=SOON)
-        assert [run.end for run in ledger.runs(order)] == ["returned"]
-
-    @pytest.mark.parametrize("task", [forgetful, thrifty, unserialisable], ids=lambda t: t.name)
-    def test_record_is_completed(self, shop: Shop, order: str, task: Any) -> None:
+    @pytest.mark.parametrize(
+        ("task", "reason"),
+        [
+            (forgetful, "idempotency_store_result is off"),
+            (thrifty, "idempotency_max_result_size"),
+            # Celery cannot return it to the first caller either.
+            (unserialisable, "cannot serialize the type"),
+        ],
+        ids=["store_result is off", "too large", "not serializable"],
+    )
+    def test_of_a_task(self, ledger: Ledger, order: str, task: Any, reason: str) -> None:
         first = task.delay(order)
-        first.get(timeout=SOON, propagate=False)
-
+        value = first.get(timeout=SOON, propagate=False)
         record = task.idempotency_record(order)
 
-        assert record.state is State.COMPLETED
-        assert record.task_id == first.id
+        assert (record.state, record.task_id) == (State.COMPLETED, first.id)
+        assert type(value).__name__ == ("EncodeError" if task is unserialisable else "dict")
+        with pytest.raises(ResultNotStoredError, match=reason):
+            task.delay(order).get(timeout=SOON)
+        assert [run.end for run in ledger.runs(order)] == ["returned"]
 
 
 class TestTaskIdOfADuplicate:
@@ -282,11 +201,8 @@ class TestTaskIdOfADuplicate:
         assert found(shop, f"{items.id}/1").task_id == first.id
 
     def test_while_it_waits_and_after(self, ledger: Ledger, shop: Shop, order: str) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
-        duplicate = pack.delay(order)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
+        first = ledger.start(pack, order)
+        duplicate = ledger.duplicate(pack, order)
 
         assert show(shop, duplicate.id)["duplicate"]["replayed"] is False
         assert outcome_of(duplicate) is None
@@ -302,11 +218,8 @@ class TestTaskIdOfADuplicate:
     def test_of_a_duplicate_that_never_runs(
         self, ledger: Ledger, shop: Shop, order: str, task: Any
     ) -> None:
-        ledger.hold(order)
-        first = task.delay(order)
-        ledger.wait_for_run(order)
-        duplicate = task.delay(order)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
+        first = ledger.start(task, order)
+        duplicate = ledger.duplicate(task, order)
         ledger.release(order)
         ledger.wait_for_signal(first.id, "completed")
 

@@ -118,9 +118,7 @@ def test_a_message_that_waits_keeps_its_reservation(task: Any, shop: Shop, order
 
 @pytest.mark.parametrize("publish", ["reserved", "by name"])
 def test_one_that_waited_for_its_turn(shop: Shop, ledger: Ledger, order: str, publish: str) -> None:
-    ledger.hold(order)
-    running = ignoring_burst.delay(order)
-    ledger.wait_for_run(order)
+    running = ledger.start(ignoring_burst, order)
     ended = ignoring_burst.apply_async((order,), queue="old version")
     eventually(lambda: ended.state == "FAILURE", "the message has ended")
     if publish == "reserved":

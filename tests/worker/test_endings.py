@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
-from celery_idempotent import CorruptRecordError
+from celery_idempotent import State
 from tests.servers.processes import is_running
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import (
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
+from tests.worker.tasks import (
     dead_lettered,
     hard_limited,
     hard_limited_again,
     leaving,
+    pack,
     soft_limited,
+    waiting,
 )
-from tests.worker.harness import Shop
-from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack, short_lease
 
 pytestmark = pytest.mark.worker
 
@@ -86,133 +89,194 @@ class TestTimeLimits:
 class TestMessagesNotAcknowledgedAfterAnError:
     """``acks_on_failure_or_timeout=False``: the next delivery of the message may run."""
 
-    def test_error_is_not_stored_for_copies(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_error_is_not_stored_for_copies(self, shop: Shop, order: str) -> None:
         dead_lettered.delay(order).get(timeout=SOON, propagate=False)
 
         key = dead_lettered.idempotency_key_of(order)
         assert not shop.redis.exists(f"idem:{key}")
 
-    @pytest.mark.exhaustive
-    def test_message_runs_again_after_a_hard_time_limit(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        result = hard_limited_again.delay(order)
-        child = ledger.wait_for_run(order).pid
-        eventually(lambda: not is_running(child), "the child is killed")
-        ledger.release(order)
 
-        eventually(
-            lambda: [run.end for run in ledger.runs(order)][1:] == ["returned"], "it runs again"
-        )
-        assert {run.task_id for run in ledger.runs(order)} == {result.id}
+@pytest.mark.parametrize(
+    ("sent", "seconds"),
+    # A duplicate may have one conflict before it runs; the pool may need five seconds to detect a
+    # dead process. The lease is 60 seconds.
+    [("SIGTERM", 2 + 2), ("SIGKILL", 15)],
+)
+def test_revoking_and_terminating_releases_the_key_before_the_lease_ends(
+    ledger: Ledger, order: str, sent: str, seconds: int
+) -> None:
+    revoked = ledger.start(pack, order)
+    revoked.revoke(terminate=True, signal=sent)
+    eventually(lambda: revoked.state == "REVOKED", "the task is revoked")
+    revoked_at = time.time()
+    ledger.release(order)
 
-
-class TestRevokeTerminate:
-    def test_releases_the_key_within_two_seconds(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        ledger.hold(order)
-        revoked = pack.delay(order)
-        ledger.wait_for_run(order)
-        revoked.revoke(terminate=True)
-        eventually(lambda: revoked.state == "REVOKED", "the task is revoked")
-        revoked_at = time.time()
-        ledger.release(order)
-
-        # It may have one conflict before it runs.
-        assert pack.delay(order).get(timeout=SOON)["receipt"]
-        assert ledger.runs(order)[1].started_at - revoked_at < 2 + 2
-
-    def test_by_sigkill_releases_the_key_before_the_lease_ends(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        ledger.hold(order)
-        revoked = pack.delay(order)
-        ledger.wait_for_run(order)
-        revoked.revoke(terminate=True, signal="SIGKILL")
-        eventually(lambda: revoked.state == "REVOKED", "the task is revoked")
-        revoked_at = time.time()
-        ledger.release(order)
-
-        # The pool may need five seconds to detect the dead process.
-        assert pack.delay(order).get(timeout=SOON)["receipt"]
-        assert ledger.runs(order)[1].started_at - revoked_at < 15
-
-
-@pytest.mark.exhaustive
-class TestShutdown:
-    def test_warm_shutdown_waits_for_the_execution(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop() as shop:
-            worker = shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            result = pack.delay(order)
-            shop.ledger.wait_for_run(order)
-            worker.container.request_shutdown()
-            worker.wait_for_log("Warm shutdown")
-            shop.ledger.release(order)
-            worker.wait_for_exit()
-
-            receipt = result.get(timeout=SOON)
-            worker.restart()
-            assert pack.delay(order).get(timeout=SOON) == receipt
-            assert len(shop.ledger.runs(order)) == 1
-
-    def test_task_runs_again_after_a_cold_shutdown(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop(idempotency_lease=2.0) as shop:
-            worker = shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            result = pack.delay(order)
-            shop.ledger.wait_for_run(order)
-            worker.kill("SIGQUIT")
-            worker.wait_for_exit()
-            shop.ledger.release(order)
-            worker.restart()
-
-            assert result.get(timeout=SOON)["receipt"]
-            assert [run.task_id for run in shop.ledger.runs(order)] == [result.id] * 2
-            shop.wait_until_empty()
+    assert pack.delay(order).get(timeout=SOON)["receipt"]
+    assert ledger.runs(order)[1].started_at - revoked_at < seconds
 
 
 class TestStore:
-    def test_flushed_scripts_have_no_effect(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first = short_lease.delay(order)
-        run = ledger.wait_for_run(order)
-        shop.redis.script_flush()
-        eventually(lambda: time.time() > run.started_at + 3, "a lease of 2 s would be over")
-        duplicate = short_lease.delay(order)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
-        shop.redis.script_flush()
-        ledger.release(order)
-
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
-
-    def test_damaged_record_is_rejected_until_it_is_forgotten(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        pack.delay(order).get(timeout=SOON)
-        shop.redis.set(f"idem:{ledger.runs(order)[0].key}", b"not a record")
-
-        with pytest.raises(CorruptRecordError, match="forget the key"):
-            pack.delay(order).get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
-
-        assert pack.idempotency_forget(order) is True
-        assert pack.delay(order).get(timeout=SOON)["receipt"]
-
     def test_outcome_of_a_forgotten_execution_is_not_stored(
-        self, shop: Shop, ledger: Ledger, order: str
+        self, ledger: Ledger, order: str
     ) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
+        first = ledger.start(pack, order)
         assert pack.idempotency_forget(order) is True
         ledger.release(order)
 
         assert first.get(timeout=SOON)["receipt"]
         assert pack.idempotency_record(order) is None
         assert ledger.signals(first.id, "completed") == []
+
+
+RAISED = "SoftTimeLimitExceeded()"
+
+
+@pytest.fixture
+def store() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as store:
+        yield store
+
+
+@pytest.mark.exhaustive
+def test_interrupts_a_begin_without_a_reply(
+    open_shop: Callable[..., Shop], store: RedisServer, order: str
+) -> None:
+    with open_shop(idempotency_redis_url=store.url, idempotency_redis_timeout=60.0) as shop:
+        worker = shop.start_worker(concurrency=1)
+        store.pause()
+        result = pack.apply_async((order,), soft_time_limit=1)
+        worker.wait_for_log(f" s: {RAISED}")
+        store.resume()
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert [run.attempt for run in shop.ledger.runs(order)] == [1]
+
+
+@pytest.mark.parametrize("given", ["with the message", "to the worker"])
+@pytest.mark.exhaustive
+def test_waiting_duplicate_is_requeued(
+    open_shop: Callable[..., Shop], order: str, given: str
+) -> None:
+    with open_shop(idempotency_wait_timeout=60.0) as shop:
+        options = ("--soft-time-limit", "1") if given == "to the worker" else ()
+        worker = shop.start_worker(*options, concurrency=1)
+        shop.start_worker("--queues", "holder", concurrency=1)
+        shop.ledger.hold(order)
+        first = waiting.apply_async((order,), queue="holder")
+        shop.ledger.wait_for_run(order)
+        limits = {"soft_time_limit": 1} if given == "with the message" else {}
+        duplicate = waiting.apply_async((order,), **limits)
+
+        if given == "with the message":  # then the wait is limited to half of it
+            shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+            assert RAISED not in worker.logs()
+        else:
+            worker.wait_for_log(f" s: {RAISED}")
+        shop.ledger.release(order)
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(shop.ledger.runs(order)) == 1
+
+
+LOST = "has lost its lease"
+
+
+def assert_no_alarm(shop: Shop, task_id: str) -> None:
+    names = [signal.name for signal in shop.ledger.signals(task_id)]
+    assert "lease_lost" not in names
+    log = "".join(worker.logs() for worker in shop.workers)
+    assert not re.search(rf"{task_id}.*{LOST}", log)
+
+
+def wait_for_death(pid: int) -> None:
+    eventually(lambda: not is_running(pid), "the process has ended")
+
+
+class TestFalseAlarms:
+    """``lease_lost`` is sent only if another execution may have begun."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+        # The heartbeat extends each lease several times before a process dies.
+        with open_shop(idempotency_lease=2.0) as shop:
+            shop.start_worker("--max-tasks-per-child", "1", concurrency=2)
+            yield shop
+
+    def test_hard_time_limit(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        result = hard_limited.delay(order)
+        child = ledger.wait_for_run(order).pid
+        with pytest.raises(TimeLimitExceeded):
+            result.get(timeout=SOON)
+        wait_for_death(child)
+
+        assert_no_alarm(shop, result.id)
+        shop.workers[0].wait_for_log(
+            f"task {result.id} is ended (hard_time_limit); its key is free"
+        )
+        died_at = time.time()
+        ledger.release(order)
+        assert hard_limited.delay(order).get(timeout=SOON)["receipt"]
+        assert ledger.runs(order)[1].started_at - died_at < 4, "it waits for no lease"
+
+    @pytest.mark.exhaustive
+    def test_hard_time_limit_of_a_message_that_returns(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        ledger.hold(order)
+        result = hard_limited_again.delay(order)
+        child = ledger.wait_for_run(order).pid
+        wait_for_death(child)
+
+        assert_no_alarm(shop, result.id)
+        shop.workers[0].wait_for_log(
+            f"task {result.id} is ended (hard_time_limit); its key is free"
+        )
+        record = hard_limited_again.idempotency_record(order)
+        assert record.ended_by == "hard_time_limit" or record.attempt > 1
+        ledger.release(order)
+        eventually(lambda: len(ledger.runs(order)) > 1, "it runs again")
+
+    @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL", "SIGQUIT"])
+    def test_revoked_and_terminated(
+        self, shop: Shop, ledger: Ledger, order: str, signal: str
+    ) -> None:
+        ledger.hold(order)
+        result = pack.delay(order)
+        child = ledger.wait_for_run(order).pid
+        result.revoke(terminate=True, signal=signal)
+        wait_for_death(child)
+        ledger.release(order)
+
+        assert pack.delay(order).get(timeout=SOON)["receipt"]
+        assert_no_alarm(shop, result.id)
+
+    @pytest.mark.exhaustive
+    def test_process_that_is_replaced(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        results = [pack.delay(f"{order} {number}") for number in range(4)]
+
+        for result in results:
+            assert result.get(timeout=SOON)["receipt"]
+        for number in range(4):
+            wait_for_death(ledger.runs(f"{order} {number}")[0].pid)
+        for result in results:
+            assert_no_alarm(shop, result.id)
+
+    @pytest.mark.parametrize("signal", ["SIGTERM", "SIGQUIT"])
+    @pytest.mark.exhaustive
+    def test_shutdown(self, shop: Shop, ledger: Ledger, order: str, signal: str) -> None:
+        worker = shop.start_worker("--queues", order, concurrency=1)
+        ledger.hold(order)
+        result = pack.apply_async((order,), queue=order)
+        child = ledger.wait_for_run(order).pid
+        worker.kill(signal)
+        if signal == "SIGTERM":
+            worker.wait_for_log("Warm shutdown")
+            ledger.release(order)
+            assert result.get(timeout=SOON)["receipt"]
+            assert pack.idempotency_record(order).state is State.COMPLETED
+        worker.wait_for_exit()
+        wait_for_death(child)
+
+        assert_no_alarm(shop, result.id)

@@ -8,7 +8,8 @@ import pytest
 
 from celery_idempotent import State
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import (
+from tests.worker.ledger import Ledger
+from tests.worker.tasks import (
     OutOfStockError,
     change_then_handle,
     final,
@@ -19,32 +20,23 @@ from tests.worker.failing_tasks import (
     try_in_vain,
     try_later,
 )
-from tests.worker.harness import Shop
-from tests.worker.ledger import Ledger
 
 pytestmark = pytest.mark.worker
 
 
 class TestError:
-    def test_reaches_the_caller(self, ledger: Ledger, order: str) -> None:
+    def test_reaches_the_caller_and_releases_the_key(self, ledger: Ledger, order: str) -> None:
         with pytest.raises(OutOfStockError) as caught:
-            flaky.delay(order).get(timeout=SOON)
-
+            flaky.delay(order, times=1).get(timeout=SOON)
         assert caught.value.args == (order, 3)
-
-    def test_releases_the_key_for_the_next_publish(self, ledger: Ledger, order: str) -> None:
-        flaky.delay(order, times=1).get(timeout=SOON, propagate=False)
-
         assert flaky.delay(order, times=1).get(timeout=SOON) == "found one"
+
         assert [run.end for run in ledger.runs(order)] == ["OutOfStockError", "returned"]
         assert [run.attempt for run in ledger.runs(order)] == [1, 1]
 
     def test_waiting_duplicate_runs(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first = flaky.delay(order, times=1)
-        ledger.wait_for_run(order)
-        duplicate = flaky.delay(order, times=1)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
+        first = ledger.start(flaky, order, times=1)
+        duplicate = ledger.duplicate(flaky, order, times=1)
         ledger.release(order)
 
         with pytest.raises(OutOfStockError):
@@ -53,36 +45,25 @@ class TestError:
 
 
 class TestReplayErrors:
-    def test_are_stored_as_the_outcome(self, shop: Shop, order: str) -> None:
-        first = final.delay(order)
-        first.get(timeout=SOON, propagate=False)
-
+    def test_are_stored_and_raised_again_with_type_and_arguments(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        results = [final.delay(order)]
+        results[0].get(timeout=SOON, propagate=False)
         record = final.idempotency_record(order)
-        assert record.state is State.FAILED
-        assert record.task_id == first.id
+        results.append(final.delay(order))
+        errors = [result.get(timeout=SOON, propagate=False) for result in results]
+
+        assert (record.state, record.task_id) == (State.FAILED, results[0].id)
         assert isinstance(record.result, OutOfStockError)
-
-    def test_are_raised_again_with_type_and_arguments(self, ledger: Ledger, order: str) -> None:
-        errors = [final.delay(order).get(timeout=SOON, propagate=False) for _ in range(2)]
-
         assert [type(error) for error in errors] == [OutOfStockError] * 2
         assert [error.args for error in errors] == [(order, 3)] * 2
+        assert results[1].state == "FAILURE"
         assert len(ledger.runs(order)) == 1
 
-    def test_duplicate_fails(self, ledger: Ledger, order: str) -> None:
-        final.delay(order).get(timeout=SOON, propagate=False)
-        duplicate = final.delay(order)
-
-        with pytest.raises(OutOfStockError):
-            duplicate.get(timeout=SOON)
-        assert duplicate.state == "FAILURE"
-
     def test_waiting_duplicate_gets_the_error(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        final.delay(order)
-        ledger.wait_for_run(order)
-        duplicate = final.delay(order)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
+        ledger.start(final, order)
+        duplicate = ledger.duplicate(final, order)
         ledger.release(order)
 
         with pytest.raises(OutOfStockError):
@@ -91,37 +72,22 @@ class TestReplayErrors:
 
 
 class TestCelerysRetry:
-    def test_reserves_the_key_for_its_task_id(self, shop: Shop, order: str) -> None:
-        result = try_later.delay(order, 1.0)
-        eventually(lambda: result.state == "RETRY", "the task has retried")
-
-        record = try_later.idempotency_record(order, 1.0)
-        assert record.state is State.RESERVED
-        assert record.task_id == result.id
-
-    def test_has_no_conflict(self, ledger: Ledger, order: str) -> None:
+    def test_reserves_the_key_for_its_task_id(self, ledger: Ledger, order: str) -> None:
         # Long enough for the first execution to end.
         result = try_later.delay(order, 1.0)
+        eventually(lambda: result.state == "RETRY", "the task has retried")
+        record = try_later.idempotency_record(order, 1.0)
+        duplicate = ledger.duplicate(try_later, order, 1.0)
 
-        assert result.get(timeout=SOON)
-        assert [run.task_id for run in ledger.runs(order)] == [result.id] * 2
-        assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
+        assert (record.state, record.task_id) == (State.RESERVED, result.id)
+        assert duplicate.get(timeout=SOON) == result.get(timeout=SOON)
+        runs = ledger.runs(order)
+        assert [(run.task_id, run.end) for run in runs] == [
+            (result.id, "Retry"),
+            (result.id, "returned"),
+        ]
+        assert [(run.attempt, run.recovered) for run in runs] == [(1, False)] * 2
         assert ledger.signals(result.id, "conflicted") == []
-
-    def test_counts_no_attempt(self, ledger: Ledger, order: str) -> None:
-        try_later.delay(order, 0.1).get(timeout=SOON)
-
-        assert [run.attempt for run in ledger.runs(order)] == [1, 1]
-        assert [run.recovered for run in ledger.runs(order)] == [False, False]
-
-    def test_duplicate_does_not_run_before_the_retry(self, ledger: Ledger, order: str) -> None:
-        first = try_later.delay(order, 1.0)
-        eventually(lambda: first.state == "RETRY", "the task has retried")
-        duplicate = try_later.delay(order, 1.0)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
-
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert {run.task_id for run in ledger.runs(order)} == {first.id}
 
     def test_with_an_eta_as_text_keeps_the_key(self, ledger: Ledger, order: str) -> None:
         soon = (datetime.now(timezone.utc) + timedelta(seconds=0.2)).isoformat()
@@ -147,16 +113,11 @@ class TestCelerysRetry:
         assert change_then_handle.delay(order, 1).get(timeout=SOON) == 2
         assert len(ledger.runs(order)) == 2
 
-    def test_with_headers_keeps_its_key(self, ledger: Ledger, order: str) -> None:
-        assert label_then_handle.delay(order, 1).get(timeout=SOON) == 2
+    @pytest.mark.parametrize("explicit", [False, True], ids=["of the rule", "of its call"])
+    def test_with_headers_keeps_its_key(self, ledger: Ledger, order: str, explicit: bool) -> None:
+        options = {"idempotency_key": f"request {order}"} if explicit else {}
 
-        retried, done = ledger.runs(order)
-        assert retried.key == done.key
-
-    def test_with_headers_keeps_the_key_of_its_call(self, ledger: Ledger, order: str) -> None:
-        call = label_then_handle.apply_async((order, 1), idempotency_key=f"request {order}")
-        assert call.get(timeout=SOON) == 2
-
+        assert label_then_handle.apply_async((order, 1), **options).get(timeout=SOON) == 2
         retried, done = ledger.runs(order)
         assert retried.key == done.key
 
@@ -180,8 +141,7 @@ class TestCelerysRetry:
     def test_waiting_duplicate_has_its_own_retries(self, ledger: Ledger, order: str) -> None:
         first = give_up.delay(order, 1.0)
         eventually(lambda: first.state == "RETRY", "the task has retried")
-        duplicate = give_up.delay(order, 1.0)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
+        duplicate = ledger.duplicate(give_up, order, 1.0)
 
         with pytest.raises(OutOfStockError):
             duplicate.get(timeout=SOON)

@@ -6,18 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent import KeyReusedError, State
+from celery_idempotent import KeyReusedError
 from tests.waiting import SOON
-from tests.worker.failing_tasks import OutOfStockError, final, flaky
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import call_itself, charge, check_then_handle, pack
+from tests.worker.tasks import OutOfStockError, call_itself, charge, check_then_handle, final, pack
 
 pytestmark = pytest.mark.worker
 
 
 class TestSelfIdempotency:
-    def test_has_key_token_and_attempt(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_has_key_token_and_attempt(self, ledger: Ledger, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
 
         (run,) = ledger.runs(order)
@@ -40,7 +39,7 @@ class TestSelfIdempotency:
         (run,) = ledger.runs(order)
         assert (run.protected, run.token, run.attempt, run.recovered) == (False, 0, 1, False)
 
-    def test_tokens_of_a_key_grow(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_tokens_of_a_key_grow(self, ledger: Ledger, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
         assert pack.idempotency_forget(order) is True
         pack.delay(order).get(timeout=SOON)
@@ -53,28 +52,15 @@ class TestSelfIdempotency:
 class TestPlainCall:
     """``task(1)`` is a function call, as everywhere in Celery."""
 
-    def test_has_no_record(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_has_no_record_and_ignores_one(self, ledger: Ledger, order: str) -> None:
         receipts = [pack(order)["receipt"] for _ in range(2)]
-
         assert receipts[0] != receipts[1]
-        assert [run.protected for run in ledger.runs(order)] == [False, False]
         assert pack.idempotency_record(order) is None
-
-    def test_ignores_a_record(self, ledger: Ledger, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
-
         pack(order)
 
-        assert len(ledger.runs(order)) == 2
-
-    def test_within_the_same_task_has_no_record(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        assert call_itself.delay(order, 2).get(timeout=SOON) == "2 1 0"
-
-        assert len(ledger.runs(order)) == 3
-        assert call_itself.idempotency_record(order, 2).state is State.COMPLETED
-        assert call_itself.idempotency_record(order, 1) is None
+        protected = [run.protected for run in ledger.runs(order)]
+        assert protected == [False, False, True, False]
 
     def test_within_the_same_task_and_key_has_no_conflict(self, ledger: Ledger, order: str) -> None:
         # Otherwise, it would wait for its own caller.
@@ -85,40 +71,25 @@ class TestPlainCall:
 
 
 class TestEager:
-    def test_apply_is_idempotent(self, ledger: Ledger, order: str) -> None:
-        first, second = (pack.apply((order,)) for _ in range(2))
-
-        assert second.get() == first.get()
-        assert [run.task_id for run in ledger.runs(order)] == [first.id]
-
-    def test_apply_accepts_idempotency_key(self, ledger: Ledger, order: str) -> None:
-        keys = [f"{n} {order}" for n in (1, 2, 1)]
-
-        first, second, third = (pack.apply((order,), idempotency_key=key).get() for key in keys)
-
-        assert first == third != second
+    """In addition to `tests/flow/test_eager_publish.py`."""
 
     def test_apply_shares_the_key_with_workers(self, ledger: Ledger, order: str) -> None:
         assert pack.apply((order,)).get() == pack.delay(order).get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
+        keys = [f"{n} {order}" for n in (1, 2, 1)]
+        first, second, third = (pack.apply((order,), idempotency_key=key).get() for key in keys)
+        assert first == third != second
+        assert len(ledger.runs(order)) == 3
 
-    def test_apply_rejects_other_arguments(self, ledger: Ledger, order: str) -> None:
+    def test_apply_refuses_other_arguments_and_replays_errors(
+        self, ledger: Ledger, order: str
+    ) -> None:
         charge.apply((order, 1)).get()
-
         with pytest.raises(KeyReusedError):
             charge.apply((order, 2)).get()
-
-    def test_apply_releases_on_error(self, ledger: Ledger, order: str) -> None:
-        assert isinstance(flaky.apply((order, 1)).result, OutOfStockError)
-
-        assert flaky.apply((order, 1)).get() == "found one"
-
-    def test_apply_replays_errors(self, ledger: Ledger, order: str) -> None:
         for _ in range(2):
             with pytest.raises(OutOfStockError):
                 final.apply((order,)).get()
-
-        assert len(ledger.runs(order)) == 1
+        assert len(ledger.runs(order)) == 2
 
     @pytest.fixture
     def always_eager(self, shop: Shop) -> Iterator[None]:

@@ -18,18 +18,19 @@ from celery_idempotent.record import reservation
 from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
-from tests.worker.failing_tasks import (
+from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, Shop
+from tests.worker.ledger import Ledger
+from tests.worker.tasks import (
     OutOfStockError,
+    collapsed,
     final,
     flaky,
+    in_turn,
+    pack,
     try_later,
     try_later_in_a_burst,
     try_later_in_turn,
 )
-from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, Shop
-from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack
-from tests.worker.wishes import collapsed, in_turn
 
 pytestmark = pytest.mark.worker
 
@@ -233,9 +234,7 @@ class TestCopyOfARunningMessage:
     def test_revoked_copy_does_not_change_the_state(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
-        ledger.hold(order)
-        result = pack.delay(order)
-        ledger.wait_for_run(order)
+        result = ledger.start(pack, order)
         pack.update_state(result.id, state="STARTED")
         result.revoke(wait=True, timeout=1)
         ledger.wait_for_signal(result.id, "conflicted", number=2)
@@ -249,17 +248,9 @@ class TestCopyOfARunningMessage:
 
 
 class TestMessageThatHasNotStarted:
-    def test_expires(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        result = pack.apply_async((order,), countdown=1, expires=0.2)
-
-        eventually(lambda: result.state == "REVOKED", "it has expired")
-        assert ledger.runs(order) == []
-
-    def test_expires_after_a_conflict(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_expires_after_a_conflict(self, ledger: Ledger, order: str) -> None:
         """The requeued message keeps its expiry."""
-        ledger.hold(order)
-        pack.delay(order)
-        ledger.wait_for_run(order)
+        ledger.start(pack, order)
         result = pack.apply_async((order,), expires=4)
         ledger.wait_for_signal(result.id, "conflicted")
 
@@ -267,13 +258,9 @@ class TestMessageThatHasNotStarted:
         ledger.release(order)
         assert len(ledger.runs(order)) == 1
 
-    def test_reserves_the_next_turn_until_it_expires(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_reserves_the_next_turn_until_it_expires(self, ledger: Ledger, order: str) -> None:
         """It renews its reservation when it meets the run, but not beyond its expiry."""
-        ledger.hold(order)
-        collapsed.delay(order)
-        ledger.wait_for_run(order)
+        ledger.start(collapsed, order)
         result = collapsed.apply_async((order,), expires=60)
         ledger.wait_for_signal(result.id, "conflicted")
 
@@ -285,9 +272,7 @@ class TestMessageThatHasNotStarted:
         ledger.release(order)
         assert result.get(timeout=SOON)["receipt"]
 
-    def test_retry_reserves_the_key_until_it_expires(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_retry_reserves_the_key_until_it_expires(self, ledger: Ledger, order: str) -> None:
         result = try_later.apply_async((order, 600), expires=60)
         ledger.wait_for_signal(result.id, "released")
         record = try_later.idempotency_record(order, 600)
@@ -296,7 +281,7 @@ class TestMessageThatHasNotStarted:
         assert record.deadline <= datetime.now(timezone.utc) + timedelta(seconds=60)
         result.revoke()
 
-    def test_expired_retry_releases_the_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_expired_retry_releases_the_key(self, ledger: Ledger, order: str) -> None:
         result = try_later.apply_async((order, 1.5), expires=1.0)
 
         eventually(lambda: result.state == "REVOKED", "it has expired")

@@ -48,9 +48,7 @@ def forget(shop: Shop, directory: Path, *arguments: str) -> Iterator[subprocess.
 def test_outcome_stored_after_the_prompt_is_kept(
     shop: Shop, order: str, tmp_path: Path, by: str, force: bool
 ) -> None:
-    shop.ledger.hold(order)
-    result = pack.delay(order)
-    shop.ledger.wait_for_run(order)
+    result = shop.ledger.start(pack, order)
     arguments = {
         "arguments": ["shop.pack", json.dumps([order])],
         "task id": [result.id],
@@ -70,9 +68,7 @@ def test_outcome_stored_after_the_prompt_is_kept(
 
 
 def test_output_says_what_to_do(shop: Shop, order: str, tmp_path: Path) -> None:
-    shop.ledger.hold(order)
-    result = pack.delay(order)
-    shop.ledger.wait_for_run(order)
+    result = shop.ledger.start(pack, order)
 
     with forget(shop, tmp_path, result.id) as process:
         shop.ledger.release(order)
@@ -85,9 +81,7 @@ def test_output_says_what_to_do(shop: Shop, order: str, tmp_path: Path) -> None:
 def test_running_execution_is_forgotten_despite_renewals(
     shop: Shop, order: str, tmp_path: Path
 ) -> None:
-    shop.ledger.hold(order)
-    result = pack.delay(order)
-    shop.ledger.wait_for_run(order)
+    result = shop.ledger.start(pack, order)
 
     with forget(shop, tmp_path, result.id, "--force", "--json") as process:
         output, _ = process.communicate("y\n", SOON)

@@ -8,7 +8,7 @@ import pytest
 
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from tests.waiting import SOON, eventually
+from tests.waiting import eventually
 from tests.worker.canvas_tasks import ITEMS, fan_out
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -45,7 +45,7 @@ def reserve_key(order: str, way: str) -> None:
     assert run_sync(store.execute(reserve)).case == "reserved"
 
 
-def check(ledger: Ledger, order: str, way: str, *, protected: bool = True) -> None:
+def check(ledger: Ledger, order: str, way: str) -> None:
     """Checks that each child has run once, with the key of its own rule."""
     children = [f"{item} {order}" for item in range(ITEMS)]
     if way == "itself":
@@ -58,44 +58,21 @@ def check(ledger: Ledger, order: str, way: str, *, protected: bool = True) -> No
     assert [len(ledger.runs(child)) for child in children] == [1] * ITEMS
 
 
+PARENTS = (
+    *("own key", "own key by name", "disabled", "disabled by name"),
+    *("retried", "retried, own key", "requeued"),
+)
+
+
 @pytest.mark.parametrize(
-    "parent",
+    ("parent", "way"),
     [
-        *("own key", "own key by name", "disabled", "disabled by name"),
-        *("retried", "retried, own key", "requeued"),
+        *((parent, way) for parent in PARENTS for way in ("apply_async", "by name")),
+        *((parent, way) for parent in ("retried, own key", "disabled") for way in WAYS[2:]),
     ],
 )
-@pytest.mark.parametrize("way", ["apply_async", "by name"])
 def test_child_has_the_key_of_its_own_rule(
     shop: Shop, ledger: Ledger, order: str, parent: str, way: str
 ) -> None:
     publish(shop, order, way, parent)
-
     check(ledger, order, way)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("parent", ["retried, own key", "disabled"])
-def test_every_way_to_publish_a_child(
-    shop: Shop, ledger: Ledger, order: str, parent: str, way: str
-) -> None:
-    publish(shop, order, way, parent)
-
-    check(ledger, order, way)
-
-
-def test_key_set_in_forwarded_headers_applies_to_the_child(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
-    """The forwarded dictionary gets a new key."""
-    headers = {"idempotency_key": f"parent {order}"}
-    parent = pack.apply_async((f"parent of {order}",), headers=headers)
-    parent.get(timeout=SOON)
-    forwarded = shop.app.send_task(
-        "shop.pack", (order,), headers={**headers, "idempotency_key": f"child {order}"}
-    )
-    receipt = forwarded.get(timeout=SOON)
-
-    duplicate = pack.apply_async((order,), idempotency_key=f"child {order}")
-    assert duplicate.get(timeout=SOON) == receipt
-    assert headers == {"idempotency_key": f"parent {order}"}, "the dictionary is not modified"

@@ -9,27 +9,132 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import VERSION
+from celery import VERSION, Task, shared_task
 from celery.exceptions import TimeLimitExceeded
+from celery.worker.request import Request
 
-from celery_idempotent import ConflictError, KeyReusedError
+from celery_idempotent import ConflictError, IdempotentTask, KeyReusedError
 from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import OutOfStockError
-from tests.worker.handling import (
-    final,
-    in_plain_celery,
-    limited,
-    refusing,
-    switched_off,
-    with_handlers,
-    with_mixin,
-    with_options,
-    with_request,
-    with_request_path,
-)
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
+from tests.worker.tasks import OutOfStockError
+
+
+def _note(task: Any, name: str, task_id: str, args: Any, kwargs: Any) -> None:
+    order = {**dict(zip(("order", "way"), args, strict=False)), **kwargs}["order"]
+    Ledger.of(task.app).note(order, f"{name} of {task_id}")
+
+
+class Handlers:
+    """Handlers that note their calls, for any task class."""
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        """Notes the call, and whether the execution is protected; may raise an error."""
+        _note(self, "before_start", task_id, args, kwargs)
+        if getattr(self, "idempotency", None) and not self.idempotency.protected:  # type: ignore[attr-defined]
+            _note(self, "unprotected", task_id, args, kwargs)
+        if "fails at the start" in args:
+            raise OutOfStockError("at the start", 0)
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        """Notes the call."""
+        _note(self, "on_success", task_id, args, kwargs)
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Notes the call."""
+        _note(self, "on_failure", task_id, args, kwargs)
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Notes the call."""
+        _note(self, "on_retry", task_id, args, kwargs)
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        """Notes the call."""
+        _note(self, "after_return", task_id, args, kwargs)
+
+
+class TaskWithHandlers(IdempotentTask):
+    """Defines handlers, one of which calls that of Celery's class."""
+
+    abstract = True
+    before_start = Handlers.before_start
+    on_failure = Handlers.on_failure
+    on_retry = Handlers.on_retry
+    after_return = Handlers.after_return
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        """Notes the call."""
+        super().on_success(retval, task_id, args, kwargs)
+        _note(self, "on_success", task_id, args, kwargs)
+
+
+class MixedTask(Handlers, IdempotentTask):
+    """Inherits its handlers from a class that is not a Celery task."""
+
+    abstract = True
+
+
+class PlainTask(Handlers, Task):
+    """The same handlers with plain Celery."""
+
+    abstract = True
+
+
+def _work(self: Any, order: str, way: str = "") -> str:
+    ledger = Ledger.of(self.app)
+    execution = getattr(self, "idempotency", None)
+    ledger.note(order, f"body of {self.request.id}")
+    if execution is not None:
+        with ledger.run(order, self.request.id, execution):
+            return _end(self, order, way)
+    return _end(self, order, way)
+
+
+def _end(task: Any, order: str, way: str) -> str:
+    if way == "fails":
+        raise OutOfStockError(order, 3)
+    if way == "retries" and task.request.retries == 0:
+        raise task.retry(countdown=1)
+    if way == "never returns":
+        Ledger.of(task.app).wait_for_release(f"never {order}")
+    return order
+
+
+OPTIONS: dict[str, Any] = {
+    name: getattr(Handlers, name)
+    for name in ("before_start", "on_success", "on_failure", "on_retry", "after_return")
+}
+
+
+def _task(name: str, base: Any, **options: Any) -> Any:
+    return shared_task(_work, bind=True, base=base, name=f"shop.{name}", **options)
+
+
+class NotingRequest(Request):
+    """A message in the worker's main process, which notes how its pool process ends."""
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes the call."""
+        _note(self, "request failed", self.id, self.args, self.kwargs)
+        return super().on_failure(exc_info, *args, **kwargs)
+
+
+in_plain_celery = _task("in_plain_celery", PlainTask)
+with_handlers = _task("with_handlers", TaskWithHandlers)
+with_mixin = _task("with_mixin", MixedTask)
+with_options = _task("with_options", IdempotentTask, **OPTIONS)
+final = _task("final_with_handlers", MixedTask, idempotency_replay_errors=(OutOfStockError,))
+refusing = _task("refusing", MixedTask, idempotency_on_conflict="raise")
+switched_off = _task("switched_off", MixedTask, idempotency_enabled=False)
+with_request = _task("with_request", IdempotentTask, Request=NotingRequest)
+with_request_path = _task(
+    "with_request_path", IdempotentTask, Request=f"{__name__}:{NotingRequest.__name__}"
+)
+limited = _task("limited_with_handlers", MixedTask, time_limit=1.0)
+
 
 pytestmark = pytest.mark.worker
 
@@ -42,7 +147,7 @@ every_way = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(imports=["tests.worker.handling"]) as shop:
+    with open_shop(imports=[__name__]) as shop:
         shop.start_worker(concurrency=2)
         yield shop
 
@@ -76,7 +181,7 @@ class TestExecution:
         assert f"unprotected of {task.name} {order}" not in ledger.notes(order)
 
     def test_handlers_of_an_eager_call_are_those_of_plain_celery(
-        self, shop: Shop, ledger: Ledger, order: str, task: Any
+        self, ledger: Ledger, order: str, task: Any
     ) -> None:
         calls = []
         for candidate in (in_plain_celery, task):
@@ -117,11 +222,8 @@ class TestNoHandlers:
     def test_for_a_requeued_duplicate(
         self, shop: Shop, ledger: Ledger, order: str, task: Any
     ) -> None:
-        ledger.hold(order)
-        task.delay(order)
-        ledger.wait_for_run(order)
-        duplicate = task.delay(order)
-        ledger.wait_for_signal(duplicate.id, "conflicted")
+        ledger.start(task, order)
+        duplicate = ledger.duplicate(task, order)
         ledger.release(order)
 
         assert duplicate.get(timeout=SOON) == order
@@ -140,9 +242,7 @@ class TestNoHandlersOfAFailure:
         assert handlers(ledger, order, duplicate.id) == []
 
     def test_conflict(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        refusing.delay(order)
-        ledger.wait_for_run(order)
+        ledger.start(refusing, order)
         duplicate = refusing.delay(order)
 
         with pytest.raises(ConflictError):
@@ -177,9 +277,7 @@ class TestWithoutIdempotency:
             ]
 
 
-def test_main_process_calls_the_handlers_of_plain_celery(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
+def test_main_process_calls_the_handlers_of_plain_celery(ledger: Ledger, order: str) -> None:
     """The handlers at a hard time limit depend on Celery's version."""
     from_57 = VERSION >= (5, 7)
     expected = ["before_start", "body", *(("on_failure", "after_return") if from_57 else ())]
@@ -196,7 +294,7 @@ def test_main_process_calls_the_handlers_of_plain_celery(
         )
 
 
-def test_handler_can_be_called_directly(shop: Shop, ledger: Ledger, order: str) -> None:
+def test_handler_can_be_called_directly(ledger: Ledger, order: str) -> None:
     with_mixin.on_success("receipt", "by hand", (order,), {})
     with_mixin.before_start("by hand", (order,), {})
 

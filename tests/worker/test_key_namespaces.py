@@ -15,9 +15,7 @@ pytestmark = pytest.mark.worker
 class TestAttackByAnExplicitKey:
     """The rule of `charge` is ``"order:{order}"``; an attacker passes its text as an own key."""
 
-    def test_explicit_key_order_43000_does_not_block_order_43000(
-        self, shop: Shop, ledger: Ledger
-    ) -> None:
+    def test_explicit_key_order_43000_does_not_block_order_43000(self, ledger: Ledger) -> None:
         attack = charge.apply_async(("another order", 1), idempotency_key="order:43000")
         attack.get(timeout=SOON)
 
@@ -26,9 +24,7 @@ class TestAttackByAnExplicitKey:
         assert receipt["amount"] == 999
         assert len(ledger.runs("43000")) == 1
 
-    def test_explicit_key_order_43001_does_not_hold_order_43001(
-        self, shop: Shop, ledger: Ledger
-    ) -> None:
+    def test_explicit_key_order_43001_does_not_hold_order_43001(self, ledger: Ledger) -> None:
         ledger.hold("held order")
         attack = charge.apply_async(("held order", 1), idempotency_key="order:43001")
         ledger.wait_for_run("held order")

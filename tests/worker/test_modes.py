@@ -20,7 +20,7 @@ from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.ledger import Run
-from tests.worker.wishes import (
+from tests.worker.tasks import (
     burst_of,
     collapsed,
     each_message,
@@ -122,7 +122,7 @@ def collect(shop: Shop, course: Course) -> None:
     course.notes = shop.ledger.notes(course.order)
 
 
-@pytest.fixture(scope="module", params=exhaustive_except(FAULTS, "a kill"))
+@pytest.fixture(scope="module", params=exhaustive_except(FAULTS, "no fault"))
 def courses(request: Any, open_shop: Callable[..., Shop]) -> Iterator[dict[str, Course]]:
     """What happened for each wish, under one fault."""
     fault = FAULTS[request.param]
@@ -165,22 +165,11 @@ def test_wish(courses: dict[str, Course], name: str) -> None:
     assert peak(course.notes) == wish.peak
     assert len(set(course.receipts)) == wish.outcomes
     assert course.later_runs == int(wish.runs_again)
-
-
-@pytest.mark.parametrize("name", WISHES)
-def test_no_message_runs_twice_unless_it_was_killed(courses: dict[str, Course], name: str) -> None:
-    course = courses[name]
-    ended = [run.task_id for run in course.runs if run.end == "returned"]
-
-    assert len(ended) == len(set(ended))
-    if course.wish.runs_again:
-        assert {run.task_id for run in course.killed} <= set(ended)
-
-
-@pytest.mark.parametrize("name", WISHES)
-def test_tokens_grow(courses: dict[str, Course], name: str) -> None:
-    course = courses[name]
-    if course.wish.peak == 1:
+    ids = [run.task_id for run in ended]
+    assert len(ids) == len(set(ids)), "no message runs twice unless it was killed"
+    if wish.runs_again:
+        assert {run.task_id for run in course.killed} <= set(ids)
+    if wish.peak == 1:
         tokens = [run.token for run in course.runs]
         assert tokens == sorted(set(tokens))
 

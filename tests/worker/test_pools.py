@@ -11,10 +11,17 @@ import pytest
 
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import PARTS, ship
-from tests.worker.failing_tasks import OutOfStockError, flaky, try_later
-from tests.worker.harness import Shop
+from tests.worker.harness import Shop, check_duplicates
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import catching, pack, running, short_lease
+from tests.worker.tasks import (
+    OutOfStockError,
+    catching,
+    flaky,
+    pack,
+    running,
+    short_lease,
+    try_later,
+)
 
 pytestmark = pytest.mark.worker
 
@@ -44,30 +51,12 @@ def shared_shop(pool: str, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 
 @pytest.mark.core
-def test_twenty_duplicates_cause_no_execution(ledger: Ledger, order: str, pool: str) -> None:
-    ledger.hold(order)
-    first = pack.delay(order)
-    ledger.wait_for_run(order)
-    duplicates = [pack.delay(order) for _ in range(20)]
-    if pool != "solo":  # which takes one message at a time
-        for duplicate in duplicates:
-            ledger.wait_for_signal(duplicate.id, "conflicted")
-    ledger.release(order)
-
-    receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
-
-    assert receipts == [receipts[0]] * 21
-    assert [run.task_id for run in ledger.runs(order)] == [first.id]
-
-
-@pytest.mark.core
-def test_duplicate_is_replayed(ledger: Ledger, order: str) -> None:
-    receipt = pack.delay(order).get(timeout=SOON)
+def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str, pool: str) -> None:
+    # Solo takes one message at a time.
+    check_duplicates(shop, pack, order, 20, at_once=pool != "solo")
     duplicate = pack.delay(order)
-
-    assert duplicate.get(timeout=SOON) == receipt
-    ledger.wait_for_signal(duplicate.id, "replayed")
-    assert len(ledger.runs(order)) == 1
+    assert duplicate.get(timeout=SOON)
+    shop.ledger.wait_for_signal(duplicate.id, "replayed")
 
 
 @pytest.mark.core
@@ -75,9 +64,7 @@ def test_duplicate_is_replayed(ledger: Ledger, order: str) -> None:
 def test_own_call_that_catches_errors_does_not_end_a_duplicate(
     ledger: Ledger, order: str, pool: str, task: Any
 ) -> None:
-    ledger.hold(order)
-    first = task.delay(order)
-    ledger.wait_for_run(order)
+    first = ledger.start(task, order)
     duplicate = task.delay(order)
     if pool != "solo":
         ledger.wait_for_signal(duplicate.id, "conflicted")

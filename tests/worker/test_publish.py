@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import celery
 import pytest
 from celery import chain
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import AsyncResult, ResultSet, denied_join_result, result_from_tuple
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import ConflictError, KeyReusedError, ResultNotStoredError, State
+from celery_idempotent import ConflictError, KeyReusedError, ResultNotStoredError, State, outcome_of
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import hand_over, report, ship
-from tests.worker.failing_tasks import OutOfStockError, final, flaky, try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import charge, forgetful, pack, short_lease
+from tests.worker.tasks import (
+    OutOfStockError,
+    charge,
+    final,
+    flaky,
+    forgetful,
+    pack,
+    short_lease,
+    try_later,
+)
 
 pytestmark = pytest.mark.worker
 
@@ -51,9 +65,7 @@ class TestInFlight:
         assert shop.redis.llen(UNCONSUMED_QUEUE) == before + 1
 
     def test_running_call_is_published_once(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
+        first = ledger.start(pack, order)
         duplicate = pack.delay(order)
         ledger.release(order)
 
@@ -94,9 +106,7 @@ class TestRaising:
     def test_a_duplicate_is_not_published_and_raises(
         self, ledger: Ledger, order: str, state: str
     ) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
+        first = ledger.start(pack, order)
         if state == "finished":
             ledger.release(order)
             first.get(timeout=SOON)
@@ -186,7 +196,7 @@ class TestLostMessages:
         assert pack.delay(order).get(timeout=SOON)["receipt"]
 
     def test_failed_publish_does_not_affect_a_running_call(
-        self, shop: Shop, ledger: Ledger, order: str
+        self, ledger: Ledger, order: str
     ) -> None:
         ledger.hold(order)
         first = pack.delay(order)
@@ -197,9 +207,7 @@ class TestLostMessages:
         assert duplicate.id == first.id, "nothing was published"
         assert pack.idempotency_record(order).token == run.token
 
-    def test_reservation_of_a_lost_message_expires(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_reservation_of_a_lost_message_expires(self, shop: Shop, order: str) -> None:
         lost = short_lease.apply_async((order,), queue="lost")
         shop.redis.delete("lost")
         assert short_lease.delay(order).id == lost.id
@@ -251,7 +259,7 @@ class TestDiscardedMessages:
     @pytest.mark.parametrize("countdown", [None, 600], ids=["in its queue", "in a worker"])
     @needs_states_of_the_revoked
     def test_revoked_message_releases_the_key(
-        self, shop: Shop, ledger: Ledger, order: str, countdown: int | None
+        self, ledger: Ledger, order: str, countdown: int | None
     ) -> None:
         queue = "celery" if countdown else UNCONSUMED_QUEUE
         revoked = pack.apply_async((order,), countdown=countdown, queue=queue)
@@ -271,7 +279,7 @@ class TestDiscardedMessages:
         assert charge.delay(order, 2).get(timeout=SOON)["amount"] == 2
 
     def test_worker_that_discards_a_revoked_message_releases_the_key(
-        self, shop: Shop, ledger: Ledger, order: str
+        self, shop: Shop, order: str
     ) -> None:
         revoked = pack.apply_async((order,), queue=f"late {order}")
         revoked.revoke(wait=True, timeout=1)
@@ -297,9 +305,7 @@ class TestOneProducer:
 
 class TestCallsThatAreNotDeduplicated:
     def test_call_with_a_link(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
+        first = ledger.start(pack, order)
         duplicate = pack.apply_async((order,), link=report.s(order))
         ledger.release(order)
 
@@ -321,9 +327,7 @@ class TestCallsThatAreNotDeduplicated:
     def test_call_with_a_task_id_of_its_caller(
         self, ledger: Ledger, order: str, publish: Callable[[str, str], Any], ended: bool
     ) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
+        first = ledger.start(pack, order)
         if ended:
             ledger.release(order)
             first.get(timeout=SOON)
@@ -397,3 +401,127 @@ class TestAfterAnErrorWithCompletedSteps:
 
         assert ship.delay(*failed_call).get(timeout=SOON)
         assert ledger.notes(order) == ["charge", "book", "mail"]
+
+
+class TestKeyHeldBy:
+    """The key is held by a call that stores no result with its task id."""
+
+    @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
+    def test_item_of_a_map(self, ledger: Ledger, order: str, done: bool) -> None:
+        others = [f"{number} {order}" for number in range(2)]
+        ledger.hold(order)
+        message = pack.map([*others, order]).delay()
+        ledger.wait_for_run(order)
+        if done:
+            ledger.release(order)
+            message.get(timeout=SOON)
+        result = pack.delay(order)
+        ledger.release(order)
+
+        assert result.get(timeout=SOON) == message.get(timeout=SOON)[-1]
+        assert len(ledger.runs(order)) == 1
+
+    @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
+    def test_eager_call(self, ledger: Ledger, order: str, done: bool) -> None:
+        ledger.hold(order)
+        with ThreadPoolExecutor(1) as thread:
+            eager = thread.submit(pack.apply, (order,))
+            ledger.wait_for_run(order)
+            if done:
+                ledger.release(order)
+                eager.result(SOON)
+            result = pack.delay(order)
+            assert result.ready() is done
+            ledger.release(order)
+
+            assert result.get(timeout=SOON) == eager.result(SOON).get()
+        assert (result.state, result.successful()) == ("SUCCESS", True)
+        assert len(ledger.runs(order)) == 1
+
+    @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
+    def test_call_with_ignore_result(self, ledger: Ledger, order: str, done: bool) -> None:
+        ledger.hold(order)
+        first = pack.apply_async((order,), ignore_result=True)
+        ledger.wait_for_run(order)
+        if done:
+            ledger.release(order)
+            ledger.wait_for_signal(first.id, "completed")
+        result = pack.delay(order)
+        assert (outcome_of(result) is None) is not done
+        ledger.release(order)
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert result.id == first.id
+        outcome = outcome_of(result)
+        assert outcome is not None
+        assert (outcome.replayed, outcome.task_id) == (True, first.id)
+
+    def test_task_with_store_result_off(self, ledger: Ledger, order: str) -> None:
+        first = ledger.start(forgetful, order)
+        result = forgetful.delay(order)
+        ledger.release(order)
+
+        assert result.get(timeout=SOON) == first.get(timeout=SOON)
+
+    def test_execution_that_fails(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(final.apply, (order,))
+            ledger.wait_for_run(order)
+            result = final.delay(order)
+            ledger.release(order)
+
+            with pytest.raises(OutOfStockError):
+                result.get(timeout=SOON)
+        assert (result.state, result.failed()) == ("FAILURE", True)
+
+    def test_running_execution_times_out(self, ledger: Ledger, order: str) -> None:
+        ledger.start(pack, order)
+        result = pack.delay(order)
+
+        assert (result.state, result.ready()) == ("PENDING", False)
+        with pytest.raises(CeleryTimeoutError):
+            result.get(timeout=0.2)
+
+
+class TestResultOfADeduplicatedPublish:
+    """It can be used like any AsyncResult."""
+
+    @pytest.fixture
+    def result(self, shop: Shop, order: str) -> AsyncResult:
+        pack.apply((order,))
+        return pack.delay(order)
+
+    def test_is_an_async_result_that_can_be_copied(self, shop: Shop, result: AsyncResult) -> None:
+        assert isinstance(result, AsyncResult)
+        assert AsyncResult(result.id) == result
+        assert result_from_tuple(result.as_tuple(), shop.app).id == result.id
+        for copied in (copy.copy(result), pickle.loads(pickle.dumps(result))):
+            assert copied.get(timeout=SOON) == result.get(timeout=SOON)
+
+    def test_can_be_joined(self, result: AsyncResult, order: str) -> None:
+        published = pack.delay(f"another {order}")
+
+        receipts = ResultSet([result, published]).get(timeout=SOON)
+        assert receipts == [result.get(), published.get()]
+        assert ResultSet([published, result]).join(timeout=SOON) == receipts[::-1]
+
+    def test_cannot_be_awaited_within_a_task(self, result: AsyncResult) -> None:
+        with denied_join_result(), pytest.raises(RuntimeError, match="within a task"):
+            result.get(timeout=SOON)
+
+    def test_remains_after_forget(self, result: AsyncResult) -> None:
+        receipt = result.get(timeout=SOON)
+        result.forget()
+
+        assert result.get(timeout=SOON) == receipt
+
+    def test_needs_no_result_backend(
+        self, server: RedisServer, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        settings = {"result_backend": "disabled://", "idempotency_dedupe_publish": True}
+        with open_shop(**settings, idempotency_redis_url=server.url) as shop:
+            pack.apply((order,))
+
+            assert pack.delay(order).get(timeout=SOON)["receipt"]
+            assert len(shop.ledger.runs(order)) == 1

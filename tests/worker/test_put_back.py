@@ -10,10 +10,9 @@ import pytest
 
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
-from tests.worker.failing_tasks import try_later
 from tests.worker.harness import Shop
-from tests.worker.rescheduling import change_and_show
-from tests.worker.tasks import pack, silent
+from tests.worker.tasks import pack, silent, try_later
+from tests.worker.test_rescheduling import change_and_show
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.core]
 
@@ -187,7 +186,7 @@ def retried(shop: Shop, task_id: str) -> dict[str, Any]:
 def test_retry_updates_argsrepr_unless_it_is_set(
     open_shop: Callable[..., Shop], order: str
 ) -> None:
-    with open_shop(imports=["tests.worker.rescheduling"]) as shop:
+    with open_shop(imports=["tests.worker.test_rescheduling"]) as shop:
         shop.start_worker(concurrency=1)
         hidden = change_and_show.apply_async((order, 1), argsrepr="<hidden>")
         shown = change_and_show.apply_async((order, 3))

@@ -15,9 +15,8 @@ from celery.result import AsyncResult
 from celery_idempotent.task.republish import PAUSE_FACTOR, REQUEUE_PAUSE
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
-from tests.worker.failing_tasks import try_later
-from tests.worker.harness import Shop
-from tests.worker.tasks import pack
+from tests.worker.harness import Shop, check_retry
+from tests.worker.tasks import pack, try_later
 
 pytestmark = [pytest.mark.worker, pytest.mark.rabbitmq]
 
@@ -84,11 +83,8 @@ class TestDelayed:
         assert "reject requeue=True" not in shop.workers[0].logs() + shop.workers[1].logs()
 
     def test_short_retry_runs_again(self, shop: Shop, order: str, queue: str) -> None:
-        result = try_later.apply_async((order, 0.1), queue=queue)
+        result = check_retry(shop, try_later, order, queue=queue)
 
-        receipt = result.get(timeout=SOON)
-        assert try_later.apply_async((order, 0.1), queue=queue).get(timeout=SOON) == receipt
-        assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
         assert receivers(shop, result.id) == [queue]
 
 
@@ -118,9 +114,7 @@ class TestPublishersBlocked:
         Only the worker's main process is suspended meanwhile: its pool renews the lease.
         """
         (worker,) = shop.workers
-        shop.ledger.hold(order)
-        first = pack.delay(order)
-        shop.ledger.wait_for_run(order)
+        first = shop.ledger.start(pack, order)
         worker.container.process.send_signal(signal.SIGSTOP)
         duplicate = pack.delay(order)
         rabbitmq.block_publishers()

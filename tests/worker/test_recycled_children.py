@@ -74,8 +74,7 @@ def test_autoscaling_down_interrupts_no_execution(
             shop.ledger.hold(name)
         firsts = [pack.delay(name) for name in orders]
         pids = {shop.ledger.wait_for_run(name).pid for name in orders}
-        duplicate = pack.delay(orders[0])
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
+        duplicate = shop.ledger.duplicate(pack, orders[0])
         for name in orders[1:]:
             shop.ledger.release(name)
         # The pool shrinks while one task runs and its duplicate is requeued.

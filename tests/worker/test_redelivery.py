@@ -107,6 +107,9 @@ class TestWorkerKilled:
         ends = [[run.end for run in shop.ledger.runs(order)] for order, _ in calls]
 
         assert ends == [[None, "returned"], ["returned"], ["returned"], ["returned"]]
+        killed, second = shop.ledger.runs(calls[0][0])
+        assert (second.attempt, second.recovered) == (2, True)
+        assert second.token > killed.token
         shop.wait_until_empty()
 
     @pytest.mark.exhaustive
@@ -367,9 +370,7 @@ class TestBrokerRestarts:
                 worker.wait_for_log("Cannot renew the visibility timeout")
                 broker.restart()
                 order_again = f"{order} again"
-                shop.ledger.hold(order_again)
-                result = pack.delay(order_again)
-                shop.ledger.wait_for_run(order_again)
+                result = shop.ledger.start(pack, order_again)
 
                 def is_renewed() -> bool:
                     return 0 < scores(shop).get("shop.pack", 0) <= REDELIVER_AFTER
@@ -403,10 +404,7 @@ class TestMessagesThatTheWorkerLoses:
             pytest.param(CUT, LOST_BROKER, ["returned"], id="broker lost"),
             pytest.param(
                 CUT,
-                {
-                    "worker_cancel_long_running_tasks_on_connection_loss": True,
-                    **LOST_BROKER,
-                },
+                {"worker_cancel_long_running_tasks_on_connection_loss": True, **LOST_BROKER},
                 ["SystemExit", "returned"],
                 id="broker lost, tasks cancelled",
             ),

@@ -26,7 +26,8 @@ from tests.exhaustive import exhaustive_except
 from tests.servers.cluster import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import (
+from tests.worker.harness import Shop
+from tests.worker.tasks import (
     OutOfStockError,
     final,
     final_in_turn,
@@ -34,10 +35,11 @@ from tests.worker.failing_tasks import (
     final_together,
     final_unstored,
     flaky,
+    frail,
+    pack,
+    rejecting,
     report_failure,
 )
-from tests.worker.harness import Shop
-from tests.worker.tasks import frail, pack, rejecting
 
 pytestmark = pytest.mark.worker
 
@@ -107,9 +109,7 @@ class TestOfEachKind:
         assert len(shop.ledger.runs(order)) == 2
 
     def test_a_rejected_duplicate(self, shop: Shop, order: str) -> None:
-        shop.ledger.hold(order)
-        first = rejecting.delay(order)
-        shop.ledger.wait_for_run(order)
+        first = shop.ledger.start(rejecting, order)
         duplicate = rejecting.delay(order)
         eventually(lambda: kept_of(shop, rejecting, order), "it is kept")
         shop.ledger.release(order)
@@ -166,9 +166,7 @@ class TestOfEachKind:
         assert final.idempotency_forget(order, 1)
 
     def test_what_runs_is_left_alone(self, shop: Shop, order: str) -> None:
-        shop.ledger.hold(order)
-        result = pack.delay(order)
-        shop.ledger.wait_for_run(order)
+        result = shop.ledger.start(pack, order)
 
         assert "it has not ended" in celery(shop.app, "rerun", result.id, "--yes", code=1)
 
@@ -198,9 +196,7 @@ def poison(shop: Shop, order: str) -> str:
 
 def reject(shop: Shop, order: str) -> str:
     """Returns the task id of a duplicate that was rejected; the outcome it met is forgotten."""
-    shop.ledger.hold(order)
-    first = rejecting.delay(order)
-    shop.ledger.wait_for_run(order)
+    first = shop.ledger.start(rejecting, order)
     duplicate = rejecting.delay(order)
     eventually(lambda: kept_of(shop, rejecting, order), "it is kept")
     shop.ledger.release(order)
@@ -279,39 +275,26 @@ class TestTwoPeople:
             celery(shop.app, "rerun", key, "--yes")
             eventually(lambda: len(finished(shop, order)) == 3, "it runs for the second error")
 
-    def test_a_worker_dies_after_it_has_forgotten(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop() as shop:
-            worker = shop.start_worker()
-            result = fail(shop, order)
-            key = final.idempotency_key_of(order, 1)
-            worker.teardown()
-            celery(shop.app, "rerun", str(key), "--yes")
-            assert final.idempotency_forget(order, 1)  # and its message is redelivered
-            shop.start_worker()
-
-            assert succeed(result) == "found one"
-            assert len(shop.ledger.runs(order)) == 2
-
-    @pytest.mark.exhaustive
-    def test_a_message_that_is_lost_on_its_way_is_published_again(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop() as shop:
-            worker = shop.start_worker()
-            result = fail(shop, order)
-            key = str(final.idempotency_key_of(order, 1))
-            worker.teardown()
+    @pytest.mark.parametrize("lost", [False, True], ids=["a worker dies", "a message is lost"])
+    def test_nothing_is_lost_on_its_way(self, shop: Shop, order: str, lost: bool) -> None:
+        """The worker has forgotten the error when it dies; or the message is published again."""
+        result = fail(shop, order)
+        key = str(final.idempotency_key_of(order, 1))
+        shop.app.control.cancel_consumer("celery", reply=True, timeout=1)
+        try:
             celery(shop.app, "rerun", key, "--yes")
             assert final.idempotency_record(order, 1).state is State.FAILED
-            assert shop.redis.delete("celery")
-            celery(shop.app, "rerun", key, "--yes")
-            shop.start_worker()
-
-            assert succeed(result) == "found one"
-            shop.wait_until_empty()
-            assert kept(shop) == []
+            if lost:
+                assert shop.redis.delete("celery")
+                celery(shop.app, "rerun", key, "--yes")
+            else:
+                assert final.idempotency_forget(order, 1)  # and its message is redelivered
+        finally:
+            shop.app.control.add_consumer("celery", reply=True, timeout=1)
+        assert succeed(result) == "found one"
+        shop.wait_until_empty()
+        assert len(shop.ledger.runs(order)) == 2
+        assert kept_of(shop, final, order) == []
 
 
 def test_all_that_has_failed_of_a_task(shop: Shop) -> None:
@@ -419,49 +402,37 @@ class TestTheMessage:
         assert list(shop.redis.scan_iter(f"idem:{{idem:{key}}}:message:*")) == []
 
 
-class TestEncryption:
-    KEY = Fernet.generate_key().decode()
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def shared_shop(cls, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-        with open_shop(idempotency_encryption_keys=[cls.KEY]) as shop:
-            shop.start_worker()
-            yield shop
-
-    def test_the_message_is_encrypted(self, shop: Shop, order: str) -> None:
-        result = fail(shop, order)
-        (message,) = kept(shop)
-        assert message.startswith(b"!json\n")
-        assert order.encode() not in message
-
-        celery(shop.app, "rerun", result.id, "--yes")
-
-        assert succeed(result) == "found one"
-
-
 class TestLargeMessages:
+    """They are offloaded, and encrypted like all messages."""
+
     @pytest.fixture(scope="class")
     @classmethod
     def shared_shop(cls, open_shop: Callable[..., Shop], tmp_path_factory: Any) -> Iterator[Shop]:
         cls.folder = tmp_path_factory.mktemp("messages")
-        url = f"file://{cls.folder}"
-        with open_shop(idempotency_max_result_size=600, idempotency_offload_backend=url) as shop:
+        with open_shop(
+            idempotency_encryption_keys=[Fernet.generate_key().decode()],
+            idempotency_max_result_size=1200,
+            idempotency_offload_backend=f"file://{cls.folder}",
+        ) as shop:
             shop.start_worker()
             yield shop
 
     folder: Path
 
-    def test_they_are_offloaded(self, shop: Shop, order: str) -> None:
-        result = fail(shop, order)
+    @pytest.mark.parametrize("padding", [0, 1000], ids=["small", "large"])
+    def test_they_are_encrypted_and_offloaded(self, shop: Shop, order: str, padding: int) -> None:
+        result = fail(shop, order, headers={"padding": "x" * padding})
         (message,) = kept(shop)
-        assert message.startswith(b"@json\n")
-        assert (self.folder / message.partition(b"\n")[2].decode()).exists()
+        form, _, body = message.partition(b"\n")
+        assert form == (b"@!json" if padding else b"!json")
+        if padding:
+            file = self.folder / body.decode()
+            body = file.read_bytes()
+        assert order.encode() not in body
 
         celery(shop.app, "rerun", result.id, "--yes")
-
         assert succeed(result) == "found one"
-        assert not (self.folder / message.partition(b"\n")[2].decode()).exists()
+        eventually(lambda: kept(shop) == [] and list(self.folder.iterdir()) == [], "it is deleted")
 
 
 @pytest.mark.exhaustive

@@ -10,10 +10,9 @@ from celery import chain
 from celery.result import AsyncResult
 
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import flaky, try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import charge, pack
+from tests.worker.tasks import charge, flaky, pack, try_later
 
 pytestmark = pytest.mark.worker
 
@@ -60,9 +59,7 @@ def test_survives_a_retry(ledger: Ledger, order: str) -> None:
 
 
 def test_survives_a_requeue(ledger: Ledger, order: str) -> None:
-    ledger.hold(order)
-    failing = flaky.delay(order, times=1)
-    ledger.wait_for_run(order)
+    failing = ledger.start(flaky, order, times=1)
     duplicate = flaky.apply_async((order,), {"times": 1}, idempotency_result_ttl=TTL)
     ledger.wait_for_signal(duplicate.id, "conflicted")
     ledger.release(order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -12,19 +13,25 @@ from celery_idempotent import State
 from celery_idempotent.monitoring.inspect_commands import ask
 from celery_idempotent.monitoring.statistics import double_executions
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import EXITS, OutOfStockError, final, flaky, leaving, try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
+    EXITS,
+    OutOfStockError,
     charge,
+    collapsed,
+    final,
+    flaky,
     frail,
+    in_turn,
+    leaving,
     misruled,
     pack,
     raising,
     reserved,
+    try_later,
     waiting,
 )
-from tests.worker.wishes import collapsed, in_turn
 
 pytestmark = pytest.mark.worker
 
@@ -72,9 +79,7 @@ class TestDuplicate:
         assert received.details["record"]["task_id"] == first.id
 
     def test_runs_at_once_during_the_first_execution(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
-        ledger.wait_for_run(order)
+        first = ledger.start(pack, order)
         duplicate, copy = pack.delay(order), pack.apply_async((order,), task_id=first.id)
         ledger.wait_for_run(order, number=3)
         ledger.release(order)
@@ -92,9 +97,7 @@ class TestDuplicate:
     def test_policy_is_named_and_not_applied(
         self, ledger: Ledger, order: str, task: object
     ) -> None:
-        ledger.hold(order)
-        first = task.delay(order)
-        ledger.wait_for_run(order)
+        first = ledger.start(task, order)
         duplicate = task.delay(order)
         received = ledger.wait_for_signal(duplicate.id, "would_conflict")
         ledger.release(order)
@@ -190,18 +193,11 @@ class TestRefusal:
         assert (received.name, received.details["reason"]) == ("would_refuse", "key_rule")
         assert received.details["key"] == ""
 
-    def test_damaged_record(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        shop.redis.set(f"idem-shadow:{pack.idempotency_key_of(order)}", b"?", ex=60)
+    @pytest.mark.parametrize("damage", ["set", "lpush"], ids=["damaged", "of another type"])
+    def test_unreadable_record(self, shop: Shop, ledger: Ledger, order: str, damage: str) -> None:
+        getattr(shop.redis, damage)(f"idem-shadow:{pack.idempotency_key_of(order)}", b"?")
+
         result = pack.delay(order)
-
-        assert result.get(timeout=SOON)
-        (received,) = ledger.signals(result.id)
-        assert (received.name, received.details["reason"]) == ("would_refuse", "corrupt")
-
-    def test_value_of_another_type(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        shop.redis.lpush(f"idem-shadow:{pack.idempotency_key_of(order)}", b"?")
-        result = pack.delay(order)
-
         assert result.get(timeout=SOON)
         (received,) = ledger.signals(result.id)
         assert (received.name, received.details["reason"]) == ("would_refuse", "corrupt")
@@ -261,28 +257,23 @@ class TestEnds:
 
 
 class TestCrash:
-    def test_is_counted_as_a_takeover(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        result = pack.delay(order)
+    @pytest.mark.parametrize(
+        ("task", "decision", "reason"),
+        [(pack, "would_take_over", None), (frail, "would_refuse", "poisoned")],
+        ids=["takeover", "poisoned"],
+    )
+    def test_runs_again_and_is_counted(
+        self, ledger: Ledger, order: str, task: Any, decision: str, reason: str | None
+    ) -> None:
+        result = ledger.start(task, order)
         os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
         ledger.wait_for_run(order, number=2)
         ledger.release(order)
 
         assert result.get(timeout=SOON)["receipt"]
-        assert decisions(ledger, result.id) == ["would_run", "would_take_over"]
+        assert decisions(ledger, result.id) == ["would_run", decision]
+        assert ledger.signals(result.id)[1].details.get("reason") == reason
         assert [run.attempt for run in ledger.runs(order)] == [1, 1]
-
-    def test_poisoned_task_runs(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        result = frail.delay(order)
-        os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
-        ledger.wait_for_run(order, number=2)
-        ledger.release(order)
-
-        assert result.get(timeout=SOON)["receipt"]
-        assert decisions(ledger, result.id) == ["would_run", "would_refuse"]
-        (refused,) = ledger.signals(result.id, "would_refuse")
-        assert refused.details["reason"] == "poisoned"
 
 
 class TestKeysThatRunAgain:
@@ -301,9 +292,7 @@ class TestKeysThatRunAgain:
         assert decisions(ledger, third.id) == ["would_run"]
 
     def test_burst_is_counted_as_it_would_be_collapsed(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        running = collapsed.delay(order)
-        ledger.wait_for_run(order)
+        running = ledger.start(collapsed, order)
         burst = [collapsed.delay(order) for _ in range(3)]
         ledger.wait_for_run(order, number=4)
         ledger.release(order)
@@ -328,7 +317,7 @@ def waiting_in_turn(order: str) -> bool:
 
 
 @pytest.mark.exhaustive
-def test_worker_counts_by_task(shop: Shop, ledger: Ledger, order: str) -> None:
+def test_worker_counts_by_task(shop: Shop, order: str) -> None:
     for result in [waiting.delay(order) for _ in range(3)]:
         result.get(timeout=SOON)
 

@@ -12,10 +12,9 @@ from celery_idempotent.store import scripts
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack, reserved
+from tests.worker.tasks import pack, reserved, try_later
 
 #: Seconds that a call may take, a loaded machine included. Without shadow, one command alone takes
 #: up to five seconds.
@@ -74,10 +73,7 @@ def take(call: Callable[[], Any]) -> Any:
     return value
 
 
-OUTAGES = {
-    "refused": lambda proxy: proxy.refuse(),
-    "silent": lambda proxy: proxy.black_hole(),
-}
+OUTAGES = {"refused": lambda proxy: proxy.refuse(), "silent": lambda proxy: proxy.black_hole()}
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
@@ -104,9 +100,7 @@ def test_calls_run_and_are_not_counted(
 def test_outage_at_the_end_changes_nothing(
     ledger: Ledger, proxy: Proxy, order: str, outage: str
 ) -> None:
-    ledger.hold(order)
-    result = pack.delay(order)
-    ledger.wait_for_run(order)
+    result = ledger.start(pack, order)
     OUTAGES[outage](proxy)
     started_at = time.monotonic()
     ledger.release(order)

@@ -20,8 +20,6 @@ CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
 #: In seconds.
 SOFT_TIMEOUT = 2.0
 
-needs_soft_shutdown = pytest.mark.skipif(CELERY < (5, 5), reason="Celery 5.5 has soft shutdown")
-
 
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
@@ -42,29 +40,41 @@ def run_then_stop(
     return worker, result
 
 
-COLD = [
-    pytest.param("SIGQUIT", {}, id="SIGQUIT"),
-    pytest.param(
-        "SIGTERM",
-        {"REMAP_SIGTERM": "SIGQUIT"},
-        id="REMAP_SIGTERM",
-        marks=pytest.mark.exhaustive,
-    ),
-]
+needs_soft_shutdown = pytest.mark.skipif(CELERY < (5, 5), reason="Celery 5.5 has soft shutdown")
+SOFT = {"worker_soft_shutdown_timeout": SOFT_TIMEOUT}
 
 
-class TestCold:
-    @pytest.mark.parametrize(("signal", "environment"), COLD)
-    def test_interrupted_task_runs_again(
-        self, shop: Shop, order: str, signal: str, environment: dict[str, str]
-    ) -> None:
+@pytest.mark.parametrize(
+    ("signal", "environment", "settings"),
+    [
+        pytest.param("SIGQUIT", {}, {}, id="SIGQUIT"),
+        pytest.param(
+            "SIGTERM",
+            {"REMAP_SIGTERM": "SIGQUIT"},
+            {},
+            id="REMAP_SIGTERM",
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            "SIGQUIT", {}, SOFT, id="soft", marks=[pytest.mark.exhaustive, needs_soft_shutdown]
+        ),
+    ],
+)
+def test_interrupted_task_runs_again(
+    open_shop: Callable[..., Shop],
+    order: str,
+    signal: str,
+    environment: dict[str, str],
+    settings: dict[str, Any],
+) -> None:
+    with open_shop(**settings) as shop:
         worker, result = run_then_stop(shop, order, signal, **environment)
         worker.wait_for_exit()
         stopped_at = time.time()
+
         shop.ledger.release(order)
         shop.start_worker("--queues", order)
         duplicate = pack.apply_async((order,), queue=order)
-
         receipt = eventually(lambda: result.successful() and result.result, "the task succeeds")
         assert duplicate.get(timeout=SOON) == receipt
         killed, second = shop.ledger.runs(order)
@@ -75,36 +85,17 @@ class TestCold:
 
 @needs_soft_shutdown
 @pytest.mark.exhaustive
-class TestSoft:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def shared_shop(cls, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-        with open_shop(worker_soft_shutdown_timeout=SOFT_TIMEOUT) as shop:
-            yield shop
-
-    @pytest.mark.slow
-    def test_task_that_ends_in_time_completes(self, shop: Shop, order: str) -> None:
+def test_task_that_ends_in_time_completes(open_shop: Callable[..., Shop], order: str) -> None:
+    with open_shop(**SOFT) as shop:
         worker, result = run_then_stop(shop, order, "SIGQUIT")
         shop.ledger.release(order)
         receipt = result.get(timeout=SOON)
         worker.wait_for_exit()
-        shop.start_worker("--queues", order)
 
+        shop.start_worker("--queues", order)
         assert pack.apply_async((order,), queue=order).get(timeout=SOON) == receipt
         assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
         eventually(lambda: shop.messages(order) == 0, "its message is acknowledged")
-
-    @pytest.mark.slow
-    def test_longer_task_runs_again(self, shop: Shop, order: str) -> None:
-        worker, result = run_then_stop(shop, order, "SIGQUIT")
-        worker.wait_for_exit()
-        shop.ledger.release(order)
-        shop.start_worker("--queues", order)
-
-        receipt = eventually(lambda: result.successful() and result.result, "the task succeeds")
-        assert pack.apply_async((order,), queue=order).get(timeout=SOON) == receipt
-        killed, second = shop.ledger.runs(order)
-        assert (killed.end in (None, "SystemExit"), second.end) == (True, "returned")
 
 
 @pytest.mark.exhaustive

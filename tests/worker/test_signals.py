@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from celery.result import AsyncResult
 
 from celery_idempotent import signals
 from tests.waiting import SOON
-from tests.worker.failing_tasks import final, flaky, try_later
-from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger, ReceivedSignal
-from tests.worker.tasks import charge, pack, raising
+from tests.worker.tasks import charge, final, flaky, pack, raising, try_later
 
 pytestmark = pytest.mark.worker
 
@@ -26,44 +26,38 @@ def received(ledger: Ledger, result: AsyncResult, name: str) -> ReceivedSignal:
     return signal
 
 
-def test_begun(ledger: Ledger, order: str) -> None:
-    result = pack.delay(order)
+@pytest.mark.parametrize(
+    ("task", "name", "more"),
+    [
+        (pack, "begun", {}),
+        (pack, "completed", {}),
+        (final, "failed", {"error": True}),
+        (flaky, "released", {"error": True, "reserved_seconds": None}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_of_an_execution(
+    ledger: Ledger, order: str, task: Any, name: str, more: dict[str, Any]
+) -> None:
+    result = task.delay(order)
 
-    signal = received(ledger, result, "begun")
-    run = ledger.wait_for_run(order)  # the signal is sent before the body runs
-    assert signal.sender == "shop.pack"
-    assert signal.details == {
-        "task_id": result.id,
-        "key": run.key,
-        "label": "",
-        "token": run.token,
-        "attempt": 1,
-    }
-
-
-def test_completed(ledger: Ledger, order: str) -> None:
-    result = pack.delay(order)
-
-    signal = received(ledger, result, "completed")
-    (run,) = ledger.runs(order)
-    assert signal.sender == "shop.pack"
-    assert signal.details == {
-        "task_id": result.id,
-        "key": run.key,
-        "label": "",
-        "token": run.token,
-        "attempt": 1,
-    }
+    signal = received(ledger, result, name)
+    run = ledger.wait_for_run(order)  # begun is sent before the body runs
+    if "error" in more:
+        more = {**more, "error": ["OutOfStockError", order, 3]}
+    assert signal.sender == task.name
+    expected = {"task_id": result.id, "key": run.key, "label": "", "token": run.token, "attempt": 1}
+    assert signal.details == {**expected, **more}
 
 
 def test_execution_sends_begun_and_completed_only(ledger: Ledger, order: str) -> None:
     result = pack.delay(order)
-    received(ledger, result, "completed")
 
+    received(ledger, result, "completed")
     assert [signal.name for signal in ledger.signals(result.id)] == ["begun", "completed"]
 
 
-def test_replayed(shop: Shop, ledger: Ledger, order: str) -> None:
+def test_replayed(ledger: Ledger, order: str) -> None:
     first = pack.delay(order)
     first.get(timeout=SOON)
     duplicate = pack.delay(order)
@@ -98,37 +92,6 @@ def test_conflicted(ledger: Ledger, order: str) -> None:
         "key": run.key,
         "label": "",
         "policy": "raise",
-    }
-
-
-def test_failed(ledger: Ledger, order: str) -> None:
-    result = final.delay(order)
-
-    signal = received(ledger, result, "failed")
-    (run,) = ledger.runs(order)
-    assert signal.details == {
-        "task_id": result.id,
-        "key": run.key,
-        "label": "",
-        "token": run.token,
-        "attempt": 1,
-        "error": ["OutOfStockError", order, 3],
-    }
-
-
-def test_released(ledger: Ledger, order: str) -> None:
-    result = flaky.delay(order)
-
-    signal = received(ledger, result, "released")
-    (run,) = ledger.runs(order)
-    assert signal.details == {
-        "task_id": result.id,
-        "key": run.key,
-        "label": "",
-        "token": run.token,
-        "attempt": 1,
-        "error": ["OutOfStockError", order, 3],
-        "reserved_seconds": None,
     }
 
 

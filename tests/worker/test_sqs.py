@@ -14,9 +14,8 @@ from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.redelivery import broker as brokers
 from tests.sqs import Queues
 from tests.waiting import SOON, eventually
-from tests.worker.failing_tasks import try_later
-from tests.worker.harness import Shop
-from tests.worker.tasks import pack
+from tests.worker.harness import Shop, check_duplicates, check_retry
+from tests.worker.tasks import pack, try_later
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
@@ -57,19 +56,9 @@ def wait_until_empty(queues: Queues, shop: Shop) -> None:
     eventually(lambda: queues.messages(queue) == 0, "the queue has no message left")
 
 
-def test_ten_duplicates_cause_no_execution(shop: Shop, queues: Queues, order: str) -> None:
-    shop.ledger.hold(order)
-    first = pack.delay(order)
-    shop.ledger.wait_for_run(order)
-    duplicates = [pack.delay(order) for _ in range(10)]
-    for duplicate in duplicates:
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
-    shop.ledger.release(order)
-
-    receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
-
-    assert receipts == [receipts[0]] * 11
-    assert len(shop.ledger.runs(order)) == 1
+def test_ten_duplicates_and_a_retry(shop: Shop, queues: Queues, order: str) -> None:
+    check_duplicates(shop, pack, order, 10)
+    check_retry(shop, try_later, f"retried {order}")
     wait_until_empty(queues, shop)
 
 
@@ -77,9 +66,7 @@ def test_ten_duplicates_cause_no_execution(shop: Shop, queues: Queues, order: st
 def test_execution_longer_than_the_visibility_timeout_runs_once(
     shop: Shop, queues: Queues, order: str
 ) -> None:
-    shop.ledger.hold(order)
-    result = pack.delay(order)
-    shop.ledger.wait_for_run(order)
+    result = shop.ledger.start(pack, order)
     # Requeueing the copy deletes the message of both, so that one message is left.
     shop.ledger.wait_for_signal(result.id, "conflicted", number=3)
     queue = shop.app.conf.task_default_queue
@@ -93,23 +80,13 @@ def test_execution_longer_than_the_visibility_timeout_runs_once(
     wait_until_empty(queues, shop)
 
 
-def test_retry_runs_again_then_replays(shop: Shop, queues: Queues, order: str) -> None:
-    receipt = try_later.delay(order, 0.1).get(timeout=SOON)
-
-    assert try_later.delay(order, 0.1).get(timeout=SOON) == receipt
-    assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
-    wait_until_empty(queues, shop)
-
-
 @pytest.mark.slow
 def test_task_of_a_killed_worker_runs_again(
     open_shop: Callable[..., Shop], queues: Queues, order: str
 ) -> None:
     with open_shop(**settings_for(queues, visibility_timeout=VISIBILITY_TIMEOUT)) as shop:
         worker = shop.start_worker(concurrency=1)
-        shop.ledger.hold(order)
-        result = pack.delay(order)
-        shop.ledger.wait_for_run(order)
+        result = shop.ledger.start(pack, order)
         worker.kill()
         shop.start_worker(concurrency=1)
         shop.ledger.release(order)
@@ -174,10 +151,7 @@ class TestRedelivery:
     def test_no_message_is_hidden_for_longer_than_sqs_allows(
         self, shop: Shop, queues: Queues, order: str
     ) -> None:
-        with (
-            shop.app.connection_for_read() as connection,
-            connection.SimpleQueue(order) as queue,
-        ):
+        with shop.app.connection_for_read() as connection, connection.SimpleQueue(order) as queue:
             queue.put("held")
             message = queue.get(timeout=SOON)
             broker = brokers.SqsBroker(connection)

@@ -12,8 +12,7 @@ from celery_idempotent import State
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 from tests.worker.harness import Shop
-from tests.worker.tasks import pack
-from tests.worker.wishes import in_turn
+from tests.worker.tasks import in_turn, pack
 
 pytestmark = [
     pytest.mark.exhaustive,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -47,13 +48,28 @@ class TestUnreachableStore:
                 assert result.get(timeout=SOON)["receipt"]
 
 
-@pytest.mark.parametrize("option", ["idempotency_wait_aof", "idempotency_breaker_threshold"])
-def test_removed_option_ends_the_worker(open_shop: Callable[..., Shop], option: str) -> None:
-    with open_shop(**{option: 1}) as shop:
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"idempotency_wait_aof": 1}, "idempotency_wait_aof was removed: "),
+        ({"idempotency_breaker_threshold": 1}, "idempotency_breaker_threshold was removed: "),
+        ({"idempotency_leese": 5}, "did you mean idempotency_lease?"),
+        pytest.param(
+            {"broker_url": "memory://", "result_backend": "cache+memory://"},
+            "idempotency_redis_url is not set",
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+    ids=["removed", "removed as well", "unknown", "no Redis"],
+)
+def test_a_wrong_setting_ends_the_worker(
+    open_shop: Callable[..., Shop], settings: dict[str, Any], message: str
+) -> None:
+    with open_shop(**settings) as shop:
         worker = shop.start_worker(ready=False)
 
         assert worker.wait_for_exit() != 0
-        assert f"{option} was removed: " in worker.logs().splitlines()[-1]
+        assert message in worker.logs().splitlines()[-1]
         assert "Traceback" not in worker.logs()
 
 
@@ -61,22 +77,3 @@ def test_removed_option_ends_the_worker(open_shop: Callable[..., Shop], option: 
 def test_reachable_store_is_not_logged(open_shop: Callable[..., Shop]) -> None:
     with open_shop() as shop:
         assert lines_about_the_store(shop.start_worker(concurrency=1).logs()) == []
-
-
-@pytest.mark.exhaustive
-def test_missing_redis_url_ends_the_worker(open_shop: Callable[..., Shop]) -> None:
-    with open_shop(broker_url="memory://", result_backend="cache+memory://") as shop:
-        worker = shop.start_worker(ready=False)
-
-        assert worker.wait_for_exit() != 0
-        assert "idempotency_redis_url is not set" in worker.logs().splitlines()[-1]
-        assert "Traceback" not in worker.logs()
-
-
-def test_unknown_setting_ends_the_worker(open_shop: Callable[..., Shop]) -> None:
-    with open_shop(idempotency_leese=5) as shop:
-        worker = shop.start_worker(ready=False)
-
-        assert worker.wait_for_exit() != 0
-        assert "did you mean idempotency_lease?" in worker.logs().splitlines()[-1]
-        assert "Traceback" not in worker.logs()

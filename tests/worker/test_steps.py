@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from celery.result import AsyncResult
 
 from tests.waiting import SOON
 from tests.worker.canvas_tasks import PARTS, ship
-from tests.worker.failing_tasks import OutOfStockError
-from tests.worker.frozen import LEASE, FrozenTakeover, freeze_past_the_lease
-from tests.worker.harness import Shop
+from tests.worker.harness import LEASE, Shop, freeze_past_the_lease
 from tests.worker.ledger import Ledger
+from tests.worker.tasks import OutOfStockError
 
 pytestmark = pytest.mark.worker
 
 after_each_step = pytest.mark.parametrize("after", PARTS)
 
 
-class TestWithoutFaults:
-    def test_each_step_returns_its_value(self, ledger: Ledger, order: str) -> None:
-        values = ship.delay(order).get(timeout=SOON)
+def test_each_step_returns_its_value_and_a_duplicate_runs_none(ledger: Ledger, order: str) -> None:
+    values = ship.delay(order).get(timeout=SOON)
 
-        assert [value.split()[0] for value in values] == list(PARTS)
-        assert ledger.notes(order) == list(PARTS)
-
-    def test_duplicate_runs_no_steps(self, ledger: Ledger, order: str) -> None:
-        values = ship.delay(order).get(timeout=SOON)
-
-        assert ship.delay(order).get(timeout=SOON) == values
-        assert ledger.notes(order) == list(PARTS)
+    assert [value.split()[0] for value in values] == list(PARTS)
+    assert ship.delay(order).get(timeout=SOON) == values
+    assert ledger.notes(order) == list(PARTS)
 
 
 class TestKilledAfterAStep:
@@ -42,84 +35,49 @@ class TestKilledAfterAStep:
         return {part: ship.delay(f"killed after {part}", part, "killed") for part in PARTS}
 
     @after_each_step
-    def test_each_step_runs_once(
+    def test_completed_steps_return_their_values(
         self, ledger: Ledger, killed: dict[str, AsyncResult], after: str
     ) -> None:
-        killed[after].get(timeout=SOON)
-
+        values = killed[after].get(timeout=SOON)
+        assert [value.split()[0] for value in values] == list(PARTS)
+        assert len(set(values)) == 3
         assert ledger.notes(f"killed after {after}") == list(PARTS)
         assert [run.attempt for run in ledger.runs(f"killed after {after}")] == [1, 2]
 
-    @after_each_step
-    def test_completed_steps_return_their_values(
-        self, shop: Shop, killed: dict[str, AsyncResult], after: str
-    ) -> None:
-        values = killed[after].get(timeout=SOON)
 
-        assert [value.split()[0] for value in values] == list(PARTS)
-        assert len(set(values)) == 3
+@after_each_step
+def test_next_publish_after_an_error_does_not_run_it_again(
+    ledger: Ledger, order: str, after: str
+) -> None:
+    with pytest.raises(OutOfStockError):
+        ship.delay(order, after, "error").get(timeout=SOON)
 
-
-class TestErrorAfterAStep:
-    @after_each_step
-    def test_next_publish_does_not_run_it_again(
-        self, ledger: Ledger, order: str, after: str
-    ) -> None:
-        with pytest.raises(OutOfStockError):
-            ship.delay(order, after, "error").get(timeout=SOON)
-
-        values = ship.delay(order, after, "error").get(timeout=SOON)
-
-        assert [value.split()[0] for value in values] == list(PARTS)
-        assert ledger.notes(order) == list(PARTS)
-        assert [run.end for run in ledger.runs(order)] == ["OutOfStockError", "returned"]
-
-    def test_counts_no_attempt(self, ledger: Ledger, order: str) -> None:
-        for _ in range(2):
-            ship.delay(order, "book", "error").get(timeout=SOON, propagate=False)
-
-        assert [run.attempt for run in ledger.runs(order)] == [1, 1]
+    values = ship.delay(order, after, "error").get(timeout=SOON)
+    assert [value.split()[0] for value in values] == list(PARTS)
+    assert ledger.notes(order) == list(PARTS)
+    runs = ledger.runs(order)
+    assert [(run.end, run.attempt) for run in runs] == [("OutOfStockError", 1), ("returned", 1)]
 
 
-class TestRetryAfterAStep:
-    @after_each_step
-    def test_does_not_run_it_again(self, ledger: Ledger, order: str, after: str) -> None:
-        values = ship.delay(order, after, "retry").get(timeout=SOON)
+@after_each_step
+def test_retry_does_not_run_it_again(ledger: Ledger, order: str, after: str) -> None:
+    values = ship.delay(order, after, "retry").get(timeout=SOON)
 
-        assert [value.split()[0] for value in values] == list(PARTS)
-        assert ledger.notes(order) == list(PARTS)
-        assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
-
-
-class TestFrozenBetweenSteps:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def takeover(cls, open_shop: Callable[..., Shop]) -> Iterator[FrozenTakeover]:
-        with open_shop(idempotency_lease=LEASE) as shop:
-            yield freeze_past_the_lease(shop, ship, "frozen")
-
-    def test_stale_execution_runs_no_step(self, takeover: FrozenTakeover) -> None:
-        assert takeover.frozen.end == "LeaseLostError"
-        assert takeover.notes == list(PARTS)
-
-    def test_both_callers_get_the_same_values(self, takeover: FrozenTakeover) -> None:
-        assert takeover.receipts[0] == takeover.receipts[1]
+    assert [value.split()[0] for value in values] == list(PARTS)
+    assert ledger.notes(order) == list(PARTS)
+    assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
 
 
-@pytest.mark.exhaustive
-class TestFrozenWithinAStep:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def takeover(cls, open_shop: Callable[..., Shop]) -> Iterator[FrozenTakeover]:
-        with open_shop(idempotency_lease=LEASE) as shop:
-            yield freeze_past_the_lease(shop, ship, "frozen", within="book")
+@pytest.mark.parametrize(
+    "within", ["", pytest.param("book", marks=pytest.mark.exhaustive)], ids=["between", "within"]
+)
+def test_stale_execution_completes_no_step(
+    open_shop: Callable[..., Shop], order: str, within: str
+) -> None:
+    """It was frozen before its first step or within a step, which then runs twice."""
+    with open_shop(idempotency_lease=LEASE) as shop:
+        takeover = freeze_past_the_lease(shop, ship, order, within)
 
-    def test_step_of_the_stale_execution_is_rejected(self, takeover: FrozenTakeover) -> None:
-        assert takeover.frozen.end == "LeaseLostError"
-        assert takeover.winner.end == "returned"
-
-    def test_only_the_interrupted_step_runs_twice(self, takeover: FrozenTakeover) -> None:
-        assert takeover.notes == ["charge", "book", "book", "mail"]
-
-    def test_both_callers_get_the_same_values(self, takeover: FrozenTakeover) -> None:
-        assert takeover.receipts[0] == takeover.receipts[1]
+    assert (takeover.frozen.end, takeover.winner.end) == ("LeaseLostError", "returned")
+    assert sorted(takeover.notes) == sorted([*PARTS, *([within] if within else [])])
+    assert takeover.receipts[0] == takeover.receipts[1]

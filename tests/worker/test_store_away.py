@@ -65,38 +65,26 @@ class TestAtBegin:
     def test_retry_requeues_until_the_store_is_available(
         self, shop: Shop, store: RedisServer, order: str
     ) -> None:
+        earlier = f"earlier {order}"
+        receipt = pack.delay(earlier).get(timeout=SOON)
         store.kill()
-        result = pack.delay(order)
-        shop.ledger.wait_for_signal(result.id, "store_unavailable", number=2)
+        result, duplicate = pack.delay(order), pack.delay(earlier)
+        for waiting in (result, duplicate):
+            shop.ledger.wait_for_signal(waiting.id, "store_unavailable", number=2)
         assert shop.ledger.runs(order) == []
         assert result.state == "PENDING"
         store.restart()
 
         assert result.get(timeout=SOON)["receipt"]
-        assert len(shop.ledger.runs(order)) == 1
-
-    def test_run_executes_without_protection(
-        self, shop: Shop, store: RedisServer, order: str
-    ) -> None:
-        store.kill()
-        receipts = [unguarded.delay(order).get(timeout=SOON) for _ in range(2)]
-
-        assert receipts[0] != receipts[1]
-        assert [run.protected for run in shop.ledger.runs(order)] == [False, False]
-
-    def test_raise_reaches_the_caller(self, shop: Shop, store: RedisServer, order: str) -> None:
-        store.kill()
-
-        with pytest.raises(StoreUnavailableError):
-            strict.delay(order).get(timeout=SOON)
-        assert shop.ledger.runs(order) == []
+        assert duplicate.get(timeout=SOON) == receipt
+        assert len(shop.ledger.runs(order)) == len(shop.ledger.runs(earlier)) == 1
 
     @pytest.mark.parametrize(
         ("task", "policy"),
         [(pack, "retry"), (unguarded, "run"), (strict, "raise")],
         ids=["retry", "run", "raise"],
     )
-    def test_sends_store_unavailable(
+    def test_policies_apply_and_store_unavailable_is_sent(
         self, shop: Shop, store: RedisServer, order: str, task: object, policy: str
     ) -> None:
         store.kill()
@@ -109,18 +97,13 @@ class TestAtBegin:
         assert "Redis cannot be reached" in message
         assert received.details.pop("key").startswith(f"{task.name}:")
         assert received.details == {"task_id": result.id, "label": "", "policy": policy}
-
-    def test_earlier_record_is_replayed_after_the_outage(
-        self, shop: Shop, store: RedisServer, order: str
-    ) -> None:
-        receipt = pack.delay(order).get(timeout=SOON)
-        store.kill()
-        duplicate = pack.delay(order)
-        shop.ledger.wait_for_signal(duplicate.id, "store_unavailable")
-        store.restart()
-
-        assert duplicate.get(timeout=SOON) == receipt
-        assert len(shop.ledger.runs(order)) == 1
+        if task is strict:
+            with pytest.raises(StoreUnavailableError):
+                result.get(timeout=SOON)
+        if task is unguarded:
+            assert task.delay(order).get(timeout=SOON) != result.get(timeout=SOON)
+        protected = [run.protected for run in shop.ledger.runs(order)]
+        assert protected == ([False, False] if task is unguarded else [])
 
     @pytest.mark.exhaustive
     def test_message_that_cannot_be_republished_is_redelivered_slowly(
@@ -162,9 +145,7 @@ class TestAtComplete:
     def test_complete_is_retried_during_the_lease(
         self, shop: Shop, store: RedisServer, order: str
     ) -> None:
-        shop.ledger.hold(order)
-        result = pack.delay(order)
-        shop.ledger.wait_for_run(order)
+        result = shop.ledger.start(pack, order)
         store.kill()
         shop.ledger.release(order)
         eventually(lambda: shop.ledger.runs(order)[0].end, "the body returns")
@@ -177,29 +158,6 @@ class TestAtComplete:
         # The first begin may fail if the breaker of this process is still open.
         assert names[names.index("begun") :] == ["begun", "completed"]
         assert pack.delay(order).get(timeout=SOON) == receipt
-
-    def test_complete_fails_after_the_lease_and_the_task_succeeds(
-        self, shop: Shop, store: RedisServer, order: str
-    ) -> None:
-        shop.ledger.hold(order)
-        result = short_lease.delay(order)
-        run = shop.ledger.wait_for_run(order)
-        store.kill()
-        shop.ledger.release(order)
-
-        assert result.get(timeout=SOON)["receipt"]
-        received = shop.ledger.wait_for_signal(result.id, "outcome_unsaved")
-        assert received.sender == "shop.short_lease"
-        assert received.details.pop("error")[0] == "StoreUnavailableError"
-        assert received.details == {
-            "task_id": result.id,
-            "key": run.key,
-            "label": "",
-            "token": run.token,
-            "attempt": 1,
-        }
-        line = f"{run.key}: task {result.id} (attempt 1) ran; its outcome is not stored"
-        assert line in shop.workers[0].logs()
 
 
 @pytest.mark.exhaustive

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import redis
 
 from tests.servers.ports import Ports
 from tests.waiting import eventually
@@ -42,6 +43,9 @@ class WebServer:
         (self.port,) = self._ports.numbers
         self.url = f"http://127.0.0.1:{self.port}"
         address = [str(self.port)] if server is UVICORN else ["--bind", f"127.0.0.1:{self.port}"]
+        if server is UVICORN and app.endswith("()"):
+            address.append("--factory")
+            app = app.removesuffix("()")
         self._command = [sys.executable, "-m", *server, *address, app]
         self._environment = {**os.environ, **environment}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
@@ -139,6 +143,12 @@ def post(
     if key is not None:
         headers["Idempotency-Key"] = key
     return client.post(path, json=body, headers=headers)
+
+
+def request_count(client: redis.Redis, order: str) -> int:
+    """Returns how often the apps have counted a request for `order`."""
+    value: Any = client.get(f"requests:{order}")
+    return int(value or 0)
 
 
 @contextmanager

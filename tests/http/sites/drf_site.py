@@ -6,7 +6,7 @@ from typing import Any
 
 from django.conf import settings
 
-from tests.http.sites.django_site import settings as django_site
+from tests.http.sites import django_settings as django_site
 
 if not settings.configured:
     options = {name: value for name, value in vars(django_site).items() if name.isupper()}
@@ -90,12 +90,6 @@ class Status(View):
         return Response(count(request.data["order"]), status)
 
 
-class Secret(View):
-    def respond(self, request: Any) -> Response:
-        headers = {"Cache-Control": "private, No-Store", "Authorization": "Bearer secret"}
-        return Response(count(request.data["order"]), headers=headers)
-
-
 class Broken(View):
     def respond(self, request: Any) -> Response:
         count(request.data["order"])
@@ -119,7 +113,6 @@ urlpatterns: list[Any] = [
     path("required/payments", Payments.as_view(PAY)),
     path("slow", Slow.as_view()),
     path("status/<int:status>", Status.as_view()),
-    path("secret", Secret.as_view()),
     path("broken", Broken.as_view()),
     path("echo", Echo.as_view()),
     path("chunks/<int:size>", Chunks.as_view()),

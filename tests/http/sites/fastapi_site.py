@@ -1,4 +1,4 @@
-"""The app with FastAPI."""
+"""The app with FastAPI: with the middleware, and with the decorator."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 from fastapi import BackgroundTasks, FastAPI, Header, Request, Response
 from fastapi.responses import StreamingResponse
+from fastapi.routing import APIRoute
 
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, by_header
+from celery_idempotent.contrib.fastapi import idempotent_route
 from tests.http.sites.common import OPTIONS, chunks, count, idem, is_allowed, wait_for_release
 
 
@@ -64,12 +66,6 @@ async def respond(status: int, request: Request) -> Response:
     return Response(str(count(await order_of(request))), status)
 
 
-@app.post("/secret")
-async def give_secret(request: Request) -> Response:
-    headers = {"Cache-Control": "private, No-Store", "Authorization": "Bearer secret"}
-    return Response(str(count(await order_of(request))), headers=headers)
-
-
 @app.post("/broken")
 async def broken(request: Request) -> None:
     count(await order_of(request))
@@ -100,3 +96,25 @@ async def stream_endlessly(order: str) -> StreamingResponse:
         await endless(order)
 
     return StreamingResponse(lines())
+
+
+def may_be_replayed(request: Request) -> bool:
+    return is_allowed(request.headers["idempotency-key"])
+
+
+#: The same endpoints, each with the decorator instead of the middleware.
+routes_app = FastAPI()
+protect = idempotent_route(
+    identity=by_header("authorization"),
+    required=lambda request: request.url.path.startswith("/required"),
+    authorize_replay=may_be_replayed,
+    **OPTIONS,
+)
+for route in app.routes:
+    if isinstance(route, APIRoute):
+        routes_app.add_api_route(
+            route.path,
+            protect(route.endpoint),
+            methods=["GET"] if "GET" in route.methods else ["POST", "PATCH"],
+            status_code=route.status_code,
+        )

@@ -1,4 +1,4 @@
-"""The app with Flask."""
+"""The app with Flask: with the middleware, and with the decorator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from flask import Flask, Response, jsonify, request, session
 
+from celery_idempotent.contrib.flask import idempotent_route
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, by_cookie, by_header
 from tests.http.sites.common import OPTIONS, chunks, count, idem, is_allowed, wait_for_release
 
@@ -52,12 +53,6 @@ def respond(status: int) -> tuple[str, int]:
     return str(count(order_in_body())), status
 
 
-@app.post("/secret")
-def give_secret() -> tuple[str, dict[str, str]]:
-    headers = {"Cache-Control": "private, No-Store", "Authorization": "Bearer secret"}
-    return str(count(order_in_body())), headers
-
-
 @app.post("/broken")
 def broken() -> None:
     count(order_in_body())
@@ -73,6 +68,24 @@ def echo() -> Response:
 def stream(size: int) -> Response:
     count(order_in_body())
     return Response(chunks(size))
+
+
+#: The same views, each with the decorator instead of the middleware.
+routes_app = Flask("routes")
+protect = idempotent_route(
+    identity=by_header("Authorization"),
+    required=lambda request: request.path.startswith("/required"),
+    authorize_replay=lambda request: is_allowed(request.headers["Idempotency-Key"]),
+    **OPTIONS,
+)
+for rule in app.url_map.iter_rules():
+    if rule.endpoint != "static":
+        routes_app.add_url_rule(
+            rule.rule,
+            view_func=protect(app.view_functions[rule.endpoint]),
+            methods=["GET"] if "GET" in (rule.methods or ()) else ["POST", "PATCH"],
+            endpoint=rule.rule,
+        )
 
 
 #: An app whose users log in, with Flask's session: a signed cookie.

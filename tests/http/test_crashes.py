@@ -11,7 +11,15 @@ import httpx
 import pytest
 import redis
 
-from tests.http.drivers.web_server import GTHREAD, LEASE, UVICORN, WebServer, post, serving
+from tests.http.drivers.web_server import (
+    GTHREAD,
+    LEASE,
+    UVICORN,
+    WebServer,
+    post,
+    request_count,
+    serving,
+)
 from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, eventually
 
@@ -20,16 +28,11 @@ pytestmark = pytest.mark.exhaustive
 SITES = {
     "uvicorn": ("tests.http.sites.fastapi_site:app", UVICORN),
     "gthread": ("tests.http.sites.flask_site:app", GTHREAD),
-    "fastapi-routes": ("tests.http.sites.fastapi_routes:app", UVICORN),
-    "flask-routes": ("tests.http.sites.flask_routes:app", GTHREAD),
+    "fastapi-routes": ("tests.http.sites.fastapi_site:routes_app", UVICORN),
+    "flask-routes": ("tests.http.sites.flask_site:routes_app", GTHREAD),
     "drf": ("tests.http.sites.drf_site:application", GTHREAD),
 }
 AUTHORIZATION = {"Authorization": "Bearer alice"}
-
-
-def request_count(client: redis.Redis, order: str) -> int:
-    value: Any = client.get(f"requests:{order}")
-    return int(value or 0)
 
 
 @pytest.mark.parametrize("site", SITES)

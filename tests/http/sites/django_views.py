@@ -57,11 +57,6 @@ def respond(request: HttpRequest, status: int) -> HttpResponse:
     return HttpResponse(str(count(order_of(request))), status=status)
 
 
-def give_secret(request: HttpRequest) -> HttpResponse:
-    headers = {"Cache-Control": "private, No-Store", "Authorization": "Bearer secret"}
-    return HttpResponse(str(count(order_of(request))), headers=headers)
-
-
 def broken(request: HttpRequest) -> HttpResponse:
     count(order_of(request))
     raise RuntimeError("broken")
@@ -89,7 +84,6 @@ urlpatterns: list[Any] = [
     path("required/payments", pay, name="required"),
     path("slow", slow),
     path("status/<int:status>", respond),
-    path("secret", give_secret),
     path("broken", broken),
     path("echo", echo),
     path("upload", upload),

@@ -6,12 +6,8 @@ import os
 
 SECRET_KEY = "for tests"
 ALLOWED_HOSTS = ["*"]
-ROOT_URLCONF = "tests.http.sites.django_site.urls"
-INSTALLED_APPS = [
-    "django.contrib.auth",
-    "django.contrib.contenttypes",
-    "django.contrib.sessions",
-]
+ROOT_URLCONF = "tests.http.sites.django_views"
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions"]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -32,6 +28,6 @@ USE_TZ = True
 IDEMPOTENCY_MIDDLEWARE = {
     "ENGINE": "tests.http.sites.common.idem",
     "MAX_BODY_BYTES": 100_000,
-    "REQUIRED": "tests.http.sites.django_site.urls.requires_key",
-    "AUTHORIZE_REPLAY": "tests.http.sites.django_site.urls.authorize_replay",
+    "REQUIRED": "tests.http.sites.django_views.requires_key",
+    "AUTHORIZE_REPLAY": "tests.http.sites.django_views.authorize_replay",
 }

@@ -1,1 +1,0 @@
-"""The middleware behind real web servers."""

@@ -1,1 +1,0 @@
-"""Clients and servers: in the process of the test, and as processes of their own."""

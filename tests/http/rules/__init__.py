@@ -1,1 +1,0 @@
-"""What the middleware decides, without a server or a store."""

@@ -1,1 +1,0 @@
-"""The apps of the tests, with one framework each."""

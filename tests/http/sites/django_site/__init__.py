@@ -1,1 +1,0 @@
-"""A Django project with sessions, CSRF protection and the middleware."""

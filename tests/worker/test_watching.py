@@ -1,0 +1,535 @@
+"""Events, metrics, log and inspect commands of a real prefork worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from celery import Celery
+
+from celery_idempotent import IdempotentTask, signals
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.dashboard.sampler import Sampler
+from celery_idempotent.monitoring.bootstep import describe_settings
+from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
+from tests import command_line
+from tests.servers.ports import Ports
+from tests.waiting import SOON, eventually
+from tests.worker import harness
+from tests.worker.harness import Monitor, Shop, Worker
+from tests.worker.tasks import (
+    SHORT_LEASE,
+    charge,
+    labelled,
+    misruled,
+    pack,
+    raising,
+    short_lease,
+    short_lease_waiting,
+)
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with Ports(1) as ports:
+        yield ports.numbers[0]
+
+
+@pytest.fixture(scope="module")
+def watched(open_shop: Callable[..., Shop], port: int) -> Iterator[Shop]:
+    with open_shop(idempotency_metrics=f"127.0.0.1:{port}", idempotency_lease=30.0) as shop:
+        shop.start_worker("--task-events", concurrency=2)
+        yield shop
+
+
+@pytest.fixture
+def shop(watched: Shop) -> Iterator[Shop]:
+    watched.app.set_current()
+    yield watched
+    watched.ledger.release_all()
+    watched.wait_until_empty()
+    watched.print_logs()
+
+
+@pytest.fixture
+def worker(shop: Shop) -> Worker:
+    return shop.workers[0]
+
+
+@pytest.fixture
+def monitor(shop: Shop) -> Iterator[Monitor]:
+    monitor = Monitor(shop)
+    yield monitor
+    monitor.stop()
+
+
+def inspect(shop: Shop, command: str) -> Any:
+    """Returns the reply of the only worker to ``celery inspect``."""
+    (reply,) = shop.app.control.broadcast(command, reply=True, timeout=SOON, limit=1)
+    (value,) = reply.values()
+    return value
+
+
+def counts_of(shop: Shop, task: str) -> Counter[str]:
+    """Returns the counts of a task when all its calls have been counted."""
+    # A result is there before its call is counted; the message is acknowledged after that.
+    shop.wait_until_empty()
+    return Counter(inspect(shop, "idempotency_counts").get(task, {}))
+
+
+def lease_of(shop: Shop, task_id: str) -> dict[str, Any]:
+    """Returns the lease of one task; earlier tests may have left others."""
+    leases = inspect(shop, "idempotency_leases")
+    (lease,) = (lease for lease in leases if lease["task_id"] == task_id)
+    return lease
+
+
+def kill(shop: Shop, order: str) -> None:
+    """Kills the pool process that runs `order`."""
+    os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
+
+
+class TestEvents:
+    def test_a_replay_sends_an_event(self, shop: Shop, monitor: Monitor, order: str) -> None:
+        first = pack.delay(order)
+        first.get(timeout=SOON)
+        second = pack.delay(order)
+
+        event = monitor.wait_for("task-replayed", second.id)
+        assert event["first_uuid"] == first.id
+        assert event["key"] == str(pack.idempotency_key_of(order))
+        assert event["hostname"] == shop.workers[0].name() + "@here"
+        monitor.wait_for("task-succeeded", second.id)
+        assert monitor.state.tasks[second.id].state == "SUCCESS"
+
+    def test_a_label_is_in_events_log_lines_signals_and_leases(
+        self, shop: Shop, worker: Worker, monitor: Monitor, order: str
+    ) -> None:
+        label = f"order {order}"
+        first = shop.ledger.start(labelled, order)
+        assert lease_of(shop, first.id)["label"] == label
+        shop.ledger.release(order)
+        first.get(timeout=SOON)
+        second = labelled.delay(order)
+
+        assert monitor.wait_for("task-replayed", second.id)["label"] == label
+        worker.wait_for_log(f"({label}): task {second.id}")
+        assert shop.ledger.wait_for_signal(first.id, "completed").details["label"] == label
+        assert shop.ledger.wait_for_signal(second.id, "replayed").details["label"] == label
+        assert labelled.idempotency_record(order).label == label
+
+    def test_a_conflict_sends_an_event(self, shop: Shop, monitor: Monitor, order: str) -> None:
+        first = shop.ledger.start(raising, order)
+        second = raising.delay(order)
+
+        event = monitor.wait_for("task-conflicted", second.id)
+        assert (event["holder_uuid"], event["policy"]) == (first.id, "raise")
+
+    def test_a_takeover_sends_an_event(self, shop: Shop, monitor: Monitor, order: str) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        kill(shop, order)
+        shop.ledger.wait_for_run(order, 2)
+
+        assert monitor.wait_for("task-taken-over", result.id)["attempt"] == 2
+        eventually(
+            lambda: monitor.state.tasks[result.id].state == "TAKEN-OVER", "the monitor shows it"
+        )
+
+
+@pytest.mark.exhaustive
+def test_events_are_sent_only_while_they_are_enabled(
+    open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The default: a worker sends events about itself, and task events once they are enabled.
+    monkeypatch.setattr(harness, "QUIET", ("--without-gossip", "--without-mingle"))
+    with open_shop() as shop:
+        shop.start_worker(concurrency=1)
+        monitor = Monitor(shop)
+        try:
+            assert not sends_replay_event(shop, monitor)
+            shop.app.control.enable_events(reply=True, timeout=SOON, limit=1)
+            eventually(lambda: sends_replay_event(shop, monitor), "the worker sends events")
+            shop.app.control.disable_events(reply=True, timeout=SOON, limit=1)
+            eventually(lambda: not sends_replay_event(shop, monitor), "the worker sends no more")
+        finally:
+            monitor.stop()
+
+
+def sends_replay_event(shop: Shop, monitor: Monitor) -> bool:
+    """Whether the worker sends the event before a marker that is sent later."""
+    charge.delay("events", 1).get(timeout=SOON)
+    replay = charge.delay("events", 1)
+    replay.get(timeout=SOON)
+    with shop.app.events.default_dispatcher() as dispatcher:
+        dispatcher.send("task-marked", uuid=replay.id)
+    monitor.wait_for("task-marked", replay.id)
+    return any((e["type"], e.get("uuid")) == ("task-replayed", replay.id) for e in monitor.received)
+
+
+class TestMetrics:
+    def scrape(self, port: int) -> dict[str, float]:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON) as response:
+            lines = response.read().decode().splitlines()
+        return {
+            name: float(value)
+            for name, _, value in (line.rpartition(" ") for line in lines)
+            if not name.startswith("#")
+        }
+
+    def test_decisions_of_all_processes_are_counted(
+        self, shop: Shop, port: int, order: str
+    ) -> None:
+        before = self.scrape(port)
+        for number in range(6):
+            charge.delay(f"{order} {number % 3}", 1).get(timeout=SOON)
+        shop.wait_until_empty()  # a call is counted after its result is there
+        after = self.scrape(port)
+
+        def increase(decision: str) -> float:
+            name = "celery_idempotent_decisions_total"
+            label = f'{name}{{decision="{decision}",task="shop.charge"}}'
+            return after.get(label, 0) - before.get(label, 0)
+
+        assert (increase("run"), increase("replay")) == (3, 3)
+
+    def test_the_duration_of_begins_is_measured(self, shop: Shop, port: int, order: str) -> None:
+        pack.delay(order).get(timeout=SOON)
+        pack.delay(order).get(timeout=SOON)
+
+        values = self.scrape(port)
+
+        for case in ("begun", "finished"):
+            labels = f'{{case="{case}",task="shop.pack"}}'
+            count = values[f"celery_idempotent_begin_seconds_count{labels}"]
+            assert count >= 1
+            assert 0 < values[f"celery_idempotent_begin_seconds_sum{labels}"] < count * SOON
+
+    def test_a_takeover_is_measured_and_a_dead_process_holds_nothing(
+        self, shop: Shop, port: int, order: str
+    ) -> None:
+        name = 'celery_idempotent_takeover_seconds_count{task="shop.pack"}'
+        before = self.scrape(port).get(name, 0)
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        kill(shop, order)
+        shop.ledger.wait_for_run(order, 2)
+
+        values = self.scrape(port)
+        assert values[name] == before + 1
+        assert values["celery_idempotent_leases_held"] == 1
+        shop.ledger.release(order)
+        result.get(timeout=SOON)
+        eventually(
+            lambda: self.scrape(port)["celery_idempotent_leases_held"] == 0, "no lease is held"
+        )
+
+    def test_counters_are_served_before_there_is_anything_to_count(
+        self, shop: Shop, port: int
+    ) -> None:
+        values = self.scrape(port)
+
+        for series in (
+            'celery_idempotent_refused_total{reason="poisoned",task="shop.tick"}',
+            'celery_idempotent_outcomes_total{outcome="outcome_unsaved",task="shop.tick"}',
+            'celery_idempotent_decisions_total{decision="unprotected",task="shop.tick"}',
+            'celery_idempotent_deduplicated_total{task="shop.tick"}',
+            'celery_idempotent_takeover_seconds_bucket{le="300.0",task="shop.tick"}',
+            "celery_idempotent_heartbeats_replaced_total",
+        ):
+            assert values[series] == 0
+
+
+@pytest.mark.exhaustive
+def test_a_worker_that_is_restarted_by_a_signal_serves_metrics(
+    open_shop: Callable[..., Shop], order: str, tmp_path: Path
+) -> None:
+    with Ports(1) as ports, open_shop(idempotency_metrics=ports.numbers[0]) as shop:
+        worker = shop.start_worker(concurrency=1, TMPDIR=str(tmp_path))
+        pack.delay(order).get(timeout=SOON)
+        worker.kill("SIGHUP")
+        eventually(lambda: worker.logs().count("ready.") == 2, "the worker has restarted")
+
+        pack.delay(f"{order} again").get(timeout=SOON)
+        shop.wait_until_empty()
+
+        address = f"http://127.0.0.1:{ports.numbers[0]}/metrics"
+        assert worker.logs().count(address) == 2, "a port alone is not served to other machines"
+        with urlopen(address, timeout=SOON) as response:
+            text = response.read().decode()
+        assert 'decisions_total{decision="run",task="shop.pack"} 1.0' in text
+        assert len(list(tmp_path.glob("idempotency-metrics-*"))) == 1, "the first one is removed"
+
+
+def tidy() -> None: ...
+
+
+def by_order(order_id: int = 0) -> None: ...
+
+
+class TestLogAtStart:
+    def test_one_line_has_the_stores(self, worker: Worker) -> None:
+        (line,) = (line for line in worker.logs().splitlines() if "idempotent tasks" in line)
+
+        assert "records at redis://127.0.0.1:" in line
+
+    def test_tasks_with_one_rule_and_mode_have_one_line(self) -> None:
+        app = Celery("shop", broker="redis://", backend="redis://", set_as_current=False)
+        app.finalized = True  # without the shared tasks of other tests
+        for name, options in {
+            "charge": {"idempotency_key": "order:{order_id}", "acks_late": True},
+            "index": {"idempotency_until": "started"},
+            "search": {"idempotency_until": "started", "idempotency_lease": 60},
+            "ship": {"idempotency_lease": 5},
+            "tidy": {"idempotency_enabled": False},
+            "watch": {"idempotency_shadow": True},
+        }.items():
+            app.task(by_order, base=IdempotentTask, name=name, lazy=False, shared=False, **options)
+
+        assert list(describe_settings(app_tasks.tasks(app)))[1:] == [
+            "charge: key by the template 'order:{order_id}'",
+            "index, search: key by all arguments, until started",
+            "ship: key by all arguments, lease 5",
+            "tidy: unprotected (idempotency_enabled is False)",
+            "watch: in shadow (every call runs), key by all arguments",
+        ]
+
+    def test_secrets_are_not_logged(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(
+            broker_url="redis://:secret@localhost:1/0",
+            result_backend="redis://:secret@localhost:1/0",
+            idempotency_redis_options={"password": "secret"},
+        )
+        app.task(tidy, base=IdempotentTask, name="shop.tidy", lazy=False, shared=False)
+
+        text = "\n".join(describe_settings(app_tasks.tasks(app)))
+
+        assert "redis://localhost:1/0" in text
+        assert "secret" not in text
+
+    def test_a_task_with_other_settings_has_a_line(self, worker: Worker) -> None:
+        lines = worker.logs()
+
+        assert re.search(r"shop\.short_lease: key by .*, lease 2(,|$)", lines, re.MULTILINE)
+        assert "shop.open_door: unprotected" in lines
+
+    def test_each_finding_is_one_line(self, worker: Worker) -> None:
+        warnings = [line for line in worker.logs().splitlines() if "weakens idempotency" in line]
+
+        assert len(warnings) == 1
+        assert "nothing is written to disk" in warnings[0]
+        assert "appendonly yes" in warnings[0]
+
+
+class TestInspect:
+    def test_returns_a_lease(self, shop: Shop, worker: Worker, order: str) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        run = shop.ledger.wait_for_run(order)
+
+        lease = lease_of(shop, result.id)
+
+        assert lease["task"] == "shop.pack"
+        assert (lease["pid"], lease["key"], lease["token"]) == (run.pid, run.key, run.token)
+        assert lease["attempt"] == 1
+        assert lease["heartbeat"] == "healthy"
+        assert 0 < lease["trusted_seconds"] <= 0.95 * 30
+        assert lease["extended_seconds_ago"] == pytest.approx(lease["held_seconds"], abs=0.1)
+
+    @pytest.mark.parametrize(
+        "spread",
+        [
+            lambda order: pack.map(["first", order, "last"]),
+            lambda order: pack.starmap([("first",), (order,), ("last",)]),
+            lambda order: pack.chunks([("first",), (order,), ("last",)], 3),
+        ],
+        ids=["map", "starmap", "chunks"],
+    )
+    def test_returns_the_lease_of_the_running_item(
+        self, shop: Shop, order: str, spread: Callable[[str], Any]
+    ) -> None:
+        shop.ledger.hold(order)
+        spread(order).apply_async()
+        run = shop.ledger.wait_for_run(order)
+
+        leases = inspect(shop, "idempotency_leases")
+        (lease,) = (lease for lease in leases if lease["pid"] == run.pid)
+
+        assert lease["task"] == "shop.pack"
+        assert (lease["key"], lease["token"]) == (run.key, run.token)
+
+    def test_reports_a_healthy_heartbeat(self, shop: Shop, order: str) -> None:
+        result = shop.ledger.start(short_lease, order)
+
+        def extended() -> Any:
+            lease = lease_of(shop, result.id)
+            assert lease["heartbeat"] == "healthy"
+            return lease["extended_seconds_ago"] < lease["held_seconds"] - 0.3
+
+        eventually(extended, "the lease is extended")
+
+    def test_reports_an_expired_lease(self, shop: Shop, order: str) -> None:
+        result = shop.ledger.start(pack, order)
+        key = pack.idempotency_key_of(order)
+        store = pack.idempotency_configuration.executor.store
+        record = pack.idempotency_record(order)
+        run_sync(
+            store.execute(
+                commands.abandon(key, record.task_id, record.worker, root=bytes(8), grace_ms=0)
+            )
+        )
+
+        lease = lease_of(shop, result.id)
+
+        assert lease["heartbeat"] == "expired"
+        assert lease["trusted_seconds"] == 0
+
+    def test_a_duplicate_that_waits_has_no_lease(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        ids = {short_lease_waiting.delay(order).id for _ in range(2)}
+        run = shop.ledger.wait_for_run(order)
+
+        def active_longer_than_a_lease() -> bool:
+            began = [call["time_start"] for call in inspect(shop, "active") if call["id"] in ids]
+            return len(began) == 2 and time.time() - max(began) > SHORT_LEASE
+
+        eventually(active_longer_than_a_lease)
+        leases = inspect(shop, "idempotency_leases")
+
+        assert [lease["task_id"] for lease in leases if lease["task_id"] in ids] == [run.task_id]
+
+    def test_counts_include_all_processes(self, shop: Shop, order: str) -> None:
+        before = counts_of(shop, "shop.charge")
+        for _ in range(5):
+            charge.delay(order, 1).get(timeout=SOON)
+
+        after = counts_of(shop, "shop.charge")
+
+        assert after - before == {"run": 1, "completed": 1, "replay": 4}
+
+    def test_counts_continue_after_a_process_has_died(self, shop: Shop, order: str) -> None:
+        before = counts_of(shop, "shop.pack")
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        kill(shop, order)
+        shop.ledger.wait_for_run(order, 2)
+        shop.ledger.release(order)
+        result.get(timeout=SOON)
+
+        after = counts_of(shop, "shop.pack")
+
+        assert after - before == {"run": 1, "completed": 1, "takeover": 1}
+
+    def test_decisions_sum_to_the_deliveries(
+        self, shop: Shop, monitor: Monitor, order: str
+    ) -> None:
+        def decisions() -> int:
+            counts = inspect(shop, "idempotency_counts").values()
+            return sum(task.get(name, 0) for task in counts for name in signals.DECISIONS)
+
+        before, paid = decisions(), f"{order} paid"
+        charge.delay(paid, 1).get(timeout=SOON)
+        shop.ledger.hold(order)
+        results = [pack.delay(order)]
+        kill(shop, order)
+        shop.ledger.wait_for_run(order, 2)
+        duplicate = pack.delay(order)
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        shop.ledger.release(order)
+        results += [duplicate, pack.delay(order), charge.delay(paid, 1), charge.delay(paid, 2)]
+        results += [
+            misruled.delay("raises", order),
+            shop.app.send_task("shop.pack", (order, "too", "many")),
+        ]
+        for result in results:
+            result.get(timeout=SOON, propagate=False)
+        shop.wait_until_empty()
+        with shop.app.events.default_dispatcher() as dispatcher:
+            dispatcher.send("task-marked", uuid=order)
+        monitor.wait_for("task-marked", order)
+
+        deliveries = sum(event["type"] == "task-started" for event in monitor.received)
+        assert deliveries >= 11
+        assert decisions() - before == deliveries
+
+    def test_returns_findings(self, shop: Shop) -> None:
+        names = {finding["name"] for finding in inspect(shop, "idempotency_doctor")}
+
+        assert {"persistence", "fail-open", "recovery"} <= names
+
+    def test_a_key_rule_that_has_raised_is_found(self, shop: Shop, order: str) -> None:
+        misruled.delay("raises", order).get(timeout=SOON, propagate=False)
+
+        (by_worker,) = (
+            f for f in inspect(shop, "idempotency_doctor") if f["name"] == "rule-raised"
+        )
+        findings = json.loads(command_line.run(shop.app, "doctor", "--json", code=1))["findings"]
+
+        sampler = Sampler(shop.app, "")
+        sampler.start()
+        shown = [finding.to_json() for finding in sampler.findings()]
+        sampler.close()
+
+        assert by_worker in findings
+        assert by_worker in shown
+        assert (by_worker["subject"], by_worker["severity"]) == ("shop.misruled", "error")
+        assert re.match(r"no key could be derived for [1-9]\d* of its calls ", by_worker["what"])
+
+
+CALLS = 40
+
+
+@pytest.mark.parametrize("cause", ["KeyReusedError", "KeyRuleError"])
+def test_a_refused_call_is_one_line_with_one_traceback_a_minute(
+    shop: Shop, order: str, cause: str
+) -> None:
+    (worker,) = shop.workers
+    charge.delay(order, 1).get(timeout=SOON)
+    worker.new_logs()
+    publish = charge.delay if cause == "KeyReusedError" else misruled.delay
+    calls = [(order, number + 2) for number in range(CALLS)]
+    if cause == "KeyRuleError":
+        calls = [("raises", f"{order}-{number}") for number in range(CALLS)]
+    results = [publish(*call) for call in calls]
+    for result in results:
+        result.get(timeout=SOON, propagate=False)
+    for result in results:
+        worker.wait_for_log(f"[{result.id}] raised unexpected")
+
+    lines = worker.new_logs().splitlines()
+    for result in results:
+        about = [line for line in lines if result.id in line and " received" not in line]
+        assert len(about) == 1, about
+        assert f"raised unexpected: {cause}" in about[0]
+    processes = {name for line in lines for name in re.findall(r": ERROR/([\w-]+)\]", line)}
+    starts = sum(line.startswith("Traceback") for line in lines)
+    # That of the error, and that of its cause; another test may have logged it in this minute.
+    assert starts <= len(processes) * (2 if cause == "KeyRuleError" else 1)
+    assert len(processes) < CALLS / 4
+
+
+def test_a_record_that_is_gone_is_not_a_lost_lease(shop: Shop, order: str) -> None:
+    (worker,) = shop.workers
+    worker.new_logs()
+    result = shop.ledger.start(short_lease, order)
+    store = short_lease.idempotency_configuration.executor.store
+    store.client.delete(store.name(short_lease.idempotency_key_of(order)))
+    worker.wait_for_log("has lost its record, which Redis has evicted or deleted")
+    shop.ledger.release(order)
+    result.get(timeout=SOON)
+
+    assert "has lost its lease" not in worker.new_logs()
+    assert shop.ledger.wait_for_signal(result.id, "lease_lost")
