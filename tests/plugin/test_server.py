@@ -37,6 +37,15 @@ def test_replies_on_a_unix_socket_alone_until_it_is_stopped() -> None:
     server.stop()
 
 
+def test_listens_on_a_port_with_other_options() -> None:
+    with RedisServer.start(config={"databases": "20"}) as server:
+        assert server.url.startswith("redis://127.0.0.1:")
+        with redis.Redis.from_url(server.url.rpartition("/")[0] + "/19") as client:
+            assert client.ping()
+    with pytest.raises(ValueError, match="any"):
+        RedisServer.start("sqlite")
+
+
 def test_its_url_suits_a_broker_and_a_result_backend() -> None:
     with RedisServer() as server:
         app = Celery(broker=server.url, backend=server.url, set_as_current=False)
