@@ -43,7 +43,7 @@ def forget(shop: Shop, directory: Path, *arguments: str) -> Iterator[subprocess.
         yield process
 
 
-@pytest.mark.parametrize("force", [False, True], ids=["", "force"])
+@pytest.mark.parametrize("force", exhaustive_except([False, True], False), ids=["", "force"])
 @pytest.mark.parametrize("by", exhaustive_except(["arguments", "task id", "state"], "arguments"))
 def test_outcome_stored_after_the_prompt_is_kept(
     shop: Shop, order: str, tmp_path: Path, by: str, force: bool

@@ -262,7 +262,9 @@ def in_plain_celery(ledger: Ledger, order: str, shape: str) -> tuple[Any, list[s
 @pytest.mark.core
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    "task", [woven, woven_by_id, woven_in_sql], ids=["its key", "TASK_ID", "in a transaction"]
+    "task",
+    [woven, pytest.param(woven_by_id, marks=pytest.mark.exhaustive), woven_in_sql],
+    ids=["its key", "TASK_ID", "in a transaction"],
 )
 class TestEveryShape:
     def test_result_and_executions_are_those_of_plain_celery(
