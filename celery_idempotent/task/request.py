@@ -154,7 +154,7 @@ class IdempotentRequest(Request):
         redelivered = is_lost and self._is_redelivered()
         final_error = error if is_lost and not redelivered else None
         with self._ending(0.0, PROCESS_LOST if is_lost else TERMINATED, final_error) as case:
-            if redelivered and case == "sending":
+            if redelivered and case == "sending" and not self.acknowledged:
                 # Since 5.7, Celery acknowledges the message if the result is stored, even if the
                 # child died before it counted the task in its chord.
                 return self.reject(requeue=True)
