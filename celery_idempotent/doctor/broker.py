@@ -32,13 +32,15 @@ def check(app: Celery) -> Iterator[Finding]:
     yield from check_visibility_timeout(app)
     enabled = app_tasks.enabled(app)
     is_amqp = configured.transport(app) in configured.AMQP and bool(enabled)
+    is_redis = bool(_sweep_interval(app) and configured.visibility_timeout(app) and enabled)
+    options = configured.options_of(app)
     longest = max((getattr(task, "time_limit", None) or 0.0 for task in enabled), default=0.0)
     lease, _ = _longest_lease(app)
     timeout, renewed = configured.visibility_timeout(app) or 0.0, configured.redeliver_after(app)
     by_worker = bool(timeout and lease) and renewed is not None
     by_broker = bool(timeout and lease) and renewed is None
     sweep, redelivery = _sweep_interval(app), _redelivery(app)
-    mutex_expire = float(configured.options_of(app).get("unacked_mutex_expire", MUTEX_EXPIRE))
+    mutex_expire = float(options.get("unacked_mutex_expire", MUTEX_EXPIRE))
     within = f"after a whole worker dies, its tasks run again within {max(redelivery, lease):g} s"
     yield from applying(
         "broker",
@@ -62,6 +64,11 @@ def check(app: Celery) -> Iterator[Finding]:
             "broker_transport_options['unacked_restore_throttle'] = 1",
             f"messages are redelivered later than the visibility timeout of {timeout:g} s "
             "suggests"),
+        Check(is_redis and not options.get("socket_timeout"), "socket-timeout", Severity.NOTE,
+            "a worker waits without a limit for replies of the broker",
+            "broker_transport_options['socket_timeout'] = 10",
+            "if its connection is cut at the wrong moment, it takes no more messages, and logs "
+            "nothing"),
         Check(is_amqp and not app.conf.broker_heartbeat, "heartbeat", Severity.WARNING,
             "broker_heartbeat is off",
             "broker_heartbeat = 120, Celery's default",
