@@ -63,8 +63,7 @@ REPLACEMENT = Payload(
     "=task", layout.write_replacement(1, FIRST, entries.write("one", "json", b"1"))
 )
 payloads = st.sampled_from([*VALUES, REPLACEMENT])
-#: A task that has replaced itself has no result to write: see `flow.settlement_of`.
-written_payloads = st.sampled_from(VALUES)
+values = st.sampled_from(VALUES)
 #: How a call is made: once; again after its reply was lost; or so many milliseconds after the end
 #: of the present lease or reservation.
 ONCE, RESENT = "once", "resent"
@@ -126,12 +125,18 @@ class Machine(RuleBasedStateMachine):
         if result.case == "begun" and result.replied is not None:
             self.tokens.append(result.replied.token)
 
-    @rule(which=tokens, payload=payloads, sending_ms=sendings, mode=modes)
+    @rule(which=tokens, payload=values, sending_ms=sendings, mode=modes)
     def complete(self, which: Any, payload: Payload, mode: Any, **sending: Any) -> None:
         token = self.token(which)
         self.call(commands.complete(KEY, token, payload, RETENTION_MS, **sending), mode)
 
-    @rule(which=tokens, payload=written_payloads, before=st.sampled_from(BACKENDS), mode=modes)
+    @rule(which=tokens, mode=modes)
+    def replace(self, which: Any, mode: Any) -> None:
+        # The task that takes over has the continuation, and its error releases the record.
+        token = self.token(which)
+        self.call(commands.complete(KEY, token, REPLACEMENT, RETENTION_MS, sending_ms=0), mode)
+
+    @rule(which=tokens, payload=values, before=st.sampled_from(BACKENDS), mode=modes)
     def fused_complete(self, which: Any, payload: Payload, before: Any, mode: Any) -> None:
         result = commands.BackendResult(self.backend_name, META, BACKEND_SECONDS)
         command = commands.complete(KEY, self.token(which), payload, RETENTION_MS, result)
