@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,8 +11,8 @@ from celery import Celery
 
 from celery_idempotent.testing.server import RedisServer, RedisServerError
 from tests.apps import close
-from tests.servers.processes import REPOSITORY, is_running, listening_addresses
-from tests.waiting import SOON, eventually
+from tests.servers.processes import is_running, listening_addresses
+from tests.waiting import SOON
 
 
 def pid_of(server: RedisServer) -> int:
@@ -63,63 +59,6 @@ def test_outlives_the_thread_that_started_it() -> None:
     thread.join()
     with servers[0] as server:
         assert server.client().ping()
-
-
-START_AND_WAIT = """
-from celery_idempotent.testing.server import RedisServer
-server = RedisServer()
-print(server.client().info("server")["process_id"], flush=True)
-{then}
-"""
-
-
-def owner_of_a_server(then: str, directory: Path) -> tuple[subprocess.Popen[str], int]:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", START_AND_WAIT.format(then=then)],
-        stdout=subprocess.PIPE,
-        stdin=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "TMPDIR": str(directory)},  # a killed owner leaves files there
-    )
-    assert owner.stdout is not None
-    return owner, int(owner.stdout.readline())
-
-
-def test_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
-    owner, server_pid = owner_of_a_server("input()", tmp_path)
-    with owner:
-        assert is_running(server_pid)
-        owner.kill()
-    assert owner.returncode == -signal.SIGKILL
-    eventually(lambda: not is_running(server_pid))
-
-
-@pytest.mark.parametrize(
-    "then", ["", "raise SystemExit(3)", "import gc; del server; gc.collect(); input()"]
-)
-def test_ends_when_its_owner_exits_or_drops_it(then: str, tmp_path: Path) -> None:
-    owner, server_pid = owner_of_a_server(then, tmp_path)
-    with owner:
-        eventually(lambda: not is_running(server_pid))
-    assert not list(tmp_path.iterdir())
-
-
-STOP_IN_A_FORKED_CHILD = """
-import os
-if os.fork() == 0:
-    server.stop()
-    os._exit(0)
-os.wait()
-assert os.path.exists(server.client().config_get("dir")["dir"])
-server.stop()
-"""
-
-
-def test_a_forked_child_of_the_owner_does_not_stop_the_server(tmp_path: Path) -> None:
-    owner, _ = owner_of_a_server(STOP_IN_A_FORKED_CHILD, tmp_path)
-    with owner:
-        assert owner.wait() == 0
 
 
 def test_a_program_that_cannot_be_executed_raises(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -17,7 +14,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from tests.apps import close
 from tests.exhaustive import exhaustive_except
 from tests.servers.ports import Ports
-from tests.servers.processes import REPOSITORY, is_running
+from tests.servers.processes import is_running
 from tests.servers.redis_server import (
     RedisServer,
     RedisServerError,
@@ -119,65 +116,6 @@ def test_outlives_the_thread_that_started_it() -> None:
         pid = server.client().info("server")["process_id"]
         with pytest.raises(TimeoutError):
             eventually(lambda: not is_running(pid), "it ends", seconds=0.2)
-
-
-START_AND_WAIT = """
-from tests.servers.redis_server import RedisServer
-server = RedisServer.start({kind!r})
-print(server.client().info("server")["process_id"], flush=True)
-{then}
-"""
-
-
-def owner_of_a_server(kind: str, then: str, directory: Path) -> tuple[subprocess.Popen[str], int]:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", START_AND_WAIT.format(kind=kind, then=then)],
-        stdout=subprocess.PIPE,
-        stdin=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "TMPDIR": str(directory)},  # a killed owner leaves files there
-    )
-    assert owner.stdout is not None
-    return owner, int(owner.stdout.readline())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
-@each_kind
-def test_ends_when_its_owner_is_killed(kind: str, tmp_path: Path) -> None:
-    owner, server_pid = owner_of_a_server(kind, "input()", tmp_path)
-    with owner:
-        assert is_running(server_pid)
-        owner.kill()
-    assert owner.returncode == -signal.SIGKILL
-    eventually(lambda: not is_running(server_pid))
-
-
-@pytest.mark.parametrize(
-    "then", ["", "raise SystemExit(3)", "import gc; del server; gc.collect(); input()"]
-)
-def test_ends_when_its_owner_exits_or_drops_it(then: str, tmp_path: Path) -> None:
-    owner, server_pid = owner_of_a_server(KINDS[0], then, tmp_path)
-    with owner:
-        eventually(lambda: not is_running(server_pid))
-    assert not list(tmp_path.iterdir())
-
-
-STOP_IN_A_FORKED_CHILD = """
-import os
-if os.fork() == 0:
-    server.stop()
-    os._exit(0)
-os.wait()
-assert os.path.exists(server.client().config_get("dir")["dir"])
-server.stop()
-"""
-
-
-def test_a_forked_child_of_the_owner_does_not_stop_the_server(tmp_path: Path) -> None:
-    owner, _ = owner_of_a_server(KINDS[0], STOP_IN_A_FORKED_CHILD, tmp_path)
-    with owner:
-        assert owner.wait() == 0
 
 
 def test_an_invalid_config_raises_with_the_servers_message() -> None:
