@@ -60,9 +60,12 @@ class RedisServer:
     def __init__(self, url: str = "", config: Mapping[str, str] | None = None) -> None:
         #: Ends the private server; None if there is none.
         self._end: Callable[[], object] | None = None
-        self.url = url or self._start(config or {})
+        self.url = url
         try:
-            self._wait_until_ready()
+            if url:
+                self._wait_until_ready()
+            else:
+                self.url = self._start(config or {})
         except BaseException:
             self.stop()
             raise
@@ -108,8 +111,11 @@ class RedisServer:
                 start_new_session=True,
             )
         self._end = weakref.finalize(self, _end, self._supervisor, folder, os.getpid())
+        # Another server may have taken the port meanwhile: only the socket is certainly this one's.
+        self.url = f"redis+socket://{folder}/socket"
+        self._wait_until_ready()
         port = options["port"]
-        return f"redis+socket://{folder}/socket" if port == "0" else f"redis://127.0.0.1:{port}/0"
+        return self.url if port == "0" else f"redis://127.0.0.1:{port}/0"
 
     def _wait_until_ready(self) -> None:
         deadline = monotonic() + _START_SECONDS
