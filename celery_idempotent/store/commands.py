@@ -121,8 +121,9 @@ def complete(
     """Stores the result: ``ok`` or ``lost``; ``written`` if it also stores `backend_result`.
 
     Args:
-        sending_ms: how long sending the continuation may take; 0: it is not sent; None: there is
-            none. `backend_result` is only for a task without a continuation.
+        sending_ms: how long sending the continuation may take; 0: it is not sent, such as by a task
+            that replaces itself; None: there is none. `backend_result` is only for a task without a
+            continuation.
     """
     arguments = [token, append_traceparent(result.format), result.body, retention_ms]
     if backend_result is None:
