@@ -64,8 +64,11 @@ def forget(
         command.confirm("Forget {}?", [_described(target) for target in targets], "record")
     options: dict[str, Any] = {"user": _user_name(), "force": force, "databases": databases}
     cases = {str(target.key): changes.forget(target, tasks, **options) for target in targets}
-    running = f"{changes.MESSAGES[changes.RUNNING]} (use --force to forget it)"
-    messages = changes.MESSAGES | {changes.RUNNING: running}
+    remedies = {
+        changes.RUNNING: " (use --force to forget it)",
+        changes.CHANGED: "; show it, then forget it again",
+    }
+    messages = {case: text + remedies.get(case, "") for case, text in changes.MESSAGES.items()}
     command.end(cases, messages, (changes.FORGOTTEN, changes.ABSENT), as_json=as_json)
 
 

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from datetime import datetime, timezone
+from typing import NamedTuple
 
 from celery import Celery
 
@@ -49,6 +50,16 @@ MAX_STARTED = 200
 FINDINGS_AGE = 15.0
 
 
+class SqlCount(NamedTuple):
+    """The number of outcomes in a database."""
+
+    name: str
+    rows: int = 0
+    expired: int = 0
+    #: Why counting failed; empty if it succeeded.
+    error: str = ""
+
+
 class Sampler(threading.Thread):
     """Samples an app's workers and records.
 
@@ -82,8 +93,8 @@ class Sampler(threading.Thread):
         self._wake = threading.Event()
         #: Set after the first round, without and with the workers.
         self._read, self._asked = threading.Event(), threading.Event()
-        #: As `_count` returns them, with the findings.
-        self.sql_outcomes: list[tuple[str, str, tuple[int, int]]] = []
+        #: Counted with the findings.
+        self.sql_outcomes: list[SqlCount] = []
         self._findings: list[Finding] | None = None
         self._found_at = -math.inf
         self._findings_lock = threading.Lock()
@@ -171,10 +182,10 @@ class Sampler(threading.Thread):
     def _ask_workers(self) -> None:
         self._asked_at = now = time.monotonic()
         replies = inspect_commands.ask(self._app, WORKER_TIMEOUT)
-        self._replied_at |= dict.fromkeys(replies.workers, now)
+        replied_at = self._replied_at | dict.fromkeys(replies.workers, now)
+        self._replied_at = {n: at for n, at in replied_at.items() if now - at < WORKER_GRACE}
         known = self.replies.workers | replies.workers
-        names = (name for name in sorted(known) if now - self._replied_at[name] < WORKER_GRACE)
-        workers = {name: known[name] for name in names}
+        workers = {name: known[name] for name in sorted(self._replied_at)}
         self.history.add(time.time(), {name: each.counts for name, each in workers.items()})
         self.replies, self.asked = replies._replace(workers=workers), True
 
@@ -191,9 +202,9 @@ class Sampler(threading.Thread):
         return sorted(running, key=lambda view: (not view.is_expired, view.version))
 
 
-def _count(database: Database) -> tuple[str, str, tuple[int, int]]:
-    """Returns the name, why counting failed, and the numbers of outcomes and of expired ones."""
+def _count(database: Database) -> SqlCount:
+    name = database.engine.name
     try:
-        return database.engine.name, "", database.count()
+        return SqlCount(name, *database.count())
     except IdempotencyError as error:
-        return database.engine.name, str(error), (0, 0)
+        return SqlCount(name, error=str(error))

@@ -94,9 +94,14 @@ def idempotency_doctor(state: Any) -> list[dict[str, str]]:
 
 
 #: Names of the commands, as Celery's command line accepts them.
-COMMANDS = (
-    *("idempotency_leases", "idempotency_counts", "idempotency_redelivery"),
-    "idempotency_doctor",
+COMMANDS = tuple(
+    command.__name__
+    for command in (
+        idempotency_leases,
+        idempotency_counts,
+        idempotency_redelivery,
+        idempotency_doctor,
+    )
 )
 
 
@@ -117,12 +122,11 @@ class Worker(NamedTuple):
 
         Workers of earlier versions lack a command.
         """
-        error = leases["error"] if isinstance(leases, dict) else ""
         return cls(
-            [] if error else leases,
+            leases if isinstance(leases, list) else [],
             {} if "error" in counts else counts,
             redelivery if "messages_held" in redelivery else {},
-            error,
+            leases.get("error", "") if isinstance(leases, dict) else "",
         )
 
 
