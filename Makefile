@@ -47,7 +47,7 @@ chaos: .venv/chaos  ## Inject faults by a seeded schedule, also for other librar
 		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(TRANSACTION),--transaction) $(if $(AUDIT),--audit)
 
 .PHONY: proof
-proof: .venv/proof  ## Search the model, compare the scripts with it, run mutation tests: about ten minutes
+proof: .venv/proof  ## Search the model, compare the scripts with it, run mutation tests: about five minutes
 	@$(BIN)/python -m labs.verification
 
 .PHONY: canvases
