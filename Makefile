@@ -42,12 +42,12 @@ outages: .venv/test  ## Cause every kind of outage while workers run, and count 
 	@$(BIN)/python -m labs.outages
 
 .PHONY: chaos
-chaos: .venv/chaos  ## Inject faults by a seeded schedule, also for other libraries (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 TRANSACTION=1 AUDIT=1)
+chaos: .venv/test  ## Inject faults by a seeded schedule, also for other libraries (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 TRANSACTION=1 AUDIT=1)
 	@$(BIN)/python -m labs.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(TRANSACTION),--transaction) $(if $(AUDIT),--audit)
 
 .PHONY: proof
-proof: .venv/proof  ## Search the model, compare the scripts with it, run mutation tests: about five minutes
+proof: .venv/test  ## Search the model, compare the scripts with it, run mutation tests: about five minutes
 	@$(BIN)/python -m labs.verification
 
 .PHONY: canvases
@@ -114,7 +114,7 @@ clean:  ## Remove everything that these commands create
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp file per extra, renewed when pyproject.toml changes. dev includes test, and test includes demo.
-.venv/demo .venv/test .venv/dev .venv/docs .venv/peers .venv/bench .venv/chaos .venv/proof: pyproject.toml | $(BIN)/python
+.venv/demo .venv/test .venv/dev .venv/docs .venv/peers .venv/bench: pyproject.toml | $(BIN)/python
 	@echo "installing .[$(@F)] into .venv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(@F)]'
 	@touch $(if $(filter dev,$(@F)),.venv/demo .venv/test) $(if $(filter test,$(@F)),.venv/demo) $@
