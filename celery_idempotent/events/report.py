@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from celery_idempotent.errors import IdempotencyError
@@ -35,7 +36,7 @@ class Reported(Protocol):
     key: Any
     label: str
     task_id: str
-    #: The decision about this pass, one of `DECISIONS`; empty until :func:`decide` sets it.
+    #: The decision about this pass, one of `DECISIONS`; empty until :func:`report` sets it.
     decision: str
 
 
@@ -57,10 +58,17 @@ def report(event: Event, call: Reported | About, execution: Any = None, **fields
         execution: the call's execution, if it has begun one.
         fields: values for the message, the counter's name and the signal.
     """
-    if event.decision:
-        decide(event, call)
+    names = []
+    if event.decision and not call.decision:
+        if not isinstance(call, About):
+            call.decision = event.decision
+        names.append(event.decision)
     if event.counter:
-        _count(event.counter.format_map(fields), call)
+        names.append(event.counter.format_map(fields))
+    if names:
+        task = call.task if isinstance(call, About) else call.key.task
+        for name, counter in product(names, counters):
+            counter(name, task)
     if event.level and (event.logger or logger).isEnabledFor(event.level):
         _log(event, call, execution, fields)
     signal = event.signal
@@ -71,20 +79,6 @@ def report(event: Event, call: Reported | About, execution: Any = None, **fields
         fields.setdefault("decision", event.decision)
         details = {name: fields.get(name) for name in signal.providing_args}
         signal.send(sender=call.sender, **details)
-
-
-def decide(event: Event, call: Reported | About) -> None:
-    """Counts the decision of `event`, unless the call already has one."""
-    if not call.decision:
-        if not isinstance(call, About):
-            call.decision = event.decision
-        _count(event.decision, call)
-
-
-def _count(name: str, call: Reported | About) -> None:
-    task = call.task if isinstance(call, About) else call.key.task
-    for counter in counters:
-        counter(name, task)
 
 
 def _log(event: Event, call: Reported | About, execution: Any, fields: dict[str, Any]) -> None:
@@ -155,4 +149,4 @@ def decide_by(call: Reported, error: BaseException) -> None:
         if isinstance(error, IdempotencyError):
             refuse(call, error)
         else:
-            decide(table.INTERRUPTED, call)
+            report(table.INTERRUPTED, call)

@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 from celery_idempotent.events import table
-from celery_idempotent.events.report import decide, refuse, report
+from celery_idempotent.events.report import refuse, report
 from celery_idempotent.extensions.outbox import (
     begin_at_rows,
     claim_of,
@@ -124,7 +124,7 @@ class RowTransaction(Extension):
             await call.runtime.execute(commands.forget(call.key, poisoned.record))
         except StoreUnavailableError as error:
             report(table.ROW_UNKNOWN, call, error=error)
-            decide(table.STORE_UNAVAILABLE, call)
+            report(table.STORE_UNAVAILABLE, call)
             return conflict.requeue(call, error)
         report(table.ROW_FOUND, call)
         return AGAIN
@@ -212,7 +212,7 @@ class RowTransaction(Extension):
 
     async def _requeue(self, error: BaseException) -> Requeue:
         call = self.call
-        decide(table.STORE_UNAVAILABLE, call)
+        report(table.STORE_UNAVAILABLE, call)
         await self._release()
         return conflict.requeue(call, error, call.data.unanswered_ids)
 

@@ -14,7 +14,7 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.repeats import like_it
-from celery_idempotent.events.report import decide, decide_by, refuse, report
+from celery_idempotent.events.report import decide_by, refuse, report
 from celery_idempotent.flow import conflict, continuation, replacement
 from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
@@ -104,7 +104,7 @@ async def begin(call: ActiveCall) -> End | None:
             admission = await extension.admitted(admission)
         if admission is GRANTED:
             assert call.execution is not None
-            decide(table.TAKEOVER if call.execution.attempt > 1 else table.RUN, call)
+            report(table.TAKEOVER if call.execution.attempt > 1 else table.RUN, call)
             return None
         if isinstance(admission, Finished):
             return await replay_or_requeue(call, admission.record, sent=admission.sent)
@@ -221,7 +221,7 @@ def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | R
         return GRANTED
     if policy == "raise":
         raise refuse(call, error)
-    decide(table.STORE_UNAVAILABLE, call)
+    report(table.STORE_UNAVAILABLE, call)
     return conflict.requeue(call, error, longest=breaker.MAX_DELAY)
 
 

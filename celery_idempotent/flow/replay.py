@@ -11,7 +11,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.events import table
-from celery_idempotent.events.report import decide, refuse, report
+from celery_idempotent.events.report import refuse, report
 from celery_idempotent.flow import conflict, continuation
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.end import Answer, End
@@ -77,6 +77,6 @@ async def replay_or_requeue(call: ActiveCall, record: Record, *, sent: bool | No
         report(table.OUTCOME_UNAVAILABLE, call, error=error)
         if call.settings.on_store_error == "raise":
             raise refuse(call, error) from None
-        decide(table.STORE_UNAVAILABLE, call)
+        report(table.STORE_UNAVAILABLE, call)
         return conflict.requeue(call, error, unanswered_ids=unanswered_ids)
     return answer._replace(continuation_sent=bool(sent))

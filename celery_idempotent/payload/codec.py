@@ -167,13 +167,12 @@ class PayloadCodec:
         Raises:
             As :meth:`decode`.
         """
-        if self._is_async and record.format.startswith(_BLOCKING):
-            return await asyncio.to_thread(self._outcome, record)
-        return self._outcome(record)
-
-    def _outcome(self, record: Record) -> tuple[Any, bool]:
         try:
-            return self.decode(record), record.state is State.FAILED
+            if self._is_async and record.format.startswith(_BLOCKING):
+                outcome = await asyncio.to_thread(self.decode, record)
+            else:
+                outcome = self.decode(record)
+            return outcome, record.state is State.FAILED
         except (ResultNotStoredError, NotReadyError, CorruptRecordError, StoreUnavailableError):
             raise
         except Exception as error:

@@ -89,8 +89,12 @@ class ValueCodec:
 
     def serialize(self, value: Any, settings: Settings) -> Payload:
         """Returns the payload; if this fails, one without a value. Never raises."""
+        serializer = settings.serializer
+        assert serializer is not None
         try:
-            return self._dump(value, settings)
+            if isinstance(value, ResultBase) and self._app and serializer != "pickle":
+                value = value.as_tuple()
+            return dump(value, serializer, settings.compression)
         except Exception:
             return self._refusal(value, settings, "serialize")
 
@@ -112,17 +116,10 @@ class ValueCodec:
         except Exception:
             return self._refusal(value, settings, "restore"), value
 
-    def _dump(self, value: Any, settings: Settings) -> Payload:
-        serializer = settings.serializer
-        assert serializer is not None
-        if isinstance(value, ResultBase) and self._app and serializer != "pickle":
-            value = value.as_tuple()
-        return dump(value, serializer, settings.compression)
-
     def _refusal(self, value: Any, settings: Settings, verb: str) -> Payload:
         def fails(part: Any) -> bool:
             try:
-                self.restore(self._dump(part, settings))
+                self.restore(dump(part, settings.serializer or "", settings.compression))
             except Exception:
                 return True
             return False

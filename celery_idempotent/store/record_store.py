@@ -192,8 +192,12 @@ class RecordStore:
             )  # fmt: skip
         return reply
 
-    async def write_result(self, key: Key, result: BackendResult) -> bool:
+    async def write_result(
+        self, key: Key, result: BackendResult, refer: tuple[Any, ...] = ()
+    ) -> bool:
         """Writes the `result` of a replay; returns whether the result backend has it now.
+
+        The command `refer`, which writes a reference, is sent with it.
 
         Raises no Redis error: the result backend can write the result itself.
         """
@@ -201,7 +205,7 @@ class RecordStore:
             return False
         command = commands.write_result(key, result)
         try:
-            (reply,) = await self._transport.send(self._call(command))
+            reply, *_ = await self._transport.send(self._call(command), followup=refer)
             if isinstance(reply, Exception):
                 raise reply
         except CONNECTION_ERRORS as error:
@@ -301,18 +305,14 @@ class RecordStore:
         """
         return layout.read(raw, str(key), key.task, self.decode, expires_at)
 
-    def refer(self, task_id: str, record: Record, *, replayed: bool, keep_ms: int) -> None:
-        """Writes a reference from `task_id` to the `record` that it met; for blocking code.
+    def refer(self, command: tuple[Any, ...]) -> None:
+        """Writes a reference by a command of :func:`reference.command`; for blocking code.
 
         It waits for a reply only on a cluster or with the user's client, and raises no Redis
         error. After an error, it writes no references for a while.
-
-        Args:
-            keep_ms: milliseconds to keep it, counted from the outcome if there is one.
         """
         if monotonic() < self._no_references_until:
             return
-        command = reference.command(self.config.prefix, task_id, record, replayed, keep_ms)
         try:
             if isinstance(self._transport, ServerTransport):
                 run_sync(self._transport.send_once(pack(command), 1, wait=False))

@@ -45,6 +45,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.payload.result_codec import is_storable
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.record.reservation import Reservation
+from celery_idempotent.store import reference
 from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import (
@@ -317,8 +318,7 @@ class TaskCall:
 
     def _perform(self, end: End) -> Any:
         """Performs `end` after the flow; returns or raises the outcome of the message."""
-        if end.record is not None:
-            self._refer_to(end.record, replayed=isinstance(end, Answer) and end.replayed)
+        written = end.record is not None and self._refer_to(end.record, end)
         if isinstance(end, Answer):
             if isinstance(end.outcome, Failure) and self._has_ended(end, end.outcome.error):
                 self._keep_message()
@@ -327,8 +327,7 @@ class TaskCall:
                     self.active.continuation.follows_value = isinstance(end.outcome, Result)
                 elif end.continuation_sent:
                     canvas.drop_continuation(self._request)
-                replayed = end.replayed and self._write_replayed(end)
-                self.result_written = end.result_written or replayed
+                self.result_written = end.result_written or written
             return (Failure(self._refusal) if self._refusal else end.outcome).get()
         # Suppresses Celery's log line, which would not show how this delivery ends.
         self._request.idempotency_end_logged = True
@@ -357,28 +356,28 @@ class TaskCall:
         if is_call and may_store and not (request.is_eager or in_shadow):
             ended_message.keep(self.active, request)
 
-    def _write_replayed(self, answer: Answer) -> bool:
-        """Writes a replayed value for the result backend, if that saves a round trip.
+    def _refer_to(self, record: Record, end: End) -> bool:
+        """Writes a reference from this task id to the `record` of another one.
 
-        A redelivery finds its result there, which Celery does not change.
+        With it goes the result of a replay, if that saves a round trip; a redelivery finds its
+        result in the result backend, which Celery does not change. Returns whether it was written.
         """
-        outcome, record = answer.outcome, answer.record
-        if not isinstance(outcome, Result) or record is None or record.task_id == self.data.task_id:
-            return False
-        result = self._backend_result(outcome.value)
-        store = self._configuration.executor.store
-        return result is not None and run_sync(store.write_result(self.active.key, result))
-
-    def _refer_to(self, record: Record, *, replayed: bool) -> None:
-        """Writes a reference from this task id to the record of another one."""
         if record.task_id == self.data.task_id:
-            return
-        failed = record.state is State.FAILED
-        keep_ms = self.data.settings.error_ms if failed else self.data.settings.result_ms
+            return False
+        replay = end if isinstance(end, Answer) and end.replayed else None
+        settings, failed = self.data.settings, record.state is State.FAILED
+        keep_ms = settings.error_ms if failed else settings.result_ms
         if not record.state.finished:
-            keep_ms += self.data.settings.lease_ms
+            keep_ms += settings.lease_ms
         store = self._configuration.executor.store
-        store.refer(self.data.task_id, record, replayed=replayed, keep_ms=keep_ms)
+        prefix, task_id = store.config.prefix, self.data.task_id
+        refer = reference.command(prefix, task_id, record, replay is not None, keep_ms)
+        if replay is not None and isinstance(replay.outcome, Result):
+            result = self._backend_result(replay.outcome.value)
+            if result and run_sync(store.write_result(self.active.key, result, refer)):
+                return True
+        store.refer(refer)
+        return False
 
     def requeue(self, end: Requeue) -> None:
         """Publishes the message again under its id; afterwards this copy can be acknowledged.

@@ -30,7 +30,7 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
 from celery_idempotent.events import table
-from celery_idempotent.events.report import decide, report
+from celery_idempotent.events.report import report
 from celery_idempotent.flow import conflict
 from celery_idempotent.flow.active_call import ActiveCall, Extension, Plan
 from celery_idempotent.flow.end import End
@@ -154,7 +154,7 @@ class ForgetFirst(Extension):
         try:
             forgotten = at_row(self._forget)
         except StoreUnavailableError as error:
-            decide(table.STORE_UNAVAILABLE, self.call)
+            report(table.STORE_UNAVAILABLE, self.call)
             return conflict.requeue(self.call, error)
         except CorruptRecordError:
             return None  # the begin refuses it

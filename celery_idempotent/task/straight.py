@@ -27,7 +27,7 @@ from celery_idempotent.clock import monotonic as process_clock
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
-from celery_idempotent.events.report import decide, report
+from celery_idempotent.events.report import report
 from celery_idempotent.flow.active_call import EXECUTION_ID_BYTES, begin_command
 from celery_idempotent.flow.flow import give_back
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
@@ -285,7 +285,7 @@ class StraightCall:
         self.token, self.lease = begun.token, lease
         line.runtime.start_renewal(lease)
         report(table.BEGUN, self, self)
-        decide(table.RUN, self)
+        report(table.RUN, self)
         return True
 
     def _run(self, limit: SoftLimit) -> bool:

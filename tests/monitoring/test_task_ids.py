@@ -11,6 +11,7 @@ from celery.result import AsyncResult
 from celery_idempotent import CallOutcome, outcome_of
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.record.record import Record
+from celery_idempotent.store import reference
 from celery_idempotent.store.inspection.record_query import find_task
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.reference import Reference
@@ -193,7 +194,9 @@ class TestKeyThatRunsAgain:
         store = shop.pack.idempotency_configuration.executor.store
         first = store.get(shop.pack.idempotency_key_of(42, 3000).of_message("first-id"))
         # As if it had met the first execution, before it ran.
-        store.refer("second-id", run_sync(first), replayed=False, keep_ms=60_000)
+        store.refer(
+            reference.command(store.config.prefix, "second-id", run_sync(first), False, 60_000)
+        )
         eventually(lambda: store.reference("second-id") is not None)
         shop.pack.apply((42, 3000), task_id="third-id")
 
@@ -210,7 +213,7 @@ def test_a_reference_to_a_task_of_another_app_is_none(shop: Shop) -> None:
     record = call_twice(shop, 42, "first-id", "duplicate-id")
     store = shop.charge.idempotency_configuration.executor.store
     other = replace(record, key=record.key.replace("shop.charge", "other.task"))
-    store.refer("lost-id", other, replayed=False, keep_ms=60_000)
+    store.refer(reference.command(store.config.prefix, "lost-id", other, False, 60_000))
     eventually(lambda: store.reference("lost-id") is not None)
 
     assert outcome_of(AsyncResult("lost-id", app=shop.app)) is None

@@ -24,7 +24,7 @@ one_server = pytest.mark.parametrize(
 
 def refer(harness: RecordHarness, task_id: str = SECOND, *, replayed: bool = True) -> None:
     record = harness.record()
-    harness.store.refer(task_id, record, replayed=replayed, keep_ms=RETENTION_MS)
+    harness.store.refer(reference.command("idem", task_id, record, replayed, RETENTION_MS))
 
 
 def written(harness: RecordHarness, task_id: str = SECOND) -> Reference:
@@ -125,14 +125,15 @@ class TestWriting:
         record = proxied.record()
         proxy.refuse()
         store = store_at(proxy.url)
-        store.refer(SECOND, record, replayed=True, keep_ms=RETENTION_MS)
+        command = reference.command("idem", SECOND, record, True, RETENTION_MS)
+        store.refer(command)
         proxy.heal()
 
-        store.refer(SECOND, record, replayed=True, keep_ms=RETENTION_MS)
+        store.refer(command)
         assert proxy.requests_with("idem:@") == []
 
         now += record_store.RETRY_REFERENCES_AFTER
-        store.refer(SECOND, record, replayed=True, keep_ms=RETENTION_MS)
+        store.refer(command)
         written(proxied)
 
     def test_an_error_reply_is_ignored(
