@@ -241,13 +241,13 @@ class Settings:
         return by_mode if self.dedupe_publish is None else bool(self.dedupe_publish)
 
     @cached_property
-    def wait_ms(self) -> int:
+    def next_turn_ms(self) -> int:
         """Returns for how many milliseconds a waiting message reserves its turn; 0 for none."""
         # A requeued message returns within a lease.
         return round(max(self.reservation_ttl, self.lease) * 1000) if self.until == "started" else 0
 
     @cached_property
-    def keep_ms(self) -> int:
+    def min_retention_ms(self) -> int:
         """Returns for how many milliseconds calls that met an execution can get its outcome."""
         # Scripts renew it when half of it is over. The rest covers the longest delay of a requeued
         # message, which is a lease or a second, and its time in the queue.

@@ -18,7 +18,7 @@ from billiard.process import current_process
 
 from celery_idempotent.events.report import counters
 from celery_idempotent.events.table import COUNTED
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.heartbeat import heartbeat
 
 #: Number of rows; processes beyond it are not counted.
@@ -76,7 +76,7 @@ class SharedCounters:
 
     def frozen_processes(self) -> frozenset[int]:
         """Returns the living processes of the pool that have let their leases expire."""
-        now, ends = monotonic() * 1000, self._rows_end + 2 * MAX_PROCESSES
+        now, ends = lease_now() * 1000, self._rows_end + 2 * MAX_PROCESSES
         cells = self._cells[self._rows_end : ends].tolist()
         late = (pid for pid, at in zip(cells[::2], cells[1::2], strict=True) if 0 < at < now)
         return frozenset(pid for pid in late if is_alive(pid))

@@ -37,9 +37,9 @@
 --   max_attempts       executions that may die in a row
 --   error_ms           retention of the FAILED record of a task that has used them up
 --   continues          1: something follows the task
---   wait_ms            with a turn: how long the next one is reserved for a message that meets a run; 0:
+--   next_turn_ms       with a turn: how long the next one is reserved for a message that meets a run; 0:
 --                      no message waits
---   keep_ms            how long the outcome of an execution that this call meets is kept for it, if given
+--   min_retention_ms   how long the outcome of an execution that this call meets is kept for it, if given
 -- REPLIES
 --   begun              run; attempt > 1: this execution takes over from one that died
 --   held               another execution runs, or the key is reserved for another message, or another
@@ -52,7 +52,7 @@
 --   corrupt            not a record that this version can read
 
 local record, entry, turn = unpack(KEYS)
-local execution_id, unanswered_ids, task_id, root, generation, fingerprint, worker, lease_ms, ttl_ms, max_attempts, error_ms, continues, wait_ms, keep_ms =
+local execution_id, unanswered_ids, task_id, root, generation, fingerprint, worker, lease_ms, ttl_ms, max_attempts, error_ms, continues, next_turn_ms, min_retention_ms =
   unpack(ARGV)
 
 local raw = redis.call('GET', record)
@@ -173,10 +173,10 @@ if turn_raw then
     local entry, _, waiting_task_id = read_waiting(turn_raw, turn_position, now)
     if turn_at > now and turn_token ~= stored_token and not (turn_state == 'R' and turn_task_id == task_id) then
       local waits = waiting_task_id == task_id
-      if turn_state == 'S' and wait_ms ~= '0' and (waits or not entry) then
+      if turn_state == 'S' and next_turn_ms ~= '0' and (waits or not entry) then
         waits = true
         redis.call('SET', turn, string.sub(turn_raw, 1, turn_position - 1)
-          .. pack_waiting(now + wait_ms, task_id, fingerprint), 'KEEPTTL')
+          .. pack_waiting(now + next_turn_ms, task_id, fingerprint), 'KEEPTTL')
       end
       local returns = raw or waits
       return reply(returns and 'later' or 'busy', turn_raw)
@@ -199,9 +199,9 @@ if raw then
     local unanswered = stored_id ~= '' and string.find(unanswered_ids, stored_id, 1, true)
     if at > now and not unanswered and not is_replacement and not is_awaited then
       -- Not each time: who waits for a change of the record would wake all others.
-      if state == 'S' and keep_ms and kept_ms(stored_format, 0, now) < keep_ms / 2 then
+      if state == 'S' and min_retention_ms and kept_ms(stored_format, 0, now) < min_retention_ms / 2 then
         raw = pack(state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner,
-          (string.gsub(stored_format, ',%d+$', '')) .. string.format(',%.0f', now + keep_ms), string.sub(raw, position))
+          (string.gsub(stored_format, ',%d+$', '')) .. string.format(',%.0f', now + min_retention_ms), string.sub(raw, position))
         redis.call('SET', record, raw, 'KEEPTTL')
       end
       return reply('held', raw)

@@ -156,11 +156,11 @@ class Context:
         name, args, kwargs = call.get("task"), call.get("args", []), call.get("kwargs", {})
         if not isinstance(args, list) or not isinstance(kwargs, dict):
             raise HTTPException(400, "The arguments are not a JSON list and a JSON object.")
-        own_key, task_id = call.get("key") or None, call.get("task_id") or None
-        if isinstance(own_key, list):
-            own_key = tuple(own_key)
+        explicit_key, task_id = call.get("key") or None, call.get("task_id") or None
+        if isinstance(explicit_key, list):
+            explicit_key = tuple(explicit_key)
         try:
-            return explain_call(self.tasks, name, args, kwargs, own_key, task_id)
+            return explain_call(self.tasks, name, args, kwargs, explicit_key, task_id)
         except TypeError as error:
             text = str(error)
         except KeyRuleError as error:

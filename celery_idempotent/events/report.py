@@ -135,7 +135,7 @@ def _shown(key: str, value: Any) -> Any:
     return one_line(value) if isinstance(value, str) else value
 
 
-def refuse(
+def report_refused(
     call: Reported | About, error: ErrorT, event: Event = table.REFUSED, at: str = "begin"
 ) -> ErrorT:
     """Reports that `call` is refused, and returns `error`, which the caller raises."""
@@ -147,6 +147,6 @@ def decide_by(call: Reported, error: BaseException) -> None:
     """Reports that `error` has ended a call, unless a decision about it was already made."""
     if not call.decision:
         if isinstance(error, IdempotencyError):
-            refuse(call, error)
+            report_refused(call, error)
         else:
             report(table.INTERRUPTED, call)

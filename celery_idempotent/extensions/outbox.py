@@ -18,7 +18,7 @@ from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.soft_limit import at_row
 from celery_idempotent.record.payload import OUTBOX, Payload
 from celery_idempotent.sql.database import Database
-from celery_idempotent.sql.outcomes import Claim, Ended, Row
+from celery_idempotent.sql.outcomes import Claim, OutcomeValues, Row
 from celery_idempotent.sql.transaction import Transaction
 
 
@@ -46,7 +46,7 @@ async def begin_at_rows(
         As :meth:`Transaction.begin`.
 
     Raises:
-        Interrupted: if a soft time limit was reached while waiting for another transaction.
+        SoftLimitReached: if a soft time limit was reached while waiting for another transaction.
         StoreUnavailableError: if the broker or the database is unavailable.
         TransactionError: if called inside a transaction of the caller.
     """
@@ -67,7 +67,7 @@ async def begin_at_rows(
 async def commit_with_outbox(
     call: ActiveCall,
     transaction: Transaction,
-    outcomes: dict[Claim, Ended],
+    outcomes: dict[Claim, OutcomeValues],
     replacements: Sequence[Callable[[], Any]] = (),
 ) -> Row | None:
     """As :meth:`Transaction.commit`; the first row, that of `call`, gets the messages of the body.

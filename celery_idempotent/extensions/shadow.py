@@ -15,22 +15,21 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.events import table
-from celery_idempotent.events.report import refuse, report
+from celery_idempotent.events.report import report, report_refused
 from celery_idempotent.flow import conflict
 from celery_idempotent.flow.active_call import ActiveCall, Extension, begin_command, release_command
 from celery_idempotent.flow.call import Complete, Delegate, Fail
 from celery_idempotent.flow.end import Answer
 from celery_idempotent.flow.outcome import Failure, Outcome
-from celery_idempotent.flow.soft_limit import Interrupted
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.flow.soft_limit import SoftLimitReached
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import NOT_STORED, RESULT_IGNORED
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command
-from celery_idempotent.store.commands import Extension as LeaseExtension
+from celery_idempotent.store.commands import Command, LeaseExtension
 from celery_idempotent.store.scripts import Reply
 
 #: Stored in place of a result or an error.
@@ -58,7 +57,7 @@ class Shadow(Extension):
             held = await _begin(call)
         try:
             outcome = await runtime.run(partial(call.host.run, runtime.execution(str(call.key))))
-        except Interrupted as interrupted:
+        except SoftLimitReached as interrupted:
             # A soft time limit was reached before the body; it ends the call as in its first line.
             outcome = Failure(interrupted.error)
         finally:
@@ -75,7 +74,7 @@ async def _begin(call: ActiveCall) -> Lease | Command | None:
     """
     store = call.runtime.store
     try:
-        sent_at = monotonic()
+        sent_at = lease_now()
         reply = await _decide(call)
         store.outage.end()
         if reply.case == "begun":
@@ -93,11 +92,11 @@ async def _begin(call: ActiveCall) -> Lease | Command | None:
         if reply.case == "later":
             return commands.reserve(call.key, call.task_id, hold_ms=0)
     except StoreUnavailableError as error:
-        first = store.outage.another_call()
+        first = store.outage.count_failure()
         report(table.UNCOUNTED_OUTAGE if first else table.UNCOUNTED, call, error=error)
         report(table.BEGIN_FAILED, call, error=error, policy="shadow")
     except IdempotencyError as error:
-        refuse(call, error, table.WOULD_REFUSE)
+        report_refused(call, error, table.WOULD_REFUSE)
     except Exception as error:
         report(table.UNCOUNTED_OUTAGE, call, error=error)
     return None
@@ -118,7 +117,7 @@ async def _decide(call: ActiveCall) -> Reply:
 def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
     """Counts a call that would not have run."""
     if case == "reused":
-        refuse(call, conflict.reused(record, call.host.difference), table.WOULD_REFUSE)
+        report_refused(call, conflict.reused(record, call.host.difference), table.WOULD_REFUSE)
     elif case not in ("finished", "sent"):
         policy = conflict.policy_for(call, record, returns=case == "later")
         is_copy = record.task_id == call.task_id
@@ -127,7 +126,7 @@ def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
             return
         report(table.WOULD_CONFLICT, call, record=record, policy=policy)
     elif record.state is State.FAILED and isinstance(error := record.result, PoisonedTaskError):
-        refuse(call, error, table.WOULD_REFUSE)
+        report_refused(call, error, table.WOULD_REFUSE)
     else:
         report(table.WOULD_REPLAY, call, record=record)
 

@@ -18,12 +18,12 @@ from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Complete, Fail
 from celery_idempotent.flow.end import Settlement
 from celery_idempotent.flow.outcome import Failure, Outcome, Result, is_asynchronous, restored
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload, step_field
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database, step_databases
-from celery_idempotent.sql.outcomes import Ended
+from celery_idempotent.sql.outcomes import OutcomeValues
 from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
@@ -91,7 +91,7 @@ class Steps(Extension):
                     return outcome
                 payload, outcome = self._restored(name, outcome.value)
                 stored = await self._protected(name, payload)
-                ended = Ended(State.COMPLETED, *stored, call.settings.result_ms)
+                ended = OutcomeValues(State.COMPLETED, *stored, call.settings.result_ms)
                 row = await commit_with_outbox(call, transaction, {claim: ended})
                 if row is None:
                     await self._save(name, stored)
@@ -124,7 +124,7 @@ class Steps(Extension):
 
     async def settling(self, settlement: Settlement) -> Settlement:
         """Remembers when the outcome is stored."""
-        self._settling_since = monotonic()
+        self._settling_since = lease_now()
         return settlement
 
     async def settled(self, settlement: Settlement, reply: Reply) -> None:
@@ -132,7 +132,7 @@ class Steps(Extension):
         call = self.call
         if isinstance(settlement.disposition, Fail):
             # If the rows outlived the record, the next execution would find them.
-            elapsed_ms = round((monotonic() - self._settling_since) * 1000)
+            elapsed_ms = round((lease_now() - self._settling_since) * 1000)
             self._limit_rows(max(0, call.settings.error_ms - elapsed_ms))
         if isinstance(settlement.disposition, (Complete, Fail)):
             await call.codec.delete_step_objects(call.steps_body, str(call.key))

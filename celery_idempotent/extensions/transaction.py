@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 from celery_idempotent.events import table
-from celery_idempotent.events.report import refuse, report
+from celery_idempotent.events.report import report, report_refused
 from celery_idempotent.extensions.outbox import (
     begin_at_rows,
     claim_of,
@@ -46,7 +46,7 @@ from celery_idempotent.record.traceparent import append_traceparent
 from celery_idempotent.settings import Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import Claim, Ended, Row
+from celery_idempotent.sql.outcomes import Claim, OutcomeValues, Row
 from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
@@ -232,7 +232,7 @@ class RowTransaction(Extension):
         if fingerprint and record.fingerprint and record.fingerprint != fingerprint:
             await self._release()
             return Answer(
-                Failure(refuse(call, conflict.reused(record, call.host.difference))),
+                Failure(report_refused(call, conflict.reused(record, call.host.difference))),
                 record,
                 refused=True,
             )
@@ -276,13 +276,13 @@ async def commit_together(
     return [None] * len(settlements)
 
 
-def ended_of(settlement: Settlement) -> Ended:
+def ended_of(settlement: Settlement) -> OutcomeValues:
     """Returns the outcome for the row."""
     payload = settlement.payload
     assert payload is not None
     state = State.FAILED if isinstance(settlement.disposition, Fail) else State.COMPLETED
     format_ = append_traceparent(payload.format)
-    return Ended(state, format_, payload.body, settlement.retention_ms)
+    return OutcomeValues(state, format_, payload.body, settlement.retention_ms)
 
 
 def plan_for(settings: Settings) -> Plan:

@@ -21,15 +21,14 @@ from celery_idempotent.flow.end import Admission, End, Settlement
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.outcome import Outcome
 from celery_idempotent.flow.runtime import Runtime
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import PayloadCodec, not_stored
 from celery_idempotent.record import layout
 from celery_idempotent.record.layout import Begun
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command
-from celery_idempotent.store.commands import Extension as LeaseExtension
+from celery_idempotent.store.commands import Command, LeaseExtension
 from celery_idempotent.store.scripts import Reply
 
 EXECUTION_ID_BYTES = layout.ID_BYTES
@@ -135,7 +134,7 @@ class ActiveCall:
         self.unanswered = True
         try:
             if early is None:
-                sent_at = monotonic()
+                sent_at = lease_now()
                 reply = await self.runtime.execute_interruptible(command)
             else:
                 (sent_at, raw), self.early_reply = early, None
@@ -158,7 +157,7 @@ class ActiveCall:
             outage.end()
         if early is None and table.BEGIN_REPLIED.signal.receivers:
             since, self.first_sent_at = self.first_sent_at or sent_at, 0.0
-            report(table.BEGIN_REPLIED, self, case=reply.case, seconds=monotonic() - since)
+            report(table.BEGIN_REPLIED, self, case=reply.case, seconds=lease_now() - since)
         return reply
 
     def resume(self, lease: Lease) -> Any:
@@ -239,12 +238,12 @@ class ActiveCall:
         lease = self.lease
         if lease is None:
             return Reply("ok", b"", 0)
-        since = monotonic()
+        since = lease_now()
         while True:
             try:
                 return await self.runtime.execute(command)
             except StoreUnavailableError:
-                expired = not lease.trusted and monotonic() >= since + lease.seconds
+                expired = not lease.trusted and lease_now() >= since + lease.seconds
                 if self.writes_once or expired:
                     raise
                 await self.runtime.sleep(WRITE_RETRY_INTERVAL)
@@ -346,8 +345,8 @@ def begin_command(call: ActiveCall) -> Command:
         max_attempts=settings.max_attempts,
         error_ms=settings.error_ms,
         continues=data.continues,
-        wait_ms=data.wait_ms,
-        keep_ms=settings.keep_ms,
+        next_turn_ms=data.next_turn_ms,
+        min_retention_ms=settings.min_retention_ms,
     )
 
 

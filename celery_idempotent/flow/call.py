@@ -48,7 +48,7 @@ class Call(NamedTuple):
     continues: bool = False
     #: Milliseconds to reserve the next turn for this message if another run is active; 0 disables
     #: that.
-    wait_ms: int = 0
+    next_turn_ms: int = 0
     #: Of the message; None if soft time limits apply to a call around this one.
     soft_limit: SoftLimit | None = None
 

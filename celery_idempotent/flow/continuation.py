@@ -16,10 +16,10 @@ from celery_idempotent.events.report import report
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.key.canonical import canonical, digest
 from celery_idempotent.key.key import ROOT_BYTES
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 
 
@@ -36,10 +36,10 @@ class Continuation:
         self._runtime = call.runtime
         settings, root, execution_id = call.settings, call.data.root, call.execution_id
         self._delivery = call.key, root, execution_id
-        extension = Extension(
+        extension = LeaseExtension(
             call.key, 0, settings.lease_ms, settings.result_ms, root, execution_id
         )
-        self._lease = Lease(call.runtime.store, extension, monotonic(), self._lost)
+        self._lease = Lease(call.runtime.store, extension, lease_now(), self._lost)
         #: Publishes so far, by task and task id.
         self._published: Counter[tuple[str, str]] = Counter()
         pending.add(self)

@@ -14,7 +14,7 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.repeats import like_it
-from celery_idempotent.events.report import decide_by, refuse, report
+from celery_idempotent.events.report import decide_by, report, report_refused
 from celery_idempotent.flow import conflict, continuation, replacement
 from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
@@ -34,8 +34,8 @@ from celery_idempotent.flow.end import (
 )
 from celery_idempotent.flow.outcome import Failure, Outcome, Result, restore_step, restored
 from celery_idempotent.flow.replay import replay, replay_or_requeue
-from celery_idempotent.flow.soft_limit import Interrupted
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.flow.soft_limit import SoftLimitReached
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
 from celery_idempotent.record import layout, reservation
@@ -72,7 +72,7 @@ async def execute(call: ActiveCall) -> End:
             raise
         except BaseException as error:
             return await settle_again(call, outcome, error)
-    except Interrupted as interrupted:
+    except SoftLimitReached as interrupted:
         call.unanswered = False  # the next delivery recognises a granted begin by its id
         await give_back(call, interrupted)
         return conflict.requeue(call, interrupted.error)
@@ -97,7 +97,7 @@ async def give_back(call: ActiveCall, error: BaseException) -> None:
 
 async def begin(call: ActiveCall) -> End | None:
     """Requests the key; returns None if the call may run, else the end of the call."""
-    since = monotonic()
+    since = lease_now()
     while True:
         admission = await admit(call)
         for extension in call.extensions:
@@ -110,7 +110,7 @@ async def begin(call: ActiveCall) -> End | None:
             return await replay_or_requeue(call, admission.record, sent=admission.sent)
         if isinstance(admission, Held):
             waits = call.settings.on_conflict == "wait"
-            left = since + call.data.wait_timeout - monotonic() if waits else 0.0
+            left = since + call.data.wait_timeout - lease_now() if waits else 0.0
             record, reply = admission.record, admission.reply
             if left <= 0:
                 return conflict.apply_policy(
@@ -139,7 +139,7 @@ async def admit(call: ActiveCall) -> Admission:
         has_outcome = reply.case in ("finished", "sent")
         reserved = None if has_outcome else reservation.read(record, reply.raw)
     except CorruptRecordError as error:
-        raise refuse(call, error) from None
+        raise report_refused(call, error) from None
     replaced = record.format == DELEGATED and record.task_id != call.task_id
     if replaced and await _release_replaced(call, record, reply.raw):
         return AGAIN
@@ -155,7 +155,7 @@ async def admit(call: ActiveCall) -> Admission:
             call.key, call.label = call.key.with_fingerprint(b""), ""
             return AGAIN
         return Answer(
-            Failure(refuse(call, conflict.reused(record, call.host.difference))),
+            Failure(report_refused(call, conflict.reused(record, call.host.difference))),
             record,
             refused=True,
         )
@@ -209,7 +209,7 @@ def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | R
     """Applies ``on_store_error``: runs the call without protection, requeues it, or raises."""
     policy = call.settings.on_store_error
     outage = call.runtime.store.outage
-    if (number := outage.another_call()) is not None:
+    if (number := outage.count_failure()) is not None:
         event = table.CANNOT_BEGIN if outage.failed_calls == 1 else table.CANNOT_BEGIN_YET
         report(event, call, error=error, like_it=like_it(number))
     report(table.BEGIN_FAILED, call, error=error, policy=policy)
@@ -220,7 +220,7 @@ def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | R
         call.run_unprotected(call.runtime.execution(key, _restore_step=restore))
         return GRANTED
     if policy == "raise":
-        raise refuse(call, error)
+        raise report_refused(call, error)
     report(table.STORE_UNAVAILABLE, call)
     return conflict.requeue(call, error, longest=breaker.MAX_DELAY)
 

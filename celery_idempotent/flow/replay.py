@@ -11,7 +11,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.events import table
-from celery_idempotent.events.report import refuse, report
+from celery_idempotent.events.report import report, report_refused
 from celery_idempotent.flow import conflict, continuation
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.end import Answer, End
@@ -47,12 +47,12 @@ async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> An
             if isinstance(refusal, ResultDiscardedError):
                 report(table.REPLAYED, call, record=record)
             else:
-                refuse(call, refusal)
+                report_refused(call, refusal)
             return Answer(Failure(refusal), record, replayed=True, refused=True)
         except Exception as recovered:
             outcome, failed = recovered, True
     if failed and layout.is_poisoned(record):
-        refuse(call, outcome)
+        report_refused(call, outcome)
     else:
         report(table.REPLAYED, call, record=record)
     return Answer(Failure(outcome) if failed else Result(outcome), record, replayed=True)
@@ -76,7 +76,7 @@ async def replay_or_requeue(call: ActiveCall, record: Record, *, sent: bool | No
         # There is an outcome, which cannot be fetched: requeue or fail, but never run.
         report(table.OUTCOME_UNAVAILABLE, call, error=error)
         if call.settings.on_store_error == "raise":
-            raise refuse(call, error) from None
+            raise report_refused(call, error) from None
         report(table.STORE_UNAVAILABLE, call)
         return conflict.requeue(call, error, unanswered_ids=unanswered_ids)
     return answer._replace(continuation_sent=bool(sent))

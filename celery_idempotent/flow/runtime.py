@@ -44,7 +44,7 @@ class Runtime(Protocol):
         """Executes a begin: a soft time limit ends the wait for the reply.
 
         Raises:
-            Interrupted: if the limit was reached.
+            SoftLimitReached: if the limit was reached.
         """
 
     async def sleep(self, seconds: float) -> None:
@@ -54,14 +54,14 @@ class Runtime(Protocol):
         """Waits until the record differs from `seen`, for `seconds` at most.
 
         Raises:
-            Interrupted: if a soft time limit was reached.
+            SoftLimitReached: if a soft time limit was reached.
         """
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
         """Runs `func`, the user's code, and returns its outcome.
 
         Raises:
-            Interrupted: if a soft time limit was reached before it began.
+            SoftLimitReached: if a soft time limit was reached before it began.
         """
 
     def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Any:

@@ -22,12 +22,12 @@ _SIGNAL = getattr(signal, "SIGUSR1", None)
 # Without the conversion to an enum of signal.getsignal, which takes 2 µs for a function.
 _get_handler = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
-#: Phases of a call. In FLOW, the error is kept; in WAIT, it ends the wait for Redis as Interrupted;
-#: in BODY, it is raised unchanged.
+#: Phases of a call. In FLOW, the error is kept; in WAIT, it ends the wait for Redis as
+#: SoftLimitReached; in BODY, it is raised unchanged.
 FLOW, WAIT, BODY = "flow", "wait", "body"
 
 
-class Interrupted(BaseException):
+class SoftLimitReached(BaseException):
     """A soft time limit was reached before the body began.
 
     Args:
@@ -68,18 +68,18 @@ class SoftLimit:
         """Begins `phase`.
 
         Raises:
-            Interrupted: if the limit has been reached.
+            SoftLimitReached: if the limit has been reached.
         """
         try:
             self.phase = phase
             if self.error is not None:
-                raise Interrupted(self.error)
-        except Interrupted:
+                raise SoftLimitReached(self.error)
+        except SoftLimitReached:
             self.phase = FLOW
             raise
         except BaseException as error:
             self.phase = FLOW
-            raise Interrupted(error) from None
+            raise SoftLimitReached(error) from None
 
     def take(self) -> BaseException | None:
         """Returns the kept error once."""
@@ -131,4 +131,4 @@ class _Handler:
             limit.error = error.with_traceback(None)
             if limit.phase is WAIT:
                 limit.phase = FLOW
-                raise Interrupted(limit.error) from None
+                raise SoftLimitReached(limit.error) from None

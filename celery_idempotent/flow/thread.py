@@ -12,8 +12,8 @@ from celery_idempotent.flow.soft_limit import (
     BODY,
     FLOW,
     WAIT,
-    Interrupted,
     SoftLimit,
+    SoftLimitReached,
     innermost,
 )
 from celery_idempotent.key.key import Key
@@ -67,12 +67,12 @@ class BlockingRuntime:
             try:
                 limit.begin(BODY)
                 outcome = Result(func())
-            except Interrupted:
+            except SoftLimitReached:
                 raise
             except BaseException as error:
                 outcome = Failure(error)
             limit.phase = FLOW
-        except Interrupted:
+        except SoftLimitReached:
             raise
         except BaseException as late:
             # Raised by a signal handler after the body had ended.
@@ -102,7 +102,7 @@ def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | Non
     except StopIteration as end:
         value: T = end.value
         return value
-    except Interrupted as interrupted:
+    except SoftLimitReached as interrupted:
         own.take()
         raise interrupted.error from None
     finally:

@@ -19,7 +19,7 @@ from celery_idempotent.errors import (
     TransactionError,
 )
 from celery_idempotent.events import table
-from celery_idempotent.events.report import refuse, report
+from celery_idempotent.events.report import report, report_refused
 from celery_idempotent.extensions.outbox import begin_at_rows
 from celery_idempotent.extensions.steps import Steps
 from celery_idempotent.extensions.transaction import (
@@ -134,7 +134,7 @@ class LeaveRecord(Extension):
             return admission
         record = admission.record
         if layout.is_poisoned(record):
-            error = refuse(self.call, record.outcome())
+            error = report_refused(self.call, record.outcome())
             return Answer(Failure(error), record, replayed=True, refused=True)
         report(table.REPLAYED, self.call, record=record)
         return Answer(Result(None), record, replayed=True)

@@ -27,7 +27,7 @@ from celery_idempotent.store.run_sync import run_sync
 T = TypeVar("T")
 
 
-class BaseContextExecution(Bodies):
+class BaseBlockExecution(Bodies):
     """The execution of a block: its decision and, under RUN, its token and steps."""
 
     def __init__(self, data: Call, host: DirectHost, runtime: Any, codec: PayloadCodec) -> None:
@@ -119,7 +119,7 @@ class BaseContextExecution(Bodies):
         await self._end(error, error or NotCompletedError(self.key))
 
 
-class ContextExecution(BaseContextExecution):
+class BlockExecution(BaseBlockExecution):
     """The execution of a ``with`` block."""
 
     def complete(self, value: Any = None) -> Any:
@@ -141,7 +141,7 @@ class ContextExecution(BaseContextExecution):
         assert isinstance(execution, Execution)
         return execution.step(name, func, *args, **kwargs)
 
-    def __enter__(self) -> ContextExecution:
+    def __enter__(self) -> BlockExecution:
         try:
             run_sync(self._begin([self._call]))
             return self
@@ -153,11 +153,11 @@ class ContextExecution(BaseContextExecution):
         run_sync(self._exit(error))
 
 
-class AsyncContextExecution(BaseContextExecution):
+class AsyncBlockExecution(BaseBlockExecution):
     """The execution of an ``async with`` block."""
 
     async def complete(self, value: Any = None) -> Any:
-        """As :meth:`ContextExecution.complete`."""
+        """As :meth:`BlockExecution.complete`."""
         return await self._complete_key(value)
 
     @overload
@@ -174,7 +174,7 @@ class AsyncContextExecution(BaseContextExecution):
         assert isinstance(execution, AsyncExecution)
         return await execution.step(name, func, *args, **kwargs)
 
-    async def __aenter__(self) -> AsyncContextExecution:
+    async def __aenter__(self) -> AsyncBlockExecution:
         await self._begin([self._call])
         return self
 

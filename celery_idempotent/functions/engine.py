@@ -16,7 +16,7 @@ from celery_idempotent import settings
 from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
-from celery_idempotent.events.report import About, refuse
+from celery_idempotent.events.report import About, report_refused
 from celery_idempotent.extensions.transaction import plan_for, run_plain
 from celery_idempotent.flow import outcome
 from celery_idempotent.flow.active_call import ActiveCall
@@ -28,8 +28,8 @@ from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import (
-    AsyncContextExecution,
-    ContextExecution,
+    AsyncBlockExecution,
+    BlockExecution,
 )
 from celery_idempotent.functions.direct_call import (
     AsyncDirectHost,
@@ -203,7 +203,7 @@ class Idempotency:
             try:
                 key = rule.derive(args, kwargs)
             except KeyRuleError as error:
-                refuse(About(func, name, ""), error)
+                report_refused(About(func, name, ""), error)
                 raise
             data = direct_call(func, key, own_settings, label)
             work = partial(func, *args, **kwargs)
@@ -234,7 +234,7 @@ class Idempotency:
 
     def execution(
         self, key: Any, *, fingerprint: Any = None, label: str = "", **options: Any
-    ) -> ExecutionContext:
+    ) -> Block:
         """Returns the context manager of a code block, for ``with`` or ``async with``.
 
         Args:
@@ -251,9 +251,9 @@ class Idempotency:
         try:
             derived = self.key_of(key, fingerprint)
         except KeyRuleError as error:
-            refuse(About(self, self.name, ""), error)
+            report_refused(About(self, self.name, ""), error)
             raise
-        return ExecutionContext(self, derived, block_settings, printable(str(label)))
+        return Block(self, derived, block_settings, printable(str(label)))
 
     def begin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
@@ -453,10 +453,10 @@ class Idempotency:
         await self.async_executor.store.aclose()
 
 
-class ExecutionContext:
+class Block:
     """The context manager of one block, for ``with`` and ``async with``.
 
-    A block that ends without :meth:`~ContextExecution.complete` releases its key.
+    A block that ends without :meth:`~BlockExecution.complete` releases its key.
     """
 
     def __init__(self, engine: Idempotency, key: Key, settings: Settings, label: str = "") -> None:
@@ -465,22 +465,22 @@ class ExecutionContext:
         self._host = DirectHost(self._data, app=engine.app)
         self._execution: Any = None
 
-    def __enter__(self) -> ContextExecution:
+    def __enter__(self) -> BlockExecution:
         executor = self._engine.executor
-        self._execution = ContextExecution(self._data, self._host, executor.runtime, executor.codec)
+        self._execution = BlockExecution(self._data, self._host, executor.runtime, executor.codec)
         return self._execution.__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *error: object) -> None:
         self._execution.__exit__(*error)
 
-    async def __aenter__(self) -> AsyncContextExecution:
+    async def __aenter__(self) -> AsyncBlockExecution:
         if self._data.settings.transaction is not None:
             raise SettingsError(
                 f"{self._engine.name}: idempotency_transaction needs `with`, not `async with`, "
                 "since its connection blocks"
             )
         executor = self._engine.async_executor
-        self._execution = AsyncContextExecution(
+        self._execution = AsyncBlockExecution(
             self._data, self._host, AsyncioRuntime(executor.store), executor.codec
         )
         return await self._execution.__aenter__()  # type: ignore[no-any-return]

@@ -70,33 +70,33 @@ class KeyRule:
         kwargs: Mapping[str, Any],
         *,
         task_id: str | None = None,
-        explicit: Any = None,
+        explicit_key: Any = None,
     ) -> Key:
-        """Returns the key of a call; `explicit` is the key that the caller supplies.
+        """Returns the key of a call; `explicit_key` is what the caller supplies.
 
         Raises:
             KeyRuleError: naming the task and the argument, never its value.
             TypeError: if the arguments do not fit the task, as calling it would.
         """
-        return self._derive(args, kwargs, task_id, explicit)[2]
+        return self._derive(args, kwargs, task_id, explicit_key)[2]
 
     def _derive(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], task_id: str | None, explicit: Any
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], task_id: str | None, explicit_key: Any
     ) -> tuple[Mapping[str, Any], bytes, Key]:
         """Returns the bound arguments (none for a task id), what is hashed, and the key."""
-        if self._rule is TASK_ID and explicit is None:
+        if self._rule is TASK_ID and explicit_key is None:
             hashed = b"task-id" + canonical(task_id)
             return {}, hashed, Key.of(self.task, hashed)
         args, kwargs = self._normalise(args, kwargs)
         bound = self._parameters.bind(args, kwargs)
-        if self._rule is None and explicit is None:
+        if self._rule is None and explicit_key is None:
             hashed = b"arguments" + self._parameters.encode(bound, self._refuse)
             return bound, hashed, Key.of(self.task, hashed)
         fingerprint = fingerprint_of(self._parameters.encode(bound, _encode_any_type))
-        if explicit is None:
+        if explicit_key is None:
             hashed = self._encode(bound, args, kwargs)
             return bound, hashed, Key.of(self.task, hashed, fingerprint)
-        hashed = self._encode_explicit(explicit)
+        hashed = self._encode_explicit(explicit_key)
         return bound, hashed, Key.of(self.task, hashed, fingerprint, explicit=True)
 
     def explain(
@@ -105,12 +105,12 @@ class KeyRule:
         kwargs: Mapping[str, Any],
         *,
         task_id: str | None = None,
-        explicit: Any = None,
+        explicit_key: Any = None,
     ) -> Explanation:
         """Explains the key that :meth:`derive` returns; raises the same errors."""
-        bound, hashed, key = self._derive(args, kwargs, task_id, explicit)
+        bound, hashed, key = self._derive(args, kwargs, task_id, explicit_key)
         names, rule = self.names, self.description
-        if explicit is not None:
+        if explicit_key is not None:
             names, rule = (), "idempotency_key of the call"
         elif self._rule is None:
             names = [name.lstrip("*") for name in bound]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.heartbeat import Renewer, Renewers
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.transport.per_loop import PerLoop
@@ -33,7 +33,7 @@ class TimerRenewer(Renewer):
     def _wake_at(self, due: float) -> None:
         if self._request is not None:
             return  # the request sets the timer when it ends
-        when = self._loop.time() + due - monotonic()
+        when = self._loop.time() + due - lease_now()
         if self._timer is not None:
             if self._timer.when() <= when and not self._timer.cancelled():
                 return

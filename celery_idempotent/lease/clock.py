@@ -11,9 +11,9 @@ from celery_idempotent.clock import monotonic as process_clock
 #: Seconds; never set back. On Linux, this clock also counts the time for which the machine is
 #: suspended: a lease that expires meanwhile has expired when the machine resumes.
 #: ``time.monotonic`` stops during a suspension.
-monotonic: Callable[[], float]
+lease_now: Callable[[], float]
 try:
-    monotonic = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-    monotonic()
+    lease_now = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    lease_now()
 except (AttributeError, OSError):  # some kernels and sandboxes lack this clock
-    monotonic = process_clock
+    lease_now = process_clock

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events.repeats import Repeats, like_it
 from celery_idempotent.events.report import log_extra
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.printable import plural
 from celery_idempotent.record import layout
@@ -74,7 +74,7 @@ class Renewer:
 
     def take_due(self) -> list[Lease]:
         """Returns the leases that are due now, or so soon that they join the same request."""
-        now = monotonic()
+        now = lease_now()
         due = [lease for lease in tuple(self.held) if lease.due_with_others <= now]
         for lease in due:
             # Before the request: if that fails, it must not be retried in a busy loop.
@@ -83,7 +83,7 @@ class Renewer:
 
     async def extend(self, due: list[Lease], is_current: Callable[[], bool]) -> None:
         """Extends the leases `due`, and applies the replies if `is_current` then returns true."""
-        sent_at, timeout = monotonic(), self.shortest * TIMEOUT_PART
+        sent_at, timeout = lease_now(), self.shortest * TIMEOUT_PART
         try:
             replies = await due[0].store.extend([lease.extension for lease in due], timeout)
         except IdempotencyError as error:
@@ -192,7 +192,7 @@ class ThreadRenewer(Renewer):
 
     def _check_thread(self) -> None:
         """Starts a thread, unless one is running and not late."""
-        current, late = self.thread, monotonic() - self._expected_by
+        current, late = self.thread, lease_now() - self._expected_by
         if current is not None and current.is_alive() and late <= 0:
             return
         if current is not None:
@@ -228,7 +228,7 @@ class ThreadRenewer(Renewer):
         while True:
             # Infinite while the set is read: a lease that is added meanwhile wakes the thread.
             self.wakes_at = FOREVER
-            due, now = self.next_due, monotonic()
+            due, now = self.next_due, lease_now()
             if due <= now:
                 return True
             self._expect(due)
@@ -248,7 +248,7 @@ class ThreadRenewer(Renewer):
 
     def _extend(self, thread: threading.Thread) -> None:
         if due := self.take_due():  # empty if the renewal was stopped meanwhile
-            self._expect(monotonic() + 2 * self.shortest * TIMEOUT_PART)
+            self._expect(lease_now() + 2 * self.shortest * TIMEOUT_PART)
             run_sync(self.extend(due, lambda: self.thread is thread))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from celery_idempotent.lease.clock import monotonic
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.lease.clock import lease_now
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.record_store import RecordStore
 
 #: Fraction of a lease that is not trusted, since clocks run at different rates.
@@ -26,7 +26,7 @@ class Lease:
     def __init__(
         self,
         store: RecordStore,
-        extension: Extension,
+        extension: LeaseExtension,
         sent_at: float,
         on_lost: Callable[[bytes], None],
     ) -> None:
@@ -45,7 +45,7 @@ class Lease:
     @property
     def trusted(self) -> bool:
         """Whether no other execution can have begun."""
-        return not self.lost and monotonic() < self.trusted_until
+        return not self.lost and lease_now() < self.trusted_until
 
     def renewed(self, sent_at: float) -> None:
         """Records that the server has extended the lease, by a request sent at `sent_at`."""
@@ -54,7 +54,7 @@ class Lease:
 
     def unanswered(self) -> None:
         """Records that a request is being sent: without a reply, another one follows soon."""
-        self.due = monotonic() + min(1.0, self.seconds / 10)
+        self.due = lease_now() + min(1.0, self.seconds / 10)
 
     @property
     def due_with_others(self) -> float:

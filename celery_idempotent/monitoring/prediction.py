@@ -195,9 +195,9 @@ def explain_call(
     configuration = task.idempotency_configuration
     if configuration.settings.key is TASK_ID and not (explicit_key or task_id):
         raise TypeError(f"the key rule of {name} is TASK_ID: give {task_id_named}")
-    explicit = None if explicit_key is None else message_form(task.name, explicit_key)
+    form = None if explicit_key is None else message_form(task.name, explicit_key)
     try:
-        explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit=explicit)
+        explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit_key=form)
     except TypeError as error:
         raise TypeError(f"the arguments do not fit {name}: {error}") from None
     store = configuration.executor.store

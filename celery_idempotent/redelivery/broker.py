@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery.held import HeldMessage
 
 #: Members in one ZADD, which Redis executes at once.
@@ -65,7 +65,7 @@ class SqsBroker(OwnConnection):
 
     def renew(self, messages: list[HeldMessage], seconds: float) -> None:
         """See `OwnConnection`; an entry that fails is of a message deleted meanwhile."""
-        now = monotonic()
+        now = lease_now()
         # By message, since SQS accepts only the receipt of its latest delivery.
         queues: dict[tuple[str, str | None], dict[str, dict[str, Any]]] = defaultdict(dict)
         for held in messages:

@@ -13,7 +13,7 @@ from celery import Celery
 from celery_idempotent import shared_counters
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.events.report import log_extra
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.task import request
 from celery_idempotent.task.message_headers import EXPLICIT_KEY_HEADER
 
@@ -29,7 +29,7 @@ class HeldMessage:
         #: kombu's message; its channel knows it by the delivery tag.
         self.message: Any = request.message
         #: Seconds of `lease.clock`.
-        self.received_at = monotonic()
+        self.received_at = lease_now()
         self.renewed_at: float | None = None
 
     @property
@@ -103,7 +103,7 @@ class HeldMessages:
 
     def all(self, seconds: float) -> list[HeldMessage]:
         """Returns the messages that the worker still has and has renewed within `seconds`."""
-        since, counters = monotonic() - seconds, shared_counters.current
+        since, counters = lease_now() - seconds, shared_counters.current
         frozen = counters.frozen_processes() if counters else frozenset()
         self._held = [
             held

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery.broker import OwnConnection
 from celery_idempotent.redelivery.held import HeldMessages
 
@@ -75,7 +75,7 @@ class Renewal(threading.Thread):
 
     def _renew(self) -> None:
         """Renews all messages every third of `seconds`, and new ones at each call."""
-        now = monotonic()
+        now = lease_now()
         is_due, messages = now >= self._due, self.held.new()
         if is_due:
             messages = self.held.all(self.seconds)
@@ -88,8 +88,8 @@ class Renewal(threading.Thread):
             self._number, self._report_due = len(messages), 0.0
 
     def _restore(self) -> None:
-        if monotonic() >= self._restore_due:
-            self._restore_due = monotonic() + min(RESTORE_INTERVAL, self.seconds / 3)
+        if lease_now() >= self._restore_due:
+            self._restore_due = lease_now() + min(RESTORE_INTERVAL, self.seconds / 3)
             self._broker.restore()
 
     def _failed(self, error: Exception) -> None:
@@ -109,7 +109,7 @@ class Renewal(threading.Thread):
             self._failures = 0
             logger.warning("The visibility timeout of messages is renewed again")
         # Only now: without messages, only the search shows whether the broker is available.
-        now = monotonic()
+        now = lease_now()
         if now >= self._report_due:
             self._report_due = now + REPORT_INTERVAL
             for receive in on_renewed:

@@ -157,7 +157,7 @@ class Claim(NamedTuple):
         return cls(row, turn, str(key), owner, key.fingerprint.hex(), **execution)
 
 
-class Ended(NamedTuple):
+class OutcomeValues(NamedTuple):
     """The outcome of an execution."""
 
     state: State

@@ -11,7 +11,13 @@ from typing import Any
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import CLAIMED, Claim, Ended, Row, committed_without_outcome
+from celery_idempotent.sql.outcomes import (
+    CLAIMED,
+    Claim,
+    OutcomeValues,
+    Row,
+    committed_without_outcome,
+)
 
 #: Attempts to claim after deadlocks or lost connections, and the pauses between them in seconds.
 CLAIM_ATTEMPTS = 8
@@ -161,7 +167,7 @@ class Transaction:
     def _replaces(self, row: Row) -> bool:
         return row.expired or self._may_replace(row)
 
-    def commit(self, outcomes: Mapping[Claim, Ended]) -> Row | None:
+    def commit(self, outcomes: Mapping[Claim, OutcomeValues]) -> Row | None:
         """Writes the outcomes, deletes the claimed rows that have none, and commits.
 
         Outboxes replace the `on_commit` functions.
@@ -196,7 +202,7 @@ class Transaction:
         # The rows are committed together, so any one is enough.
         return self._resolve(next(iter(outcomes)), error)
 
-    def _finish(self, claim: Claim, ended: Ended | None) -> None:
+    def _finish(self, claim: Claim, ended: OutcomeValues | None) -> None:
         values: dict[str, Any] = {"id": claim.id, "owner": claim.owner}
         statement = self._statements.forget_shown
         if ended is not None:

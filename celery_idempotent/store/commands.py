@@ -40,7 +40,7 @@ class BackendResult(NamedTuple):
     expires: int
 
 
-class Extension(NamedTuple):
+class LeaseExtension(NamedTuple):
     """The extension of one lease."""
 
     key: Key
@@ -67,18 +67,18 @@ def begin(
     max_attempts: int,
     error_ms: int,
     continues: bool = False,
-    wait_ms: int = 0,
-    keep_ms: int = 0,
+    next_turn_ms: int = 0,
+    min_retention_ms: int = 0,
 ) -> Command:
     """Requests the right to run; lua/begin.lua lists the replies.
 
     Args:
         root: of the message: `key.default_root`, or generated when it was published.
         continues: whether the task has a continuation.
-        wait_ms: how long to reserve the next turn of `key`, if it may run again, for this message
-            while another run is active; 0 disables it.
-        keep_ms: how long to keep the outcome of an execution that this call meets, even if its
-            retention is shorter.
+        next_turn_ms: how long to reserve the next turn of `key`, if it may run again, for this
+            message while another run is active; 0 disables it.
+        min_retention_ms: how long to keep the outcome of an execution that this call meets, even if
+            its retention is shorter.
     """
     arguments = [
         execution_id,
@@ -94,14 +94,14 @@ def begin(
         error_ms,
         int(continues),
     ]
-    if key.message or keep_ms:
-        arguments.append(wait_ms)
-    if keep_ms:
-        arguments.append(keep_ms)
+    if key.message or min_retention_ms:
+        arguments.append(next_turn_ms)
+    if min_retention_ms:
+        arguments.append(min_retention_ms)
     return Command(load("begin"), key, arguments, root=root)
 
 
-def extend(lease: Extension) -> Command:
+def extend(lease: LeaseExtension) -> Command:
     """Extends a lease: ``ok`` or ``lost``."""
     key, token, lease_ms, retention_ms, root, execution_id = lease
     if execution_id:

@@ -24,7 +24,7 @@ class OutageLogger:
         self._since = 0.0
         self._repeats = Repeats()
 
-    def another_call(self) -> int | None:
+    def count_failure(self) -> int | None:
         """Counts a call without a reply, or with an error.
 
         Returns how many earlier calls its line stands for; None: do not log it.

@@ -20,7 +20,7 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, utc
 from celery_idempotent.store import commands, reference
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
-from celery_idempotent.store.commands import BackendResult, Command, Extension
+from celery_idempotent.store.commands import BackendResult, Command, LeaseExtension
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.outage import OutageLogger
 from celery_idempotent.store.reference import Reference
@@ -226,7 +226,7 @@ class RecordStore:
         return await self._execute_all(batch, self._transport)
 
     async def extend(
-        self, leases: Sequence[Extension], timeout: float = math.inf
+        self, leases: Sequence[LeaseExtension], timeout: float = math.inf
     ) -> list[Reply | IdempotencyError]:
         """Extends all `leases` in one round trip, with a reply for each.
 

@@ -44,14 +44,16 @@ def name(prefix: str, task_id: str) -> str:
 
 
 def command(
-    prefix: str, task_id: str, record: Record, replayed: bool, keep_ms: int
+    prefix: str, task_id: str, record: Record, replayed: bool, retention_ms: int
 ) -> tuple[Any, ...]:
     """Returns the command that writes a reference from `task_id` to `record`.
 
     Args:
-        keep_ms: milliseconds to keep it, counted from the outcome if there is one.
+        retention_ms: milliseconds to keep it, counted from the outcome if there is one.
     """
-    expiry = ("PXAT", record.at_ms + keep_ms) if record.state.finished else ("PX", keep_ms)
+    expiry = (
+        ("PXAT", record.at_ms + retention_ms) if record.state.finished else ("PX", retention_ms)
+    )
     return "SET", name(prefix, task_id), write(record, replayed=replayed), *expiry
 
 

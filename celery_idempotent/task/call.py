@@ -106,9 +106,11 @@ class TaskCall:
         self.execution: Execution | None = None
         self.began_at = monotonic()
         own_limit = self.is_whole_message and not request.is_eager
-        wait_ms = 0 if request.is_eager else settings.wait_ms  # an eager call is not requeued
-        if wait_ms and request.expires is not None:
-            wait_ms = max(1, min(wait_ms, round(seconds_until(request.expires) * 1000)))
+        next_turn_ms = (
+            0 if request.is_eager else settings.next_turn_ms
+        )  # an eager call is not requeued
+        if next_turn_ms and request.expires is not None:
+            next_turn_ms = max(1, min(next_turn_ms, round(seconds_until(request.expires) * 1000)))
         self.data = Call(
             sender=task,
             key=configuration.record_key(key, task_id),
@@ -129,7 +131,7 @@ class TaskCall:
             continues=self.is_whole_message
             and not configuration.in_shadow
             and canvas.has_continuation(request),
-            wait_ms=wait_ms,
+            next_turn_ms=next_turn_ms,
             soft_limit=soft_limit_of(request) if own_limit else None,
         )
         self._forgets, plan = headers.forgets, configuration.plan
@@ -366,12 +368,12 @@ class TaskCall:
             return False
         replay = end if isinstance(end, Answer) and end.replayed else None
         settings, failed = self.data.settings, record.state is State.FAILED
-        keep_ms = settings.error_ms if failed else settings.result_ms
+        retention_ms = settings.error_ms if failed else settings.result_ms
         if not record.state.finished:
-            keep_ms += settings.lease_ms
+            retention_ms += settings.lease_ms
         store = self._configuration.executor.store
         prefix, task_id = store.config.prefix, self.data.task_id
-        refer = reference.command(prefix, task_id, record, replay is not None, keep_ms)
+        refer = reference.command(prefix, task_id, record, replay is not None, retention_ms)
         if replay is not None and isinstance(replay.outcome, Result):
             result = self._backend_result(replay.outcome.value)
             if result and run_sync(store.write_result(self.active.key, result, refer)):

@@ -51,11 +51,11 @@ def resolve_key(
     parsed = (
         MessageHeaders.read(configuration.rule.task, task_id, headers) if headers else NO_HEADERS
     )
-    if parsed.explicit is False:
+    if parsed.explicit_key is False:
         return None, parsed
     if parsed.key is not None and item_id is None:
         return parsed.key, parsed
-    if item_id is not None and parsed.explicit is not None:
+    if item_id is not None and parsed.explicit_key is not None:
         raise KeyRuleError(
             f"{configuration.rule.task}: a map has no idempotency_key: each item has the key of "
             "its arguments"
@@ -65,7 +65,9 @@ def resolve_key(
     if request is not None and request.is_eager:
         # Celery gives all links of an eager chain the same id; their arguments differ.
         id_in_key = f"{call_id} {args!r} {kwargs!r}"
-    key = configuration.rule.derive(args, kwargs, task_id=id_in_key, explicit=parsed.explicit)
+    key = configuration.rule.derive(
+        args, kwargs, task_id=id_in_key, explicit_key=parsed.explicit_key
+    )
     if request is not None and request.headers:
         key = canvas.key_in_canvas(key, request, call_id)
     return key, parsed

@@ -58,7 +58,7 @@ class MessageHeaders(NamedTuple):
     """The contents of the headers of one message."""
 
     #: The key that the caller supplies; False switches protection off for this call.
-    explicit: Any = None
+    explicit_key: Any = None
     #: Seconds; None for the task's option.
     result_ttl: float | None = None
     #: Of the publish; empty if it has none.
@@ -118,9 +118,9 @@ class MessageHeaders(NamedTuple):
         message = _digest_of_message(task, task_id)
         if self.result_ttl is not None:
             written[RESULT_TTL_HEADER] = f"{self.result_ttl} {message}"
-        if self.explicit is not None:
-            written[EXPLICIT_KEY_HEADER] = self.explicit
-        fields = [message, _digest_of_explicit(self.explicit), self.root.hex()]
+        if self.explicit_key is not None:
+            written[EXPLICIT_KEY_HEADER] = self.explicit_key
+        fields = [message, _digest_of_explicit(self.explicit_key), self.root.hex()]
         if self.key is not None:
             rollbacks = f"-{self.rollback_count}" if self.rollback_count else ""
             fields += [self.key.digest, self.key.fingerprint.hex()]
@@ -214,7 +214,7 @@ def with_derived_key(
         fields: others of `MessageHeaders`, such as ``requeue_count``.
     """
     own = MessageHeaders.read(key.task, task_id, headers)
-    carried = MessageHeaders(own.explicit, own.result_ttl, root, key, **fields)
+    carried = MessageHeaders(own.explicit_key, own.result_ttl, root, key, **fields)
     return carried.write(key.task, task_id, _without_deaths(headers))
 
 
@@ -238,12 +238,12 @@ def for_retry(
     new = own if given is None else MessageHeaders.read(task, task_id, given)
     if given is not None and new.key is not None:
         return dict(given)  # of a message that is requeued
-    if new.explicit not in (None, own.explicit):
+    if new.explicit_key not in (None, own.explicit_key):
         raise KeyRuleError(
             f"{task}: a retry keeps the key of its call; remove idempotency_key from its headers"
         )
     result_ttl = new.result_ttl if own.result_ttl is None else own.result_ttl
-    carried = MessageHeaders(own.explicit, result_ttl, root or own.root, key or own.key)
+    carried = MessageHeaders(own.explicit_key, result_ttl, root or own.root, key or own.key)
     return carried.write(task, task_id, _without_deaths(headers if given is None else given))
 
 

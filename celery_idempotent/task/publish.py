@@ -19,7 +19,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.events import table
-from celery_idempotent.events.report import About, log_extra, refuse, report
+from celery_idempotent.events.report import About, log_extra, report, report_refused
 from celery_idempotent.flow import conflict, replacement
 from celery_idempotent.printable import one_line
 from celery_idempotent.record import layout, reservation
@@ -43,7 +43,7 @@ _CANVAS_OPTIONS = frozenset(
 )
 
 #: Reports that a call is refused at publish; returns the error, which the caller raises.
-refuse_publish = partial(refuse, event=table.PUBLISH_REFUSED, at="publish")
+report_publish_refused = partial(report_refused, event=table.PUBLISH_REFUSED, at="publish")
 
 
 def publish(
@@ -96,7 +96,7 @@ def publish(
             report(table.NOT_RESERVED, about, error=error)
         else:
             if isinstance(error, (KeyRuleError, CorruptRecordError)):
-                refuse_publish(about, error)
+                report_publish_refused(about, error)
             raise
     if case == "reserved":
         result = None
@@ -115,7 +115,7 @@ def publish(
     takes_turn = settings.until == "finished" or (settings.runs_again and has_own_id)
     if case == "reused" and not takes_turn:
         difference = partial(configuration.rule.difference, args, kwargs, about.key)
-        raise refuse_publish(about, conflict.reused(record, difference))
+        raise report_publish_refused(about, conflict.reused(record, difference))
     if has_own_id or case == "reused":
         return send(**options)
     if settings.transaction is not None and layout.is_poisoned(record):

@@ -34,13 +34,13 @@ from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.flow.soft_limit import BODY, FLOW, SoftLimit
 from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.key.key import FINGERPRINT_BYTES, ROOT_BYTES, Key, default_root
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.record import layout, traceparent
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands, reference
-from celery_idempotent.store.commands import BackendResult, Extension
+from celery_idempotent.store.commands import BackendResult, LeaseExtension
 from celery_idempotent.task import call_options, message_headers
 from celery_idempotent.task.call import (
     TaskCall,
@@ -204,7 +204,7 @@ class StraightCall:
         self.task_id: str = request.id
         self._stored_id = layout.write_task_id(self.task_id)
         self._execution_id = os.urandom(EXECUTION_ID_BYTES)
-        self._began_at, self._sent_at = process_clock(), monotonic()
+        self._began_at, self._sent_at = process_clock(), lease_now()
 
     @property
     def in_flow(self) -> TaskCall:
@@ -270,7 +270,7 @@ class StraightCall:
         self._reply = replies[0]
         case, _, _, raw = self._reply.split(b" ", 3)
         if table.BEGIN_REPLIED.signal.receivers:
-            seconds = monotonic() - self._sent_at
+            seconds = lease_now() - self._sent_at
             report(table.BEGIN_REPLIED, self, case=case.decode(), seconds=seconds)
         if case == b"finished":
             return line.writes_result and self._replay(raw)
@@ -278,7 +278,7 @@ class StraightCall:
 
     def _grant(self, raw: bytes) -> bool:
         line, settings, begun = self._line, self._line.configuration.settings, layout.begun(raw)
-        extension = Extension(self.key, begun.token, settings.lease_ms, settings.result_ms)
+        extension = LeaseExtension(self.key, begun.token, settings.lease_ms, settings.result_ms)
         lease = Lease(line.store, extension, self._sent_at, self._report_lease_lost)
         if begun.attempt > 1 or begun.body or not lease.trusted:
             return False

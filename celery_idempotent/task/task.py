@@ -28,7 +28,7 @@ from celery_idempotent.errors import (
     ResultDiscardedError,
 )
 from celery_idempotent.events import table
-from celery_idempotent.events.report import About, refuse
+from celery_idempotent.events.report import About, report_refused
 from celery_idempotent.extensions.transaction import run_plain
 from celery_idempotent.flow.execution import Execution, unprotected
 from celery_idempotent.flow.soft_limit import BODY
@@ -200,7 +200,7 @@ class IdempotentTask(Task):
             key, headers = resolve_received_key(configuration, request, args, kwargs, item_id)
         except (IdempotencyError, TypeError) as error:
             event = table.WOULD_REFUSE if in_shadow else table.REFUSED
-            refuse(About(self, self.name, item_id or request.id), error, event)
+            report_refused(About(self, self.name, item_id or request.id), error, event)
             if not in_shadow:
                 raise
             key = None
@@ -323,7 +323,7 @@ class IdempotentTask(Task):
         try:
             options = self._bind_headers("apply_async", task_id, kwargs, options)
         except KeyRuleError as error:
-            publish.refuse_publish(About(self, self.name, task_id), error)
+            publish.report_publish_refused(About(self, self.name, task_id), error)
             raise
         if self.idempotency_configuration.settings.enabled:
             options["headers"] = canvas.with_root(self.name, task_id, options.get("headers"))

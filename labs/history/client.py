@@ -14,7 +14,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command, Extension
+from celery_idempotent.store.commands import Command, LeaseExtension
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -136,7 +136,7 @@ class Client:
                 durations = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS}
                 self.call(commands.save_step(key, token, entry, **durations))
             else:
-                self.call(commands.extend(Extension(key, token, LEASE_MS, RETENTION_MS)))
+                self.call(commands.extend(LeaseExtension(key, token, LEASE_MS, RETENTION_MS)))
         kind, payload = self.random.random(), Payload("json", b"%d" % self.random.randrange(10**6))
         if kind < 0.15:  # it dies
             if self.random.random() < 0.5:
@@ -167,7 +167,7 @@ class Client:
     def continuation(self, key: Key, root: bytes, execution_id: bytes) -> None:
         for _ in range(self.random.choice([0, 0, 1])):
             time.sleep(self.random.choice([0.05, 0.5]))
-            extension = Extension(key, 0, LEASE_MS, RETENTION_MS, root, execution_id)
+            extension = LeaseExtension(key, 0, LEASE_MS, RETENTION_MS, root, execution_id)
             self.call(commands.extend(extension))
         end = self.random.choice(
             [commands.mark_continued, commands.mark_continued, commands.stop_sending]

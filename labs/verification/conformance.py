@@ -27,7 +27,7 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record as StoredRecord
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command, Extension
+from celery_idempotent.store.commands import Command, LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from labs.verification.model import WITH_ENTRY, Clock, Protocol, Record, Result
@@ -118,7 +118,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(execution_id=execution_ids, unanswered_ids=unanswered, task_id=task_ids, root=roots,
           generation=generations, continues=st.booleans(), worker=workers, key=keys,
-          max_attempts=st.sampled_from([1, 2, 5]), keep_ms=keeps, mode=modes)  # fmt: skip
+          max_attempts=st.sampled_from([1, 2, 5]), min_retention_ms=keeps, mode=modes)  # fmt: skip
     def begin(self, key: Key, mode: Any, **arguments: Any) -> None:
         durations = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
         result = self.call(commands.begin(key, **arguments, **durations), mode)
@@ -165,7 +165,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=tokens, mode=modes)
     def extend(self, which: Any, mode: Any) -> None:
-        extension = Extension(KEY, self.token(which), LEASE_MS, RETENTION_MS)
+        extension = LeaseExtension(KEY, self.token(which), LEASE_MS, RETENTION_MS)
         self.call(commands.extend(extension), mode)
 
     @rule(which=tokens, name=st.sampled_from(["one", "two"]), mode=modes)
@@ -189,7 +189,7 @@ class Machine(RuleBasedStateMachine):
     def renew_continuation(
         self, root: bytes, execution_id: bytes, lease_ms: int, mode: Any
     ) -> None:
-        extension = Extension(KEY, 0, lease_ms, RETENTION_MS, root, execution_id)
+        extension = LeaseExtension(KEY, 0, lease_ms, RETENTION_MS, root, execution_id)
         self.call(commands.extend(extension), mode)
 
     @rule(root=roots, execution_id=execution_ids, mode=modes)

@@ -122,7 +122,7 @@ class Protocol:
         self, record: Record | None, clock: Clock, *, entry: Record | None, execution_id: bytes,
         unanswered_ids: bytes, task_id: bytes, root: bytes, generation: int, fingerprint: bytes,
         worker: bytes, lease_ms: int, ttl_ms: int, max_attempts: int, error_ms: int,
-        continues: int, wait_ms: int = 0, keep_ms: int = 0, keeps_root: bool = False,
+        continues: int, next_turn_ms: int = 0, min_retention_ms: int = 0, keeps_root: bool = False,
     ) -> Result:  # fmt: skip
         ids = execution_id, unanswered_ids
         claim = {
@@ -161,7 +161,7 @@ class Protocol:
                 if self.is_active(record, clock) and not (
                     unanswered or is_awaited or is_replacement
                 ):
-                    record = self.meet(record, clock, keep_ms)
+                    record = self.meet(record, clock, min_retention_ms)
                     return Result("held", record, record)
                 attempt, met = record.attempt + 1, record.met
                 if unanswered:
@@ -468,12 +468,12 @@ class Protocol:
         """Whether the lease or the reservation has not expired."""
         return record.at > clock.ms
 
-    def meet(self, record: Record, clock: Clock, keep_ms: int) -> Record:
+    def meet(self, record: Record, clock: Clock, min_retention_ms: int) -> Record:
         """Keeps the outcome for a call that comes back; not each time, since others are waiting."""
         met = max(record.met or 0, clock.ms) - clock.ms
-        if record.state != STARTED or not keep_ms or met >= keep_ms / 2:
+        if record.state != STARTED or not min_retention_ms or met >= min_retention_ms / 2:
             return record
-        return record._replace(met=clock.ms + keep_ms)
+        return record._replace(met=clock.ms + min_retention_ms)
 
     def kept(self, record: Record, clock: Clock, retention_ms: int) -> int:
         """Returns when an outcome expires: not before those who met the execution came back."""

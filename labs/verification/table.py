@@ -107,7 +107,7 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
         "task_id": [FIRST_ID, SECOND_ID], "root": ROOTS, "generation": [0, 1, 2],
         "fingerprint": _FINGERPRINTS, "worker": [_WORKER, _OTHER],
         **_LEASE, "max_attempts": [1, 2, 5], "error_ms": [ERROR_MS], "continues": [0, 1],
-        "wait_ms": [0], "keep_ms": [None, 0, 1, _KEEP_MS, _KEEP_MS, _KEEP_MS],
+        "next_turn_ms": [0], "min_retention_ms": [None, 0, 1, _KEEP_MS, _KEEP_MS, _KEEP_MS],
     },
     "complete": {**_TOKENS, **_OUTCOME, "retention_ms": [RETENTION_MS], **_SENDING},
     "fused_complete": {

@@ -185,7 +185,7 @@ class TurnEnvironment:
             task_id=self.id_of(task), root=name_of(task), generation=message.retries,
             fingerprint=b"", continues=0,
             worker=b"w" + execution_id, lease_ms=LEASE, ttl_ms=LEASE + RETENTION, max_attempts=99,
-            error_ms=RETENTION, wait_ms=RESERVATION if self.collapses else 0,
+            error_ms=RETENTION, next_turn_ms=RESERVATION if self.collapses else 0,
         )  # fmt: skip
         if result.case == "begun":
             assert result.replied is not None

@@ -53,10 +53,10 @@ class TurnProtocol:
     message = Protocol()
 
     def begin(
-        self, record: Record | None, turn: Record | None, clock: Clock, *, wait_ms: int,
+        self, record: Record | None, turn: Record | None, clock: Clock, *, next_turn_ms: int,
         entry: Record | None, **arguments: Any,
     ) -> TurnResult:  # fmt: skip
-        result = self._begin(record, turn, clock, wait_ms, entry, arguments)
+        result = self._begin(record, turn, clock, next_turn_ms, entry, arguments)
         is_anew = record is not None and self.is_anew(record, arguments["root"])
         if is_anew and result.entry is UNCHANGED:
             moved = record._replace(expires=max(record.expires, clock.ms + 1))
@@ -66,7 +66,7 @@ class TurnProtocol:
         return result
 
     def _begin(
-        self, record: Record | None, turn: Record | None, clock: Clock, wait_ms: int,
+        self, record: Record | None, turn: Record | None, clock: Clock, next_turn_ms: int,
         entry: Record | None, arguments: dict[str, Any],
     ) -> TurnResult:  # fmt: skip
         task_id, root = arguments["task_id"], arguments["root"]
@@ -102,9 +102,9 @@ class TurnProtocol:
         waiting = self.waiting(turn, clock)
         if turn is not None and self.blocks(turn, record, task_id, clock):
             waits = waiting is not None and waiting.task_id == task_id
-            if self.may_wait(turn, waiting, task_id) and wait_ms:
+            if self.may_wait(turn, waiting, task_id) and next_turn_ms:
                 waits = True
-                will_wait = Waiting(task_id, clock.ms + wait_ms, arguments["fingerprint"])
+                will_wait = Waiting(task_id, clock.ms + next_turn_ms, arguments["fingerprint"])
                 turn_after = turn._replace(waiting=(will_wait,), body=b"")
             else:
                 turn_after = turn

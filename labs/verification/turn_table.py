@@ -45,7 +45,7 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
     },
     "reserve_turn": {**table.ARGUMENTS["reserve"], "waits": [0, 1]},
 }
-ARGUMENTS["begin"] = {**ARGUMENTS["begin"], "wait_ms": [0, HOLD_MS, HOLD_MS]}
+ARGUMENTS["begin"] = {**ARGUMENTS["begin"], "next_turn_ms": [0, HOLD_MS, HOLD_MS]}
 ARGUMENTS["reserve_turn"] |= {"task_id": _TASKS}
 
 

@@ -22,7 +22,7 @@ from celery_idempotent import (
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.commands import LeaseExtension
 from tests.functions.cancellation import eventually_async
 from tests.functions.conftest import LEASE
 from tests.servers.redis_server import RedisServer
@@ -150,7 +150,7 @@ class TestHeartbeat:
             leases: list[Lease] = [
                 Lease(
                     store,
-                    Extension(idem.key_of(f"{key}:{n}"), n, 300, 1000),
+                    LeaseExtension(idem.key_of(f"{key}:{n}"), n, 300, 1000),
                     sent_at,
                     lambda raw: lost.set(),
                 )
@@ -174,7 +174,7 @@ class TestHeartbeat:
             async with idem.execution(key) as execution:
                 for engine in engines:
                     store = engine.async_executor.store
-                    extension = Extension(engine.key_of(key), 1, int(LEASE * 1000), 1000)
+                    extension = LeaseExtension(engine.key_of(key), 1, int(LEASE * 1000), 1000)
                     lease = Lease(store, extension, time.monotonic(), lambda raw: None)
                     asyncio_heartbeat().start_renewal(lease)
                 for other in others:

@@ -21,7 +21,7 @@ from celery_idempotent import (
     StoreUnavailableError,
     signals,
 )
-from celery_idempotent.functions.context import ContextExecution
+from celery_idempotent.functions.context import BlockExecution
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store import commands
@@ -95,7 +95,7 @@ def test_the_first_block_runs_and_the_second_replays(
 
 @pytest.mark.parametrize("line", [1, 2])
 def test_a_signal_before_the_block_releases_the_key(idem: Idempotency, key: str, line: int) -> None:
-    code = ContextExecution.__enter__.__code__
+    code = BlockExecution.__enter__.__code__
     lines = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

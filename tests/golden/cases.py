@@ -210,7 +210,7 @@ def is_the_second_attempt(shop: Shop, kept: Any) -> None:
 
 def meet(shop: Shop) -> None:
     begin(shop)
-    assert shop.record("charge").begin(task_id=SECOND, keep_ms=LONG_MS).case == "held"
+    assert shop.record("charge").begin(task_id=SECOND, min_retention_ms=LONG_MS).case == "held"
 
 
 def outcome_is_kept_for_who_has_met_it(shop: Shop, kept: Any) -> None:

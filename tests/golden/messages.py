@@ -58,7 +58,7 @@ def retry(shop: Shop) -> dict[str, Any]:
 
 def is_retried(shop: Shop, kept: Any) -> None:
     parsed = read(kept)
-    assert (parsed.explicit, parsed.result_ttl) == (EXPLICIT, 600)
+    assert (parsed.explicit_key, parsed.result_ttl) == (EXPLICIT, 600)
     assert shop.call("charge", task_id=FIRST, headers=kept) == VALUE
     assert shop.runs == []
     # Another message, to which a task has forwarded them, ignores them.
@@ -66,11 +66,11 @@ def is_retried(shop: Shop, kept: Any) -> None:
 
 
 def switch_off(shop: Shop) -> dict[str, Any]:
-    return MessageHeaders(explicit=False).write(TASK, FIRST)
+    return MessageHeaders(explicit_key=False).write(TASK, FIRST)
 
 
 def is_switched_off(shop: Shop, kept: Any) -> None:
-    assert read(kept).explicit is False
+    assert read(kept).explicit_key is False
 
 
 def publish(shop: Shop) -> dict[str, Any]:

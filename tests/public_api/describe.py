@@ -20,7 +20,7 @@ from celery_idempotent.contrib.django import middleware as django
 from celery_idempotent.contrib.django import rest_framework
 from celery_idempotent.flow.execution import AsyncExecution, Execution
 from celery_idempotent.functions.batch import AsyncBatch, Batch
-from celery_idempotent.functions.context import AsyncContextExecution, ContextExecution
+from celery_idempotent.functions.context import AsyncBlockExecution, BlockExecution
 from celery_idempotent.monitoring import inspect_commands
 from celery_idempotent.testing import IdempotencyTestMixin, IsolatedRecords, isolated_records
 
@@ -38,8 +38,8 @@ HELPERS = (asgi, django, wsgi, fastapi, flask, rest_framework, dashboard)
 RETURNED = (
     Execution,
     AsyncExecution,
-    ContextExecution,
-    AsyncContextExecution,
+    BlockExecution,
+    AsyncBlockExecution,
     Batch,
     AsyncBatch,
     IsolatedRecords,

@@ -38,8 +38,8 @@ def poison(executor: Executor, key: Key) -> None:
         retention_ms=60_000,
         max_attempts=1,
         error_ms=60_000,
-        wait_ms=0,
-        keep_ms=0,
+        next_turn_ms=0,
+        min_retention_ms=0,
     )
     assert run_sync(store.execute(begin)).case == "begun"
     again = begin._replace(arguments=[b"1" * 16, *begin.arguments[1:]])

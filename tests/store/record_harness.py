@@ -12,7 +12,7 @@ from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import BackendResult, Extension
+from celery_idempotent.store.commands import BackendResult, LeaseExtension
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -120,8 +120,8 @@ class RecordHarness:
         lease_ms: int = LEASE_MS,
         max_attempts: int = 5,
         label: str = "",
-        wait_ms: int = 0,
-        keep_ms: int = 0,
+        next_turn_ms: int = 0,
+        min_retention_ms: int = 0,
     ) -> RecordReply:
         return self._answer(
             run_sync(
@@ -140,8 +140,8 @@ class RecordHarness:
                         retention_ms=RETENTION_MS,
                         max_attempts=max_attempts,
                         error_ms=ERROR_MS,
-                        wait_ms=wait_ms,
-                        keep_ms=keep_ms,
+                        next_turn_ms=next_turn_ms,
+                        min_retention_ms=min_retention_ms,
                     )
                 )
             )
@@ -215,7 +215,9 @@ class RecordHarness:
         )
 
     def extend(self, token: int, lease_ms: int = LEASE_MS) -> RecordReply:
-        (reply,) = run_sync(self.store.extend([Extension(self.key, token, lease_ms, RETENTION_MS)]))
+        (reply,) = run_sync(
+            self.store.extend([LeaseExtension(self.key, token, lease_ms, RETENTION_MS)])
+        )
         assert isinstance(reply, Reply)
         return self._answer(reply)
 
@@ -243,7 +245,7 @@ class RecordHarness:
     ) -> RecordReply:
         """Extend the lease of a continuation; 0 ends it."""
         root = default_root(task_id)
-        extension = Extension(self.key, 0, lease_ms, RETENTION_MS, root, execution_id)
+        extension = LeaseExtension(self.key, 0, lease_ms, RETENTION_MS, root, execution_id)
         (reply,) = run_sync(self.store.extend([extension]))
         assert isinstance(reply, Reply)
         return self._answer(reply)

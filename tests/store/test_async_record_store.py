@@ -15,7 +15,7 @@ import pytest
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands, scripts
-from celery_idempotent.store.commands import Command, Extension
+from celery_idempotent.store.commands import Command, LeaseExtension
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -96,7 +96,7 @@ def test_flushed_scripts_are_loaded_again(harness: RecordHarness, server: RedisS
         answer = await store.execute(begin())
         token = store.record(KEY, answer.raw).token
         harness.client.script_flush()
-        lease = Extension(KEY, token, LEASE_MS, RETENTION_MS)
+        lease = LeaseExtension(KEY, token, LEASE_MS, RETENTION_MS)
         (extended,) = await store.extend([lease], 1)
         assert isinstance(extended, Reply)
         assert extended.case == "ok"
@@ -216,7 +216,7 @@ def test_a_frozen_server_blocks_a_heartbeat_for_its_timeout(silent: RedisServer)
         began = time.monotonic()
         try:
             with pytest.raises(StoreUnavailableError):
-                await store.extend([Extension(KEY, 1, LEASE_MS, RETENTION_MS)], 0.1)
+                await store.extend([LeaseExtension(KEY, 1, LEASE_MS, RETENTION_MS)], 0.1)
             return time.monotonic() - began
         finally:
             silent.resume()
@@ -229,7 +229,7 @@ def test_a_short_lease_does_not_shorten_the_timeout_of_later_heartbeats(
     silent: RedisServer, is_async: bool
 ) -> None:
     async def run(store: RecordStore) -> str:
-        lease = Extension(KEY, 1, LEASE_MS, RETENTION_MS)
+        lease = LeaseExtension(KEY, 1, LEASE_MS, RETENTION_MS)
         await store.extend([lease], 0.05)
         silent.pause()
         resume = threading.Timer(0.5, silent.resume)

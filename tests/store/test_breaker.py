@@ -12,7 +12,7 @@ import pytest
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.store import breaker as module
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, THRESHOLD
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
@@ -158,7 +158,7 @@ class TestKilledServer:
         open_the_breaker(harness)
         server.restart()
 
-        run_sync(harness.store.extend([Extension(harness.key, 17, LEASE_MS, RETENTION_MS)]))
+        run_sync(harness.store.extend([LeaseExtension(harness.key, 17, LEASE_MS, RETENTION_MS)]))
 
         assert not harness.store.breaker.open
         assert harness.begin().case == "begun"

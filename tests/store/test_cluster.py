@@ -10,7 +10,7 @@ from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from tests.servers.cluster import ClusterServers, SlotMove
@@ -138,7 +138,8 @@ class TestSlotMigration:
     ) -> None:
         keys = [Key("shop.charge", f"{number:022}") for number in range(10)]
         leases = [
-            Extension(key, harness.started(key=key).token, LEASE_MS, RETENTION_MS) for key in keys
+            LeaseExtension(key, harness.started(key=key).token, LEASE_MS, RETENTION_MS)
+            for key in keys
         ]
         name = harness.store.name(keys[0])
 

@@ -7,7 +7,7 @@ import pytest
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from tests.store.record_harness import (
@@ -107,7 +107,7 @@ def test_each_lease_gets_its_own_reply(harness: RecordHarness) -> None:
     replies = run_sync(
         harness.store.extend(
             [
-                Extension(key, token, LEASE_MS, RETENTION_MS)
+                LeaseExtension(key, token, LEASE_MS, RETENTION_MS)
                 for key, token in zip(keys, tokens, strict=True)
             ]
         )

@@ -11,11 +11,11 @@ import pytest
 
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease import heartbeat
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store import commands, scripts
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.server import ServerTransport
 from tests.faults.proxy import Proxy
@@ -38,13 +38,13 @@ class Holder:
     """An execution of `key` and its lease."""
 
     def __init__(self, harness: RecordHarness, key: Key, lease_ms: int = LEASE_MS) -> None:
-        sent_at = monotonic()
+        sent_at = lease_now()
         begun = harness.started(key=key, lease_ms=lease_ms)
         self.losses = 0
         self.begun = begun
         self.lease = Lease(
             harness.store,
-            Extension(key, begun.token, lease_ms, RETENTION_MS),
+            LeaseExtension(key, begun.token, lease_ms, RETENTION_MS),
             sent_at,
             self._lost,
         )
@@ -115,7 +115,7 @@ def test_all_leases_go_in_one_round_trip(
     # Long enough for all of them to begin within one interval on a busy machine.
     holders = [Holder(harness, key, lease_ms=3_000) for key in keys(20)]
     monkeypatch.setattr(ServerTransport, "send", counting)
-    together = monotonic()
+    together = lease_now()
     for holder in holders:
         holder.lease.renewed(together)
         heart.start_renewal(holder.lease)

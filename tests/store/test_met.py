@@ -21,12 +21,12 @@ from tests.store.record_harness import (
 KEEP_MS = 2 * RETENTION_MS
 
 
-def meet(harness: RecordHarness, keep_ms: int = KEEP_MS) -> None:
-    assert harness.begin(task_id=SECOND, keep_ms=keep_ms).case == "held"
+def meet(harness: RecordHarness, min_retention_ms: int = KEEP_MS) -> None:
+    assert harness.begin(task_id=SECOND, min_retention_ms=min_retention_ms).case == "held"
 
 
-def kept(harness: RecordHarness, keep_ms: int = KEEP_MS) -> bool:
-    return keep_ms - 5000 < harness.left_ms() <= keep_ms
+def kept(harness: RecordHarness, min_retention_ms: int = KEEP_MS) -> bool:
+    return min_retention_ms - 5000 < harness.left_ms() <= min_retention_ms
 
 
 def test_a_result_is_kept_for_it(harness: RecordHarness) -> None:
@@ -73,7 +73,7 @@ def test_a_completion_that_is_resent_keeps_it(harness: RecordHarness) -> None:
 
 
 def test_an_unmet_execution_keeps_the_retention(harness: RecordHarness) -> None:
-    harness.complete(harness.started(keep_ms=KEEP_MS).token)
+    harness.complete(harness.started(min_retention_ms=KEEP_MS).token)
 
     assert kept(harness, RETENTION_MS)
 

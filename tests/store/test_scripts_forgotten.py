@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_idempotent.key.key import Key
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from tests.store.record_harness import HOLD_MS, LEASE_MS, RETENTION_MS, SECOND, RecordHarness, calls
 
@@ -51,7 +51,7 @@ def test_each_script_is_loaded_once(harness: RecordHarness) -> None:
 def test_a_heartbeat_of_many_leases_loads_the_script_once(harness: RecordHarness) -> None:
     keys = [Key("shop.charge", f"{number:022}") for number in range(5)]
     leases = [
-        Extension(key, harness.started(key=key, lease_ms=1000).token, LEASE_MS, RETENTION_MS)
+        LeaseExtension(key, harness.started(key=key, lease_ms=1000).token, LEASE_MS, RETENTION_MS)
         for key in keys
     ]
     harness.client.script_flush()

@@ -20,8 +20,8 @@ class Message(RecordHarness):
         self._waits = waits
 
     def begin(self, **how: Any) -> RecordReply:
-        wait_ms = HOLD_MS if self._waits else 0
-        return super().begin(**{"task_id": self.task_id, "wait_ms": wait_ms, **how})
+        next_turn_ms = HOLD_MS if self._waits else 0
+        return super().begin(**{"task_id": self.task_id, "next_turn_ms": next_turn_ms, **how})
 
     def publish(self, **how: Any) -> RecordReply:
         """Reserve the turn, as publishing with deduplication does."""

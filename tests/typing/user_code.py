@@ -12,7 +12,7 @@ from celery_idempotent import Idempotency, IdempotencyError, IdempotentTask, Rec
 from celery_idempotent.contrib import fastapi, flask
 from celery_idempotent.contrib.asgi import by_header
 from celery_idempotent.flow.execution import Execution
-from celery_idempotent.functions.context import AsyncContextExecution, ContextExecution
+from celery_idempotent.functions.context import AsyncBlockExecution, BlockExecution
 
 idem = Idempotency("redis://")
 
@@ -60,7 +60,7 @@ async def endpoints() -> None:
 def blocks() -> None:
     """Blocks and steps."""
     with idem.execution("order-42", fingerprint={"amount": 999}) as execution:
-        assert_type(execution, ContextExecution)
+        assert_type(execution, BlockExecution)
         assert_type(execution.token, int)
         assert_type(execution.attempt, int)
         assert_type(execution.step("book", charge, 1), str)
@@ -69,7 +69,7 @@ def blocks() -> None:
 async def async_blocks() -> None:
     """Blocks and steps of coroutines."""
     async with idem.execution("order-42") as execution:
-        assert_type(execution, AsyncContextExecution)
+        assert_type(execution, AsyncBlockExecution)
         assert_type(await execution.step("ship", ship, 1), bytes)
 
 

@@ -54,7 +54,7 @@ def test_survives_a_retry(ledger: Ledger, order: str) -> None:
     if ledger.signals(result.id, "conflicted"):
         # The retry was received before the first execution had released the key. It has met that
         # execution, so the outcome is kept for longer.
-        longest = try_later.idempotency_configuration.settings.keep_ms / 1000
+        longest = try_later.idempotency_configuration.settings.min_retention_ms / 1000
     assert TTL - 1 < retention(try_later, order, 0) < longest + 1
 
 

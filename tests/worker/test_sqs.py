@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery import broker as brokers
 from tests.sqs import Queues
 from tests.waiting import SOON, eventually
@@ -157,7 +157,7 @@ class TestRedelivery:
             broker = brokers.SqsBroker(connection)
 
             def hidden(age: float) -> float:
-                held: Any = SimpleNamespace(message=message, received_at=monotonic() - age)
+                held: Any = SimpleNamespace(message=message, received_at=lease_now() - age)
                 broker.renew([held], 600.0)
                 (seconds,) = queues.hidden(order)
                 return seconds

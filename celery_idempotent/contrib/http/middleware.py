@@ -29,7 +29,7 @@ from celery_idempotent.contrib.http.response import (
 )
 from celery_idempotent.errors import IdempotencyError, SettingsError
 from celery_idempotent.functions.direct_call import Decision
-from celery_idempotent.functions.engine import DEFAULT_NAME, ExecutionContext, Idempotency
+from celery_idempotent.functions.engine import DEFAULT_NAME, Block, Idempotency
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ class BaseMiddleware:
         """Begins the execution of a request, unless one is running or has a response."""
         with self._refusing():
             key = self._idem.key_of(admitted, fingerprint)
-            context = ExecutionContext(self._idem, key, self._settings)
+            context = Block(self._idem, key, self._settings)
             execution: Any
             if self._is_async:
                 execution = await exchange.enter_async_context(context)

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.transport.server import ServerTransport
 from labs.benchmarks.bench import RETENTION_MS, Bench, private_server
 from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
@@ -107,7 +107,7 @@ class ManyLeases(Measure):
 
     def _lease(self, bench: Bench) -> Lease:
         key = next(bench.new_keys)
-        extension = Extension(key, bench.begin_token(key), self.LEASE_MS, RETENTION_MS)
+        extension = LeaseExtension(key, bench.begin_token(key), self.LEASE_MS, RETENTION_MS)
         return Lease(bench.store, extension, time.monotonic(), lambda raw: None)
 
 

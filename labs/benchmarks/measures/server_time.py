@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command, Extension
+from celery_idempotent.store.commands import Command, LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from labs.benchmarks.bench import (
     LEASE_MS,
@@ -117,7 +117,7 @@ def _prepare(bench: Bench, name: str, number: int) -> list[Command]:
     if name == COMPLETE:
         return [complete_command(key, token) for key, token in tokens.items()]
     return [
-        commands.extend(Extension(key, token, LEASE_MS, RETENTION_MS))
+        commands.extend(LeaseExtension(key, token, LEASE_MS, RETENTION_MS))
         for key, token in tokens.items()
     ]
 

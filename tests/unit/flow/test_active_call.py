@@ -15,7 +15,7 @@ from celery_idempotent.flow.execution import Execution
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.settings import Settings
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.commands import LeaseExtension
 
 
 class Heartbeat:
@@ -44,7 +44,7 @@ def granted(runtime: Any) -> ActiveCall:
     host: Any = None
     codec: Any = None
     call = ActiveCall(data, host, runtime, codec, plan_for(settings))
-    extension = Extension(data.key, 1, settings.lease_ms, settings.result_ms)
+    extension = LeaseExtension(data.key, 1, settings.lease_ms, settings.result_ms)
     call.resume(Lease(runtime.store, extension, 0.0, call.report_lease_lost))
     return call
 

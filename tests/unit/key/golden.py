@@ -37,7 +37,7 @@ def _call(key: Any, *args: Any, **kwargs: Any) -> Callable[[], Key]:
 
 
 def _with_key(key: str | list[str], *args: Any) -> Callable[[], Key]:
-    return lambda: rule_of(charge).derive(args, {}, explicit=key)
+    return lambda: rule_of(charge).derive(args, {}, explicit_key=key)
 
 
 NESTED = {"b": [1, (2.5, {"y", "x"})], "a": None, 3: {"": b"\xff"}}

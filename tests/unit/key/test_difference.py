@@ -28,7 +28,7 @@ def difference(
     """Returns how the second call differs from the first one."""
     rule = rule_of(function, key)
     explicit = "req-7f3a" if key is None else None
-    keys = [rule.derive(args, {}, explicit=explicit) for args in (first, second)]
+    keys = [rule.derive(args, {}, explicit_key=explicit) for args in (first, second)]
     assert str(keys[0]) == str(keys[1])
     assert keys[0].fingerprint != keys[1].fingerprint
     return rule.difference(second, {}, keys[1], keys[0].fingerprint)

@@ -132,7 +132,7 @@ class TestTaskId:
 class TestExplicitKey:
     @staticmethod
     def derive(rule: KeyRule, *args: Any, key: str) -> str:
-        return str(rule.derive(args, {}, task_id="a", explicit=key))
+        return str(rule.derive(args, {}, task_id="a", explicit_key=key))
 
     @pytest.mark.parametrize("key", [None, "{order_id}", ("order_id",), len, TASK_ID])
     def test_takes_precedence_over_every_rule(self, key: Any) -> None:
@@ -145,8 +145,8 @@ class TestExplicitKey:
     def test_has_a_fingerprint(self) -> None:
         rule = rule_of(charge)
 
-        one = rule.derive((1,), {}, explicit="req-7")
-        other = rule.derive((2,), {}, explicit="req-7")
+        one = rule.derive((1,), {}, explicit_key="req-7")
+        other = rule.derive((2,), {}, explicit_key="req-7")
 
         assert one.fingerprint != other.fingerprint
 
@@ -168,7 +168,7 @@ class TestExplicitKey:
     def test_never_equals_a_key_of_any_rule(self, key: Any, explicit: Any) -> None:
         rule = rule_of(charge, key)
         derived = rule.derive(("x",), {}, task_id="x")
-        brought = rule.derive(("x",), {}, task_id="x", explicit=explicit)
+        brought = rule.derive(("x",), {}, task_id="x", explicit_key=explicit)
 
         assert brought.digest.removeprefix("~") != derived.digest
         assert (brought.explicit, derived.explicit) == (True, False)
@@ -228,9 +228,9 @@ def test_an_explanation_shows_what_the_key_was_derived_from(
     rule: Any, explicit: str | None
 ) -> None:
     key_rule = rule_of(charge, rule)
-    explained = key_rule.explain((1, 2), {}, task_id="a", explicit=explicit)
+    explained = key_rule.explain((1, 2), {}, task_id="a", explicit_key=explicit)
 
-    assert explained.key == key_rule.derive((1, 2), {}, task_id="a", explicit=explicit)
+    assert explained.key == key_rule.derive((1, 2), {}, task_id="a", explicit_key=explicit)
     assert explained.key == Key.of(
         TASK,
         explained.canonical_bytes,

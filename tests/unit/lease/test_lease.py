@@ -13,9 +13,9 @@ from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.flow.execution import Execution, Protection, unprotected
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease import lease
-from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.record_store import RecordStore
 
 NOBODY = cast("RecordStore", None)
@@ -37,12 +37,12 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(lease, "monotonic", clock)
+    monkeypatch.setattr(lease, "lease_now", clock)
     return clock
 
 
 def lease_of(seconds: float, sent_at: float) -> Lease:
-    extension = Extension(Key("shop.charge", "digest"), 17, int(seconds * 1000), 1000)
+    extension = LeaseExtension(Key("shop.charge", "digest"), 17, int(seconds * 1000), 1000)
     return Lease(NOBODY, extension, sent_at, lambda raw: None)
 
 
@@ -90,7 +90,7 @@ class TestClock:
     def test_goes_on_while_the_machine_is_suspended(self) -> None:
         """A test cannot suspend the machine; Linux documents this for the clock."""
         before = time.clock_gettime(time.CLOCK_BOOTTIME)
-        now = monotonic()
+        now = lease_now()
         after = time.clock_gettime(time.CLOCK_BOOTTIME)
 
         assert before <= now <= after
@@ -110,7 +110,7 @@ class TestClock:
     )
     def test_is_the_one_of_all_that_count_the_time_of_a_lease(self, module: str) -> None:
         """Two clocks would differ by the time for which the machine was suspended."""
-        assert import_module(f"celery_idempotent.{module}").monotonic is monotonic
+        assert import_module(f"celery_idempotent.{module}").lease_now is lease_now
 
 
 class TestDue:

@@ -10,7 +10,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import UNREADABLE, BackendResult, Command, Extension
+from celery_idempotent.store.commands import UNREADABLE, BackendResult, Command, LeaseExtension
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 RESULT, ERROR = Payload("json", b"result"), Payload("yaml", b"error")
@@ -24,9 +24,9 @@ NO_ERROR = {"generation": 0, "format": "", "error": b"", "error_ms": 0}
 AN_ERROR = {"generation": 2, "format": "yaml", "error": b"error", "error_ms": 9}
 
 #: For a key that may run again.
-WAIT = {"wait_ms": 30}
+WAIT = {"next_turn_ms": 30}
 #: For a call that may come back.
-KEEP = {"wait_ms": 0, "keep_ms": 40}
+KEEP = {"next_turn_ms": 0, "min_retention_ms": 40}
 
 COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
     (
@@ -40,7 +40,13 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
     (
         "begin",
         commands.begin(
-            KEY, task_id="t", worker="w", lease_ms=10, retention_ms=200, **BEGIN, keep_ms=40
+            KEY,
+            task_id="t",
+            worker="w",
+            lease_ms=10,
+            retention_ms=200,
+            min_retention_ms=40,
+            **BEGIN,
         ),
         {
             **BEGIN, **KEEP, "task_id": b"t", "fingerprint": KEY.fingerprint, "worker": b"w",
@@ -59,7 +65,7 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
     ),
     (
         "extend",
-        commands.extend(Extension(KEY, 17, 10, 200)),
+        commands.extend(LeaseExtension(KEY, 17, 10, 200)),
         {"token": 17, "lease_ms": 10, "ttl_ms": 210},
     ),
     (
@@ -124,7 +130,7 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
     ),
     (
         "continuation",
-        commands.extend(Extension(KEY, 0, 10, 200, b"r", b"e")),
+        commands.extend(LeaseExtension(KEY, 0, 10, 200, b"r", b"e")),
         {"execution_id": b"e", "lease_ms": 10},
     ),
     (

@@ -19,17 +19,17 @@ def outage() -> OutageLogger:
 def test_there_is_one_line_a_minute(outage: OutageLogger, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(repeats, "monotonic", lambda: now)
-    assert [outage.another_call() for _ in range(3)] == [0, None, None]
+    assert [outage.count_failure() for _ in range(3)] == [0, None, None]
     now += repeats.INTERVAL
 
-    assert [outage.another_call() for _ in range(2)] == [2, None]
+    assert [outage.count_failure() for _ in range(2)] == [2, None]
 
 
 def test_its_end_is_one_line_without_secrets(
     outage: OutageLogger, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
-        outage.another_call()
+        outage.count_failure()
     outage.end()
     outage.end()
 
@@ -42,14 +42,14 @@ def test_its_end_is_one_line_without_secrets(
 def test_the_end_after_a_single_call_is_not_logged(
     outage: OutageLogger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outage.another_call()
+    outage.count_failure()
     outage.end()
 
     assert caplog.records == []
 
 
 def test_the_next_outage_is_logged_again(outage: OutageLogger) -> None:
-    outage.another_call()
+    outage.count_failure()
     outage.end()
 
-    assert outage.another_call() == 0
+    assert outage.count_failure() == 0

@@ -79,12 +79,12 @@ def test_a_disabled_task_has_no_key(headers: dict[str, Any] | None) -> None:
 
 
 def test_an_unprotected_call_has_no_key() -> None:
-    headers = MessageHeaders(explicit=False).write("shop.charge", ID)
+    headers = MessageHeaders(explicit_key=False).write("shop.charge", ID)
 
     key, parsed = resolve_key(task_with().idempotency_configuration, ID, headers, (1,), {})
 
     assert key is None
-    assert parsed.explicit is False
+    assert parsed.explicit_key is False
 
 
 def test_with_the_rule_task_id_each_item_of_a_map_has_a_key() -> None:

@@ -167,8 +167,8 @@ def test_a_call_may_have_an_explicit_key(key: Any, expected: str | list[str]) ->
 
 
 def test_a_call_may_be_unprotected() -> None:
-    assert read(with_explicit_key(None, False)) == MessageHeaders(explicit=False)
-    assert read({**with_derived_key(None, KEY), "idempotency_key": False}).explicit is False
+    assert read(with_explicit_key(None, False)) == MessageHeaders(explicit_key=False)
+    assert read({**with_derived_key(None, KEY), "idempotency_key": False}).explicit_key is False
 
 
 INVALID = [
@@ -209,7 +209,7 @@ def test_a_header_that_is_none_is_no_key() -> None:
 def test_a_retry_cannot_change_the_explicit_key() -> None:
     headers = with_explicit_key(None, ("acme", "req-7"))
 
-    assert read(for_retry(headers, {"idempotency_key": ["acme", "req-7"]})).explicit
+    assert read(for_retry(headers, {"idempotency_key": ["acme", "req-7"]})).explicit_key
     for given in (headers, None):
         with pytest.raises(KeyRuleError, match="a retry keeps the key of its call"):
             for_retry(given, {"idempotency_key": "req-8"})
@@ -293,7 +293,7 @@ def test_a_header_of_the_first_version_is_ignored() -> None:
 
     assert read(first) == MessageHeaders()
     assert read({**first, "idempotency_key": "req-7"}) == MessageHeaders("req-7")
-    assert read({**first, "idempotency_key": False}) == MessageHeaders(explicit=False)
+    assert read({**first, "idempotency_key": False}) == MessageHeaders(explicit_key=False)
     assert bind("shop.charge", ID, first) == {}
 
 
