@@ -102,12 +102,12 @@ def names_any(names: tuple[str, ...]) -> bool:
 def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) -> None:
     """Rejects a received message whose publisher has put a key where it is not read.
 
+    Needed only if :func:`names_any` is true for the message.
+
     Raises:
         KeyRuleError: naming the place.
     """
     headers, properties = request.headers or {}, request.properties or {}
-    if not names_any((*headers, *properties, *kwargs)):
-        return
     check_headers(rule.task, headers)
     check_arguments(rule, kwargs, KeyRuleError)
     misplaced = _misplaced(properties)

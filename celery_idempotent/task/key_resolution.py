@@ -89,7 +89,9 @@ def resolve_received_key(
     """
     task, enabled = configuration.rule.task, configuration.settings.enabled
     if enabled:
-        call_options.check_message(configuration.rule, request, kwargs)
+        names = (*(request.headers or ()), *(request.properties or ()), *kwargs)
+        if call_options.names_any(names):
+            call_options.check_message(configuration.rule, request, kwargs)
         if configuration.in_shadow:
             finding = message_headers.finding_of(request.id, request.headers)
             if finding == message_headers.REFUSED:

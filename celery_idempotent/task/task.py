@@ -175,7 +175,7 @@ class IdempotentTask(Task):
         if self._own_call and (running := overrides.current(self)):
             # Called as super().__call__. If the body calls the task again, that is another call.
             return overrides.run_as(None, running.body, args, kwargs)
-        request = self.request_stack.top
+        request, item_id = self.request_stack.top, None
         # Celery sets `_protected` when a request reaches its body: from then on, a call of the task
         # is a plain function call.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
@@ -183,13 +183,8 @@ class IdempotentTask(Task):
             if item is None:
                 return self._run_plain(super().__call__, args, kwargs)
             request, item_id = item
-            return self._execute(request, args, kwargs, item_id)
-        request._protected = 1  # noqa: SLF001
-        return self._execute(request, args, kwargs, None)
-
-    def _execute(
-        self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any], item_id: str | None
-    ) -> Any:
+        else:
+            request._protected = 1  # noqa: SLF001
         request.idempotency_without_body = True
         configuration = self._configuration or self.idempotency_configuration
         line = straight.line_of(self, configuration, request) if item_id is None else None
