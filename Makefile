@@ -74,6 +74,10 @@ purge: .venv/test  ## Delete 5,000,000 expired outcomes from PostgreSQL and Mari
 find: .venv/test  ## Fill Redis with 1,000,000 records, and time the pages of the dashboard (RECORDS=)
 	@$(BIN)/python -m labs.find $(if $(RECORDS),--records $(RECORDS))
 
+.PHONY: scale
+scale: .venv/test  ## Load one Redis and a Cluster with 1,000 clients, 10,000 waiters, 100,000 leases and 10,000,000 records (PART=0.1)
+	@$(BIN)/python -m labs.scale $(if $(PART),--part $(PART))
+
 .PHONY: incidents
 incidents: .venv/test  ## Stage eight incidents, and see when log, alerts, doctor and dashboard report them (ONLY=)
 	@$(BIN)/python -m labs.incidents $(ONLY)

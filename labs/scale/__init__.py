@@ -1,0 +1,1 @@
+"""Where one Redis and a Cluster of three bend: connections, waiters, leases, failover, memory."""

@@ -1,0 +1,31 @@
+"""``make scale``: a thousand processes' worth of connections, waiters, leases and records."""
+
+from __future__ import annotations
+
+import argparse
+
+from labs.scale import measures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m labs.scale", description=__doc__)
+    parser.add_argument("--part", type=float, default=1.0, help="of the sizes, for a short run")
+    part = parser.parse_args().part
+
+    def scaled(number: int) -> int:
+        return max(2 * measures.LEASES_PER_CLIENT, int(number * part))
+
+    for clients in (100, 300, 1_000):
+        measures.connections(max(measures.LOOPS, int(clients * part)), 500, 15 * part + 1)
+    for rate in (1_000, 2_000):
+        measures.connections(max(measures.LOOPS, int(1_000 * part)), rate, 15 * part + 1)
+    for waiters in (1_000, 10_000):
+        measures.hot_key(max(measures.LOOPS, int(waiters * part)), 10 * part + 2)
+    for number in (10_000, 100_000):
+        measures.leases(scaled(number), 5)
+    measures.failover(scaled(20_000), 10_000, 30)
+    measures.memory(int(10_000_000 * part))
+
+
+if __name__ == "__main__":
+    main()
