@@ -1,4 +1,4 @@
-"""Takes messages through Celery's tracer, as a worker does: each call runs once."""
+"""Takes messages from the broker through Celery's tracer, as a worker does: each call runs once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from kombu import serialization
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.errors import IdempotencyError
-from labs.hostile.arguments import Generator, received, stable_repr
+from labs.hostile.arguments import Arguments, Generator, received, stable_repr
+from tests.flow.deliveries import Deliveries
 
 #: First arguments at which the task raises an error that is stored, is retried in an hour, or calls
 #: `Worker.during`.
@@ -21,9 +22,11 @@ FAILS, RETRIES, CALLS = "fails", "retries", "calls"
 NAME = "hostile.echo"
 
 
-def worker(url: str, serializer: str = "json", **settings: Any) -> Worker:
+def worker(
+    url: str, serializer: str = "json", broker: str = "memory://", **settings: Any
+) -> Worker:
     """Returns a worker whose task returns its arguments."""
-    app = Celery("hostile", broker="memory://", backend=url, set_as_current=False)
+    app = Celery("hostile", broker=broker, backend=url, set_as_current=False)
     accepted = [serializer, "json"]
     app.conf.update(task_serializer=serializer, result_serializer=serializer, **settings)
     app.conf.update(accept_content=accepted, result_accept_content=accepted)
@@ -52,6 +55,7 @@ class Worker:
     def __init__(self, app: Celery, task: Any, runs: Counter[str]) -> None:
         self.app, self.task, self.runs = app, task, runs
         self.during: Callable[[], object] = lambda: None
+        self._deliveries = Deliveries(app, task)
         self._trace = build_tracer(task.name, task, app.loader, "hostile@here", app=app)
 
     def receive(self, args: Any, kwargs: Any) -> tuple[str, Any]:
@@ -72,6 +76,18 @@ class Worker:
             "delivery_info": {"exchange": "", "routing_key": "celery"},
         }
         self._trace(task_id, args, kwargs, request)
+        return self._end(task_id)
+
+    def publish(self, call: Arguments) -> tuple[str, Any]:
+        """Publishes a call and receives its message twice; as :meth:`receive`."""
+        self.task.apply_async(call.args, call.kwargs)
+        message = self._deliveries.next()
+        assert message is not None
+        for _ in range(2):
+            self._deliveries.deliver(message)
+        return self._end(message.id)
+
+    def _end(self, task_id: str) -> tuple[str, Any]:
         meta = self.app.backend.get_task_meta(task_id)
         self.app.backend.forget(task_id)
         return meta["status"], meta["result"]
@@ -83,18 +99,17 @@ class Verdict:
         self.failures: list[str] = []
 
 
-def run(url: str, serializer: str, calls: int, seed: int) -> Verdict:
-    """Sends each call twice, under two task ids."""
+def run(url: str, broker: str, serializer: str, calls: int, seed: int) -> Verdict:
+    """Publishes each call twice, under two task ids, and delivers each message twice."""
     serialization.enable_insecure_serializers()
-    receiver, generator, verdict = worker(url, serializer), Generator(seed), Verdict()
+    receiver, generator, verdict = worker(url, serializer, broker), Generator(seed), Verdict()
     for _ in range(calls):
         call = generator.draw()
-        in_worker = received(call, serializer)
-        if in_worker is None:
+        if received(call, serializer) is None:
             continue
         verdict.calls += 1
         before = receiver.runs.total()
-        first, second = (receiver.receive(*in_worker) for _ in range(2))
+        first, second = (receiver.publish(call) for _ in range(2))
         ran = receiver.runs.total() - before
         if first[0] == "FAILURE" and isinstance(first[1], IdempotencyError) and not ran:
             verdict.refused += 1

@@ -29,7 +29,7 @@ def test_confused_keys_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_message_runs_once() -> None:
     with RedisServer.start("any") as server:
-        verdict = messages.run(server.url, "json", 60, seed=1)
+        verdict = messages.run(server.url, "memory://", "json", 60, seed=1)
 
     assert verdict.failures == []
     assert 0 < verdict.runs < verdict.calls
