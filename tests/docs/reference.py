@@ -50,10 +50,9 @@ def options() -> Iterator[str]:
         since = option.metadata.get("since")
         yield f"## `{settings.PREFIX}{option.name}`"
         yield _markdown(described[option.name])
-        facts = [f"**type** `{option.type}`", f"**default** `{option.default!r}`"]
         value = re.sub(r"'([^']*)'", r"`\1`", value)
-        facts[1:1] = [f"**value** {value}"] if value else []
-        facts += [f"**since** {since}"] if since else []
+        facts = [f"**value** {value}"] if value else []
+        facts += [f"**default** `{option.default!r}`", *([f"**since** {since}"] if since else [])]
         yield " · ".join(facts)
     for name in settings.APP_OPTIONS:
         kind, text = " ".join(APP_OPTIONS[name].split()).split(": ", 1)

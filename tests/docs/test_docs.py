@@ -121,4 +121,4 @@ def test_no_page_and_no_set_of_pages_is_too_long() -> None:
     }
 
     assert [page.name for page, count in words.items() if count > 2500] == []
-    assert sum(words.values()) <= 42_000
+    assert sum(words.values()) <= 40_000
