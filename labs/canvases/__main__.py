@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ MESSAGE = re.compile(r'^(LPUSH|RPUSH|HSET unacked) .*?"id": "([^"]+)".*?"root_id
 
 
 #: Celery discards the message of a task that the worker does not know.
-UNKNOWN = "unknown to its worker"
+UNKNOWN = "task unknown to its worker"
 
 
 class Published(NamedTuple):
@@ -150,9 +150,9 @@ class Run:
                 if found := MESSAGE.match(command["command"]):
                     self.queued[found[2], found[3]] += -1 if found[1].startswith("HSET") else 1
 
-    def inject(self, chance: random.Random, until: float) -> None:
+    def inject(self, chance: random.Random, is_over: Callable[[], bool]) -> None:
         """Kills and cuts until the end."""
-        while time.monotonic() < until:
+        while not is_over():
             time.sleep(chance.expovariate(1 / FAULT_INTERVAL))
             for number, worker in enumerate(self.workers):
                 # Celery's own end, if a connection is cut or a child killed while it starts.
@@ -281,6 +281,7 @@ class Run:
             outcomes = [self.outcome(result, shape.fails) for result in results]
             name = (*shape.units, *shape.rows, *shape.optional)[0]
             if shape.optional:
+                self.faults[UNKNOWN] += outcomes.count(UNKNOWN)
                 outcomes = [each for each in outcomes if each != UNKNOWN]
             bad = [each for each in outcomes if each.startswith(("PENDING", "wrong"))]
             yield from ((kind, each, name) for each in bad)
@@ -342,11 +343,10 @@ def run(
         try:
             for worker in game.workers:
                 worker.ready()
-            until = time.monotonic() + canvases * 2 * PUBLISH_INTERVAL
             with ThreadPoolExecutor(1) as publisher:
                 publishing = publisher.submit(game.publish, chance, canvases)
                 # Not in a thread: Linux ends the workers with the thread that has started them.
-                game.inject(random.Random(seed), until)
+                game.inject(random.Random(seed), publishing.done)
                 published = publishing.result()
             game.settle(published)
             wrong = [*game.judge(published)]
