@@ -56,7 +56,7 @@ REDELIVERY = 3
 #: The same for plain tasks of a worker that has idempotent ones, such as Celery's ``starmap``.
 VISIBILITY_TIMEOUT = 8
 #: Seconds for all that was published to end after the last fault.
-SETTLE = 30.0
+SETTLE = 90.0
 #: A result that waits for a message which kombu took by BRPOP, and of which it was killed before
 #: it stored that the message is unacknowledged.
 VANISHED = "PENDING, a message vanished in kombu"
@@ -154,14 +154,13 @@ class Run:
         """Kills and cuts until the end."""
         while not is_over():
             time.sleep(chance.expovariate(1 / FAULT_INTERVAL))
-            for number, worker in enumerate(self.workers):
-                # Celery's own end, if a connection is cut or a child killed while it starts.
-                if worker.status == "exited":
-                    self.faults["worker exited"] += 1
-                    self.workers[number] = self.start(old=chance.random() < OLD)
             number = chance.randrange(len(self.workers))
             worker, kind = self.workers[number], chance.random()
-            if kind < 0.6:
+            if worker.status == "exited":
+                # Celery may end a worker whose connections are cut.
+                self.faults["worker exited"] += 1
+                self.restart(number, chance)
+            elif kind < 0.6:
                 self.faults["child killed"] += 1
                 children = children_of(worker.process.pid)
                 if children:
@@ -175,10 +174,14 @@ class Run:
                 if killed:
                     self.killed |= dict.fromkeys(children_of(worker.process.pid), time.time())
                 (worker.kill if killed else worker.stop)()
-                self.workers[number] = self.start(old=chance.random() < OLD)
+                self.restart(number, chance)
             else:
                 self.faults["connections cut"] += 1
                 self.redis.client_kill_filter(_type="normal", user="default", skipme=True)
+
+    def restart(self, number: int, chance: random.Random) -> None:
+        self.workers[number] = self.start(old=chance.random() < OLD)
+        self.workers[number].ready()  # On a busy machine, there would never be a worker otherwise.
 
     def publish(self, chance: random.Random, canvases: int) -> list[Published]:
         published: list[Published] = []
