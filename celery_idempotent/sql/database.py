@@ -249,12 +249,11 @@ def forget_rows(
         StoreUnavailableError: if a database is unavailable.
     """
     own = [] if database is None else [database]
-    # Each only once: a path and an engine may name the same database.
-    named = {each.engine: each for each in (*own, *step_databases, *step_rows_in)}
     rows, deleted = rows_of(prefix, key), 0
+    databases = _each_once((*own, *step_databases, *step_rows_in), rows)
     try:
         with ExitStack() as transactions:
-            for each in named.values():
+            for each in databases:
                 session = transactions.enter_context(each.transaction())
                 if owner:
                     shown = {**rows, "owner": owner}
@@ -268,3 +267,20 @@ def forget_rows(
     except _Kept:
         return None
     return deleted > 0
+
+
+def _each_once(databases: Iterable[Database], rows: Mapping[str, str]) -> list[Database]:
+    """Returns the first of `databases`, and each other one that has rows of its own.
+
+    A path, an alias and an engine may name one database. If the rows were deleted in two of its
+    transactions, the second would wait for the first.
+    """
+    once: list[Database] = []
+    seen: set[tuple[Any, ...]] = set()
+    for each in {each.engine: each for each in databases}.values():
+        with each.transaction() as session:
+            found = {*map(tuple, session.execute(each.statements.owners, rows).rows)}
+        if not once or not found <= seen:
+            once.append(each)
+            seen |= found
+    return once

@@ -1,7 +1,8 @@
 """Canvases under chaos.
 
-``make canvases`` publishes chains, groups, chords, links, errbacks, retries, replacements and
-duplicates of all of them, drawn by a seed, while processes of two workers are killed and
-connections are cut. A ledger on a server of its own decides: everything that follows has run, and
-with this package once. Plain Celery gets the same schedule.
+``make canvases`` publishes chains, groups, chords, links, errbacks, retries, replacements,
+transactions and duplicates of all of them, drawn by a seed. Meanwhile processes of two workers and
+publishers are killed, connections are cut, workers are restarted with and without one of the tasks,
+and an operator forgets calls and runs them again. A ledger on a server of its own decides:
+everything that follows has run, and with this package once. Plain Celery gets the same schedule.
 """

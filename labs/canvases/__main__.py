@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import math
+import multiprocessing
 import os
 import random
 import re
@@ -21,13 +22,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from celery.exceptions import ChordError
+from celery.canvas import Signature
+from celery.exceptions import ChordError, NotRegistered
 from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import GroupResult
+from click import ClickException
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from celery_idempotent.cli.target import resolve_records
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.monitoring import changes
 from labs.canvases.app import SETTINGS_VARIABLE, database, make_app, rows
+from labs.canvases.publisher import persist, publish_and_die
 from labs.canvases.shapes import Shape, shapes
 from labs.chaos.workers import children_of
 from tests.apps import close
@@ -38,12 +46,17 @@ from tests.worker.harness import WorkerProcess
 WORKERS, CHILDREN = 2, 3
 #: Mean seconds between two publishes, and between two faults.
 PUBLISH_INTERVAL, FAULT_INTERVAL = 0.08, 0.8
+#: How many canvases are also published by a process that is killed meanwhile; how many publishes
+#: follow a command of the operator; how many new workers do not know the task ``new``.
+DYING_PUBLISHERS, OPERATIONS, OLD = 0.15, 0.3, 0.3
+#: The publishers that are killed have connections of their own.
+PROCESSES = multiprocessing.get_context("forkserver")
 #: Seconds after which the messages of a killed worker are delivered again.
 REDELIVERY = 3
 #: The same for plain tasks of a worker that has idempotent ones, such as Celery's ``starmap``.
 VISIBILITY_TIMEOUT = 8
 #: Seconds for all that was published to end after the last fault.
-SETTLE = 30.0
+SETTLE = 90.0
 #: A result that waits for a message which kombu took by BRPOP, and of which it was killed before
 #: it stored that the message is unacknowledged.
 VANISHED = "PENDING, a message vanished in kombu"
@@ -57,6 +70,10 @@ EXPLAINED = {VANISHED, UNIT_VANISHED, NOT_JOINED, KILLED}
 MESSAGE = re.compile(r'^(LPUSH|RPUSH|HSET unacked) .*?"id": "([^"]+)".*?"root_id": "([^"]+)"')
 
 
+#: Celery discards the message of a task that the worker does not know.
+UNKNOWN = "task unknown to its worker"
+
+
 class Published(NamedTuple):
     kind: str
     shape: Shape
@@ -68,8 +85,15 @@ class Run:
     """One seed with one contestant."""
 
     def __init__(
-        self, server: RedisServer, notes: RedisServer, folder: Path, plain: bool, kinds: list[str]
+        self,
+        server: RedisServer,
+        notes: RedisServer,
+        folder: Path,
+        seed: int,
+        plain: bool,
+        kinds: list[str],
     ) -> None:
+        self.seed, self.plain = seed, plain
         url = f"{server.url.rpartition('/')[0]}/0"
         redelivery = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
         self.settings = {
@@ -78,6 +102,7 @@ class Run:
             "result_backend": url,
             "ledger": notes.url,
             "database": str(folder / "rows.db"),
+            "django_database": str(folder / "django.db"),
             "broker_transport_options": {
                 "visibility_timeout": REDELIVERY if plain else VISIBILITY_TIMEOUT,
                 # Without it, a worker may wait for ever on a connection that was cut.
@@ -86,8 +111,9 @@ class Run:
             },
             "idempotency_redeliver_after": REDELIVERY,
         }
+        database(self.settings["django_database"])
         self.app = make_app(self.settings)
-        known = shapes(self.app, "", random.Random()).keys()
+        known = shapes(self.app, seed, "").keys()
         if unknown := set(kinds) - known:
             raise SystemExit(f"unknown kinds {sorted(unknown)}: use some of {sorted(known)}")
         self.redis, self.notes = Redis.from_url(url), notes.client()
@@ -100,13 +126,15 @@ class Run:
         self.faults: Counter[str] = Counter()
         #: When each pool process was killed.
         self.killed: dict[int, float] = {}
+        #: How often the operator has forgotten the call of a unit, or has run it again.
+        self.operated: Counter[str] = Counter()
         self.folder, self.number = folder, 0
-        self.workers = [self.start() for _ in range(WORKERS)]
+        self.workers = [self.start(old=number == 0) for number in range(WORKERS)]
 
-    def start(self) -> WorkerProcess:
+    def start(self, *, old: bool) -> WorkerProcess:
         self.number += 1
         name = f"canvases{self.number}"
-        environment = {SETTINGS_VARIABLE: json.dumps(self.settings)}
+        environment = {SETTINGS_VARIABLE: json.dumps({**self.settings, "old": old})}
         options = ("--concurrency", str(CHILDREN))
         log = self.folder / f"{name}.log"
         return WorkerProcess(name, options, environment, log, "labs.canvases.app")
@@ -122,13 +150,17 @@ class Run:
                 if found := MESSAGE.match(command["command"]):
                     self.queued[found[2], found[3]] += -1 if found[1].startswith("HSET") else 1
 
-    def inject(self, chance: random.Random, until: float) -> None:
+    def inject(self, chance: random.Random, is_over: Callable[[], bool]) -> None:
         """Kills and cuts until the end."""
-        while time.monotonic() < until:
+        while not is_over():
             time.sleep(chance.expovariate(1 / FAULT_INTERVAL))
             number = chance.randrange(len(self.workers))
             worker, kind = self.workers[number], chance.random()
-            if kind < 0.6:
+            if worker.status == "exited":
+                # Celery may end a worker whose connections are cut.
+                self.faults["worker exited"] += 1
+                self.restart(number, chance)
+            elif kind < 0.6:
                 self.faults["child killed"] += 1
                 children = children_of(worker.process.pid)
                 if children:
@@ -142,42 +174,72 @@ class Run:
                 if killed:
                     self.killed |= dict.fromkeys(children_of(worker.process.pid), time.time())
                 (worker.kill if killed else worker.stop)()
-                self.workers[number] = self.start()
+                self.restart(number, chance)
             else:
                 self.faults["connections cut"] += 1
                 self.redis.client_kill_filter(_type="normal", user="default", skipme=True)
 
+    def restart(self, number: int, chance: random.Random) -> None:
+        self.workers[number] = self.start(old=chance.random() < OLD)
+        self.workers[number].ready()  # On a busy machine, there would never be a worker otherwise.
+
     def publish(self, chance: random.Random, canvases: int) -> list[Published]:
-        published = []
+        published: list[Published] = []
         for number in range(canvases):
-            made = shapes(self.app, f"{number}", chance)
+            made = shapes(self.app, self.seed, f"{number}")
             kind = chance.choice(self.kinds or [*made])
-            times = chance.choice([1, 1, 2, 3])
-            results = []
-            for _ in range(times):
-                results.append(self.persist(made[kind].publish))
+            if chance.random() < DYING_PUBLISHERS:
+                self.die_publishing(f"{number}", kind, messages=chance.choice([1, 1, 2, 3]))
+            published.append(Published(kind, made[kind], []))
+            for _ in range(chance.choice([1, 1, 2, 3])):
+                again = [each for each in published if each.shape.operated]
+                if again and chance.random() < OPERATIONS:
+                    self.operate(chance.choice(again), force=chance.random() < 0.5)
+                published[-1].results.append(persist(made[kind].publish))
                 time.sleep(chance.expovariate(1 / PUBLISH_INTERVAL))
-            published.append(Published(kind, made[kind], results))
         return published
 
-    @staticmethod
-    def persist(publish: Callable[[], Any]) -> Any:
-        """Publishes again if the connection is cut meanwhile, as callers do."""
-        while True:
-            try:
-                return publish()
-            except (OSError, ConnectionError):
-                time.sleep(0.05)
-            except Exception as error:
-                if "onnection" not in f"{type(error).__name__} {error}":
-                    raise
-                time.sleep(0.05)
+    def die_publishing(self, name: str, kind: str, messages: int) -> None:
+        """Publishes a canvas in a process that is killed after so many messages."""
+        arguments = (self.settings, self.seed, name, kind, messages)
+        process = PROCESSES.Process(target=publish_and_die, args=arguments)
+        process.start()
+        process.join()
+        self.faults["publisher killed"] += process.exitcode == -signal.SIGKILL
+
+    def operate(self, published: Published, *, force: bool) -> None:
+        """Forgets a call or runs it again, and publishes it once more."""
+        command, call = published.shape.operated
+        unit = call.args[0]
+        if not self.plain:
+            self.operated[unit] += 1  # also if Redis replies no more
+            with contextlib.suppress(StoreUnavailableError):
+                done = self.change(command, call, force=force)
+                self.operated[unit] -= not done
+                self.faults[command] += done
+        published.results.append(persist(published.shape.publish))
+
+    def change(self, command: str, call: Signature, *, force: bool) -> bool:
+        """Returns whether the command, as of the command line, has changed anything."""
+        tasks = app_tasks.load(self.app)
+        try:
+            (target,) = resolve_records(tasks, (call.task, json.dumps(call.args)), None)
+        except ClickException:  # absent
+            return False
+        target = target.with_outcome(tasks)
+        if command == "forget":
+            done = changes.forget(target, tasks, user="operator", force=force)
+        else:
+            done = changes.rerun(changes.find_ended(tasks, target), user="operator")
+        return done in {changes.FORGOTTEN, changes.PUBLISHED}
 
     def ends(self) -> Counter[str]:
         """Returns how often each unit has run, and each row was written."""
-        with database(self.app.conf.database).connect() as connection:
-            written = connection.execute(rows.select()).scalars()
-            return Counter([*(name for name, _, _ in self.effects()), *written])
+        ends = Counter(name for name, _, _ in self.effects())
+        for path in (self.settings["database"], self.settings["django_database"]):
+            with database(path).connect() as connection:
+                ends.update(connection.execute(rows.select()).scalars())
+        return ends
 
     def effects(self) -> list[tuple[str, int, float]]:
         """Returns the units that have run, each with its process and time."""
@@ -188,7 +250,7 @@ class Run:
         gaps = [
             self.killed.get(pid, math.inf) - at for name, pid, at in self.effects() if name == unit
         ]
-        return sum(not 0 <= gap < KILLED_AFTER for gap in gaps) <= 1
+        return sum(not 0 <= gap < KILLED_AFTER for gap in gaps) <= 1 + self.operated[unit]
 
     def settle(self, published: list[Published]) -> None:
         """Waits until everything has run, and the broker has nothing left."""
@@ -210,16 +272,20 @@ class Run:
         ends = self.ends()
         for kind, shape, results in published:
             for unit in (*shape.units, *shape.rows, *shape.optional, *shape.repeatable):
-                if ends[unit] == 0 and unit not in shape.optional:
+                least = len(results) if unit in shape.repeatable else unit not in shape.optional
+                if ends[unit] < least:
                     vanished = any(map(self.vanished, results))
                     yield kind, UNIT_VANISHED if vanished else "lost", unit
-                elif ends[unit] > 1 and unit not in shape.repeatable:
+                elif ends[unit] > 1 + self.operated[unit] and unit not in shape.repeatable:
                     what = KILLED if self.explained(unit) else "again"
                     yield kind, what, f"{unit} × {ends[unit]}"
             if not shape.same_result:
                 continue
             outcomes = [self.outcome(result, shape.fails) for result in results]
-            name = shape.units[0]
+            name = (*shape.units, *shape.rows, *shape.optional)[0]
+            if shape.optional:
+                self.faults[UNKNOWN] += outcomes.count(UNKNOWN)
+                outcomes = [each for each in outcomes if each != UNKNOWN]
             bad = [each for each in outcomes if each.startswith(("PENDING", "wrong"))]
             yield from ((kind, each, name) for each in bad)
             if not bad and len({*outcomes}) > 1:
@@ -244,6 +310,8 @@ class Run:
             value = repr([each.get(timeout=5) for each in results])
         except ResultTimeoutError:
             return VANISHED if self.vanished(result) else "PENDING"
+        except NotRegistered:
+            return UNKNOWN
         except Exception as error:
             if "Join error" in str(error):
                 return NOT_JOINED
@@ -274,15 +342,14 @@ def run(
         # Each run has a folder of its own: rows of an earlier one would count again.
         folder = (logs or Path(temporary)) / f"{name}-{seed}"
         folder.mkdir(parents=True)
-        game = Run(server, notes, folder, plain, kinds)
+        game = Run(server, notes, folder, seed, plain, kinds)
         try:
             for worker in game.workers:
                 worker.ready()
-            until = time.monotonic() + canvases * 2 * PUBLISH_INTERVAL
             with ThreadPoolExecutor(1) as publisher:
                 publishing = publisher.submit(game.publish, chance, canvases)
                 # Not in a thread: Linux ends the workers with the thread that has started them.
-                game.inject(random.Random(seed), until)
+                game.inject(random.Random(seed), publishing.done)
                 published = publishing.result()
             game.settle(published)
             wrong = [*game.judge(published)]

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import time
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import sqlalchemy as sa
 from celery import Celery, Task, chain
 from celery.signals import worker_init
+from django.conf import settings as django_settings
+from django.db import connections
+from django.db.transaction import atomic, on_commit
 from redis import Redis
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
+from tests.sql.databases import set_up_django
 from tests.worker.parent_death import die_with_parent
 
 SETTINGS_VARIABLE = "CANVASES_SETTINGS"
@@ -52,7 +56,13 @@ def database(path: str) -> sa.Engine:
 
 
 def make_app(settings: dict[str, Any]) -> Celery:
-    """Returns the app; ``plain`` in `settings` makes its tasks those of Celery."""
+    """Returns the app; ``plain`` in `settings` makes its tasks those of Celery.
+
+    Workers with ``old`` do not know the task ``new``, as in a rolling deployment.
+    """
+    if not django_settings.configured:
+        set_up_django("sqlite://")
+    connections.databases["default"]["NAME"] = settings["django_database"]
     app = Celery("canvases", set_as_current=False)
     app.conf.update({
         "broker_connection_retry_on_startup": True,
@@ -122,26 +132,40 @@ def make_app(settings: dict[str, Any]) -> Celery:
             raise self.replace(inside(name, seconds))
         return name
 
+    def sell(name: str, seconds: float) -> str:
+        with atomic(), connections["default"].cursor() as cursor:
+            cursor.execute("INSERT INTO rows (name) VALUES (%s)", [name])
+            time.sleep(seconds)
+            on_commit(partial(work.delay, f"{name}, sold", seconds))
+        return name
+
     def inside(name: str, seconds: float) -> Any:
         return chain(work.si(f"{name}, inside", seconds), tail.s(f"{name}, inside, tail"))
 
-    def task(function: Any, *, base: type[Task] = IdempotentTask, **options: Any) -> Any:
+    def task(
+        function: Any, name: str = "", *, base: type[Task] = IdempotentTask, **options: Any
+    ) -> Any:
         return app.task(
             function,
             base=Task if plain else base,
-            name=f"canvases.{function.__name__}",
+            name=f"canvases.{name or function.__name__}",
             shared=False,
             **options,
         )
 
+    task(tail, "watched", idempotency_shadow=True)
+    task(work, "elsewhere", idempotency_redis_url=f"{app.conf.broker_url[:-1]}1")
+    task(work, "reserved", idempotency_dedupe_publish=True)
+    if not settings.get("old"):
+        task(work, "new", idempotency_dedupe_publish=True)
     work, tail = task(work), task(tail)
     for function in (decline, apologise, order):
         task(function)
     for method in (again, hand_over):
         task(method, bind=True)
     task(busy, bind=True, autoretry_for=(BusyError,), default_retry_delay=0.3)
-    booked = {} if plain else {"idempotency_transaction": database(app.conf.database)}
-    task(book, bind=True, **booked)
+    task(book, bind=True, idempotency_transaction=database(app.conf.database))
+    task(sell, idempotency_transaction="default")
     task(unprotected, base=Task)
     return app
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from uuid import uuid4
+from uuid import UUID
 
-from celery import Celery, chain, chord, group
+from celery import Celery, Signature, chain, chord, group
 from celery.result import AsyncResult
 
 
 class Shape(NamedTuple):
-    """A canvas of one kind; effects have names."""
+    """A canvas of one kind; effects have names.
+
+    Plain Celery promises each effect at least once, and repeats it for each publish.
+    """
 
     #: Effects that have to happen once.
     units: tuple[str, ...]
@@ -21,16 +24,20 @@ class Shape(NamedTuple):
     fails: bool = False
     #: Rows that have to be in the database once.
     rows: tuple[str, ...] = ()
-    #: Effects that may happen once or not at all: the message expires or is revoked.
+    #: Effects that may happen once or not at all: the message expires, is revoked, or is discarded
+    #: by a worker that does not know its task.
     optional: tuple[str, ...] = ()
-    #: Effects of a plain task, which may be repeated.
+    #: Effects of a plain task, or of one in shadow: at least one for each publish.
     repeatable: tuple[str, ...] = ()
+    #: A command of the operator and its call, whose effect it may repeat once.
+    operated: tuple[str, Signature] | None = None
     #: Each publish has the same result.
     same_result: bool = True
 
 
-def shapes(app: Celery, name: str, chance: random.Random) -> dict[str, Shape]:
+def shapes(app: Celery, seed: int, name: str) -> dict[str, Shape]:
     """Returns a canvas of each kind."""
+    chance = random.Random(f"{seed}, {name}")
     task = {each.removeprefix("canvases."): app.tasks[each] for each in app.tasks}
     work, tail, decline, apologise = map(task.get, ("work", "tail", "decline", "apologise"))
     seconds = [chance.uniform(0, 0.4) for _ in range(4)]
@@ -41,22 +48,40 @@ def shapes(app: Celery, name: str, chance: random.Random) -> dict[str, Shape]:
     inside = f"{first}, inside", f"{first}, inside, tail"
     failing = chord([works[0], decline.si(names[1])], tail.s(names[2]).on_error(apologise.si(last)))
     nested = chord([chord(works[:2], tail.s(names[2])), works[3]], tail.s(last))
-    task_id = uuid4().hex
+    task_id = UUID(int=chance.getrandbits(128)).hex
+    priority = chance.choice([3, 6])
+    stamped = chain(works[0], tail.s(last))
+    stamped.stamp(order=name)
 
     def publish_revoked() -> AsyncResult[Any]:
         result = works[0].apply_async(countdown=1)
         result.revoke()
         return result
 
+    def publish_stamped() -> AsyncResult[Any]:
+        result = stamped.apply_async(countdown=1)
+        app.control.revoke_by_stamped_headers({"order": name})
+        return result
+
     return {
         "plain": Shape((first,), works[0].delay),
         "countdown": Shape((first,), lambda: works[0].apply_async(countdown=1)),
-        "priority": Shape((first,), lambda: works[0].apply_async(priority=chance.choice([3, 6]))),
+        "priority": Shape((first,), lambda: works[0].apply_async(priority=priority)),
         "same task id": Shape((first,), lambda: works[0].apply_async(task_id=task_id)),
         "expires": Shape(
             (), lambda: works[0].apply_async(expires=1), optional=(first,), same_result=False
         ),
         "revoked": Shape((), publish_revoked, optional=(first,), same_result=False),
+        "revoked by a stamp": Shape((), publish_stamped, optional=(first, last), same_result=False),
+        "reserved": Shape((first,), lambda: task["reserved"].delay(*calls[0])),
+        "new": Shape((), lambda: task["new"].delay(*calls[0]), optional=(first,)),
+        "forgotten": Shape((first,), works[0].delay, operated=("forget", works[0])),
+        "run again": Shape(
+            (first, last),
+            lambda: decline.apply_async((first,), link_error=apologise.si(last)),
+            fails=True,
+            operated=("rerun", decline.si(first)),
+        ),
         "link": Shape((first, last), lambda: works[0].apply_async(link=tail.s(last))),
         "errback": Shape(
             (first, last),
@@ -71,6 +96,15 @@ def shapes(app: Celery, name: str, chance: random.Random) -> dict[str, Shape]:
             lambda: chain(works[0], task["unprotected"].s(names[1]), tail.s(last)).delay(),
             repeatable=(names[1],),
         ),
+        "chain with a task in shadow": Shape(
+            (first, last),
+            lambda: chain(works[0], task["watched"].s(names[1]), tail.s(last)).delay(),
+            repeatable=(names[1],),
+        ),
+        "chord of two stores": Shape(
+            (*names[:2], last),
+            lambda: chord([works[0], task["elsewhere"].si(*calls[1])])(tail.s(last)),
+        ),
         "chord": Shape((*names[:3], last), lambda: chord(works[:3])(tail.s(last))),
         "chord that fails": Shape((*names[:2], last), failing.delay, fails=True),
         "chord in a chord": Shape((*names[:4], last), nested.delay),
@@ -78,6 +112,7 @@ def shapes(app: Celery, name: str, chance: random.Random) -> dict[str, Shape]:
             (*names[:4], last),
             lambda: chain(works[0], group(works[1:4]), tail.s(last)).delay(),
         ),
+        "map": Shape((*names[:3],), lambda: apologise.map(names[:3]).delay()),
         "starmap": Shape((*names[:3],), lambda: work.starmap(calls[:3]).delay()),
         "chunks": Shape((*names[:4],), lambda: work.chunks(calls, 2).group().delay()),
         "publishes": Shape(
@@ -103,5 +138,14 @@ def shapes(app: Celery, name: str, chance: random.Random) -> dict[str, Shape]:
             (*inside, last),
             lambda: chain(task["book"].si(first, seconds[0], True), tail.s(last)).delay(),
             rows=(first,),
+        ),
+        "transaction, forgotten": Shape(
+            (),
+            lambda: task["book"].delay(first, seconds[0]),
+            rows=(first,),
+            operated=("forget", task["book"].si(first, seconds[0])),
+        ),
+        "publishes on commit": Shape(
+            (f"{first}, sold",), lambda: task["sell"].delay(first, seconds[0]), rows=(first,)
         ),
     }

@@ -25,7 +25,7 @@ from celery_idempotent.sql.transaction import Transaction
 from tests import command_line
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind
-from tests.sql.databases import TestDatabase, effects
+from tests.sql.databases import TestDatabase, effects, new_engine
 from tests.sql.function_shop import Shop, forget_records
 from tests.waiting import SOON, eventually
 
@@ -163,6 +163,20 @@ class TestTheEndOfAKey:
         assert ship.idempotency_forget(order)
         assert ship.apply((order,)).get() == 1
 
+    def test_it_is_forgotten_if_another_engine_names_the_same_database(
+        self, app: Celery, ship: Any, database: TestDatabase, order: str
+    ) -> None:
+        ship.apply((order,))
+
+        @app.task(
+            base=IdempotentTask, shared=False, idempotency_transaction=with_short_waits(database)
+        )
+        def other() -> None:
+            """Is never called."""
+
+        assert ship.idempotency_forget(order)
+        assert ship.apply((order,)).get() == 1
+
     def test_it_is_forgotten_by_an_operator(
         self,
         app: Celery,
@@ -191,6 +205,16 @@ class TestTheEndOfAKey:
             assert isinstance(call().result, ZeroDivisionError)
             assert database.effects(order) == expected
             eventually(lambda: ship.idempotency_record(order, True) is None, "it has expired")
+
+
+def with_short_waits(database: TestDatabase) -> sa.Engine:
+    """Returns an engine of `database` that waits for a lock for a second only."""
+    options: dict[str, dict[str, Any]] = {
+        "sqlite": {"timeout": 1},
+        "postgresql": {"options": "-c lock_timeout=1000"},
+        "mariadb": {"init_command": "SET innodb_lock_wait_timeout = 1"},
+    }
+    return new_engine(database.url, poolclass=sa.NullPool, connect_args=options[database.kind])
 
 
 @contextmanager
