@@ -46,6 +46,10 @@ chaos: .venv/test  ## Inject faults by a seeded schedule, also for other librari
 	@$(BIN)/python -m labs.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(TRANSACTION),--transaction) $(if $(AUDIT),--audit)
 
+.PHONY: versions
+versions: .venv/test  ## The same faults while workers of another commit run beside these, which then replace them, and are replaced (OLD=commit SEEDS= TASKS= SEED=)
+	@$(BIN)/python -m labs.chaos --old $(or $(OLD),HEAD~1) --tasks $(or $(TASKS),3000) $(if $(SEED),--seed $(SEED)) --seeds $(or $(SEEDS),6)
+
 .PHONY: proof
 proof: .venv/test  ## Search the model, compare the scripts with it, run mutation tests: about five minutes
 	@$(BIN)/python -m labs.verification
