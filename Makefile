@@ -29,9 +29,13 @@ test-all: .venv/test  ## Run all tests and report the coverage
 	@$(BIN)/coverage report
 
 .PHONY: bench
-bench: .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=live; ONLY=soak: growth; WRITE=1 into docs/)
+bench: .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=live; WRITE=1 into docs/)
 	@$(BIN)/python -m labs.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) \
 		$(if $(AGAINST),--against $(AGAINST)) $(if $(JSON),--json $(JSON)) $(if $(MINUTES),--minutes $(MINUTES))
+
+.PHONY: soak
+soak: .venv/test .venv/bench  ## Compare the growth of all processes with plain Celery's under load, with a fault every half minute (MINUTES= WRITE=1)
+	@SOAK_MINUTES=$(or $(MINUTES),20) $(BIN)/python -m labs.benchmarks --only soak --minutes 100000 $(if $(WRITE),--write)
 
 .PHONY: peers
 peers: .venv/peers  ## Compare with plain Celery and five other libraries, three of them in environments of their own
@@ -45,6 +49,10 @@ outages: .venv/test  ## Cause every kind of outage while workers run, and count 
 chaos: .venv/test  ## Inject faults by a seeded schedule, also for other libraries (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 TRANSACTION=1 AUDIT=1)
 	@$(BIN)/python -m labs.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(TRANSACTION),--transaction) $(if $(AUDIT),--audit)
+
+.PHONY: versions
+versions: .venv/test  ## The same faults while workers of another commit run beside these, which then replace them, and are replaced (OLD=commit SEEDS= TASKS= SEED=)
+	@$(BIN)/python -m labs.chaos --old $(or $(OLD),HEAD~1) --tasks $(or $(TASKS),3000) $(if $(SEED),--seed $(SEED)) --seeds $(or $(SEEDS),6)
 
 .PHONY: proof
 proof: .venv/test  ## Search the model, compare the scripts with it, run mutation tests: about five minutes

@@ -84,10 +84,11 @@ def _run(arguments: argparse.Namespace, stderr: Console) -> Report:
     before = {}
     if arguments.against:
         before = parse_values(Path(arguments.against).read_text(encoding="utf-8"))
-    try:
-        install_peers()
-    except CalledProcessError as error:
-        stderr.print(f"left out, since pip failed: {error}", markup=False)
+    if any(measure.section == FIGURES for measure in measures):
+        try:
+            install_peers()
+        except CalledProcessError as error:
+            stderr.print(f"left out, since pip failed: {error}", markup=False)
     setting = machine.describe_machine()
     started_at = time.monotonic()
     results = _measure(measures, arguments.minutes, stderr)

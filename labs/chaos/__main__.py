@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -20,10 +21,11 @@ from rich.progress import (
 
 from labs.chaos import audit, runner, schedule, timeline
 from labs.chaos.report import MET, MISSED, Report
-from labs.chaos.runner import RunSpec
+from labs.chaos.runner import REPOSITORY, RunSpec
 from labs.chaos.verdict import Verdict
 from labs.comparison.contestants import CONTESTANTS, OURS
 from labs.comparison.install import install_peers
+from tests.packaging.versions.library import Library, install_commit
 from tests.servers.rabbitmq import find_rabbitmq
 from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import find_postgres
@@ -43,7 +45,9 @@ def main() -> int:
     # Tables go to standard output, everything else to standard error.
     stderr = Console(stderr=True)
     show = print if arguments.markdown else Console(width=max(WIDTH, stderr.width)).print
-    one_variant = arguments.seed is not None or arguments.transaction or arguments.saved
+    one_variant = (
+        arguments.seed is not None or arguments.transaction or arguments.saved or arguments.old
+    )
     audits = arguments.audit or not one_variant
     audited = audit.run(FOLDER, stderr) if audits else None
     if audited is not None:
@@ -56,12 +60,14 @@ def main() -> int:
         report, failures = _run(_entries(arguments, stderr), stderr)
     for table in [report.markdown()] if arguments.markdown else report.tables():
         show(table)
-    if (seed := report.most_eventful_seed()) is not None:
+    if not arguments.old and (seed := report.most_eventful_seed()) is not None:
         path = timeline.draw(seed, arguments.tasks, FOLDER)
         stderr.print(f"{path} shows seed {seed}; the evidence of each run is in {FOLDER}")
     for verdict in report.broken_promises():
         stderr.print(f"{MISSED} seed {verdict.seed}:", *verdict.notes, sep="\n  ", markup=False)
-        spec = RunSpec(verdict.seed, OURS.name, arguments.tasks, verdict.transaction)
+        spec = RunSpec(
+            verdict.seed, OURS.name, arguments.tasks, verdict.transaction, arguments.previous
+        )
         stderr.print(f"  repeat with: {spec.command}", markup=False)
     # Runs of the other contestants may fail.
     our_failures = [spec for spec in failures if spec.contestant == OURS.name]
@@ -90,11 +96,22 @@ def _arguments() -> argparse.Namespace:
     )
     peers = f"number of seeds for the other contestants; default: {SEEDS_FOR_PEERS}"
     parser.add_argument("--peers", type=int, default=SEEDS_FOR_PEERS, metavar="SEEDS", help=peers)
+    old = "also run workers of that commit, roll forward to this version, and roll back"
+    parser.add_argument("--old", metavar="COMMIT", help=old)
     parser.add_argument("--audit", action="store_true", help="run the audit only")
     saved = f"print the tables of the runs whose evidence is in {FOLDER}"
     parser.add_argument("--saved", action="store_true", help=saved)
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.previous = None
+    if arguments.old:
+        folder = FOLDER / "previous"
+        shutil.rmtree(folder, ignore_errors=True)
+        arguments.previous = install_commit(arguments.old, arguments.old, folder.absolute())
+        formats = [each.formats() for each in (arguments.previous, Library("this", REPOSITORY))]
+        if formats[0] != formats[1]:
+            parser.error(f"{arguments.old} has another layout of records or keys: {formats}")
+    return arguments
 
 
 def _entries(arguments: argparse.Namespace, stderr: Console) -> list[RunSpec]:
@@ -105,6 +122,8 @@ def _entries(arguments: argparse.Namespace, stderr: Console) -> list[RunSpec]:
             "RabbitMQ is not installed, its seeds are skipped: apt-get install rabbitmq-server"
         )
         seeds = [s for s in seeds if schedule.make(s, 2).shape.broker != "rabbitmq"]
+    if arguments.previous:
+        return [RunSpec(s, OURS.name, arguments.tasks, previous=arguments.previous) for s in seeds]
     transaction = find_postgres() is not None
     if not transaction:
         stderr.print(

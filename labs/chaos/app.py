@@ -28,6 +28,7 @@ from celery.signals import (
 )
 from kombu.message import Message
 
+import celery_idempotent
 from celery_idempotent import signals
 from celery_idempotent.events.report import counters
 from labs.chaos import downstream
@@ -43,6 +44,8 @@ QUEUE = "chaos"
 UNIT_SEPARATOR = "#"
 #: In seconds.
 POLL_INTERVAL = 0.01
+#: Whether this process has the version of the library that is in this repository.
+IS_THIS_VERSION = Path(celery_idempotent.__file__).parents[1] == Path(__file__).parents[2]
 
 
 #: The tasks, by ``idempotency_until``.
@@ -138,6 +141,7 @@ def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
         details = {"execution": execution, "order": order, "token": token}
         if config.downstream:
             downstream.send(config.downstream, order, execution, token)
+        details["this_version"] = IS_THIS_VERSION
         ledger.write("started", **details, task_id=self.request.id, pid=os.getpid(), at=time.time())
         if config.database:
             # At once, so that faults meet an open transaction that has an effect.
@@ -215,7 +219,9 @@ def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
     @task_prerun.connect(weak=False)
     def delivered(task_id: str, **_: Any) -> None:
         delivery.id = uuid4().hex
-        ledger.write("delivered", delivery=delivery.id, task_id=task_id)
+        ledger.write(
+            "delivered", delivery=delivery.id, task_id=task_id, this_version=IS_THIS_VERSION
+        )
 
     @task_postrun.connect(weak=False)
     def ended(**_: Any) -> None:

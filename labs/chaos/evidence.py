@@ -27,6 +27,7 @@ class Execution:
     #: The time of its effect; None if it was killed or retried.
     done_at: float | None
     receipt: str | None
+    this_version: bool
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Evidence:
     #: Number of decisions of each delivery, and the deliveries that have ended.
     decisions: Mapping[str, int]
     ended: frozenset[str]
+    #: Whether the message reached a worker of this version, and of another one, by task id.
+    versions: Mapping[str, set[bool]]
     #: The receipts that callers may get, by order.
     receipts: Mapping[str, Sequence[str | None]]
 
@@ -77,6 +80,7 @@ class Evidence:
                 line["at"],
                 effects.get(line["execution"], {}).get("at"),
                 effects.get(line["execution"], {}).get("receipt"),
+                line["this_version"],
             )
             for line in ledger.read("started")
         ]
@@ -84,6 +88,9 @@ class Evidence:
         completed: dict[str, list[int]] = defaultdict(list)
         for line in ledger.read("completed"):
             completed[order_of[line["task_id"], line["token"]]].append(line["token"])
+        versions: dict[str, set[bool]] = defaultdict(set)
+        for line in ledger.read("delivered"):
+            versions[line["task_id"]].add(line["this_version"])
         evidence = cls(
             json.loads((folder / "observations.json").read_text()),
             executions,
@@ -95,6 +102,7 @@ class Evidence:
             downstream.requests(accounts) if accounts.exists() else {},
             Counter(line["delivery"] for line in ledger.read("decided")),
             frozenset(line["delivery"] for line in ledger.read("ended")),
+            versions,
             downstream.receipts(accounts) if accounts.exists() else {},
         )
         ledger.close()

@@ -102,6 +102,7 @@ class Report:
         lines = [
             [title, *(summarize(verdicts) for verdicts in columns.values())]
             for title, summarize in _SUMMARIES
+            if title != _VERSIONS or any(each.orders_of_both is not None for each in self.verdicts)
         ]
         yield ["", *columns], lines
         for transaction in (False, True):
@@ -197,11 +198,13 @@ def _seconds(values: Sequence[float]) -> str:
     return f"{median(values):.2f} s, {max(values):.1f} s" if values else "–"
 
 
+_VERSIONS = "executions by the other version / orders whose messages reached both"
 _SUMMARIES: tuple[tuple[str, Callable[[Verdicts], str]], ...] = (
     ("seeds", lambda verdicts: f"{len(verdicts)}"),
     ("calls / orders", _both("calls", "orders")),
     ("faults injected", _sum("faults")),
     ("executions", _sum("executions")),
+    (_VERSIONS, _both("executions_of_previous", "orders_of_both")),
     ("orders lost", _sum("lost")),
     (
         "callers without a result / lost by the broker's transport",

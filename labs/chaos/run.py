@@ -38,11 +38,12 @@ from labs.chaos.app import (
 from labs.chaos.broker import Broker, broker_for
 from labs.chaos.database import Database, ResultBackend, ResultsInStore
 from labs.chaos.downstream import Downstream
-from labs.chaos.schedule import LEASE, Call, Fault, Schedule
+from labs.chaos.schedule import LEASE, ROLLED_BACK, ROLLED_FORWARD, Call, Fault, Schedule
 from labs.chaos.stores import DURABLE, Single, Store, store_for
 from labs.chaos.workers import Workers
 from labs.comparison.contestants import OURS
 from labs.outages.ledger import Ledger
+from tests.packaging.versions.library import Library
 from tests.servers.program import ServerError
 from tests.servers.redis_server import RedisServer
 
@@ -80,17 +81,24 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--orders-one-in", type=int, default=1, help="use every n-th order only")
     parser.add_argument("--transaction", action="store_true", help="effects are rows in PostgreSQL")
+    parser.add_argument("--previous", type=Path, help="folder of a version that takes turns")
     arguments = parser.parse_args()
-    complete = schedule.make(arguments.seed, arguments.tasks, transaction=arguments.transaction)
+    previous = Library("previous", arguments.previous) if arguments.previous else None
+    complete = schedule.make(
+        arguments.seed,
+        arguments.tasks,
+        transaction=arguments.transaction,
+        versions=previous is not None,
+    ).with_orders(arguments.orders_one_in)
     try:
-        run(complete.with_orders(arguments.orders_one_in), arguments.contestant, arguments.folder)
+        run(complete, arguments.contestant, arguments.folder, previous)
     except ServerError as error:
         _exit_servers_failed(str(error))
     # A contestant's publish may hang; its thread must not keep the process running.
     os._exit(0)
 
 
-def run(schedule: Schedule, contestant: str, folder: Path) -> None:
+def run(schedule: Schedule, contestant: str, folder: Path, previous: Library | None = None) -> None:
     """Runs `schedule`; writes the evidence into `folder`."""
     ours = contestant == OURS.name
     with ExitStack() as servers, ThreadPoolExecutor(3) as pool:
@@ -137,7 +145,7 @@ def run(schedule: Schedule, contestant: str, folder: Path) -> None:
             config = AppConfig(
                 *(contestant, str(folder), store.url, 0, LEASE, settings), database=database.url
             )
-        execution = _Run(schedule, config, store, broker, results, database)
+        execution = _Run(schedule, config, store, broker, results, database, previous)
         if ours:
             observations = execution.run(RESULT_TIMEOUT, QUIET_TIMEOUT)
         else:
@@ -158,6 +166,7 @@ class _Run:
         broker: Broker,
         results: ResultBackend | ResultsInStore,
         database: Database | None,
+        previous: Library | None,
     ) -> None:
         self._schedule = schedule
         self._config = config
@@ -165,7 +174,7 @@ class _Run:
         self._app: Celery = make_app(replace(config, settings=settings))
         self._ledger: Ledger = config.ledger()
         self._broker = broker
-        self._workers = Workers(config, schedule.shape, self._ledger)
+        self._workers = Workers(config, schedule.shape, self._ledger, previous)
         self._faults = _faults(self._workers, store, broker, results, database)
         #: Each server has one fault at a time.
         self._locks = {name: threading.Lock() for name in ("store", "broker", "database", "result")}
@@ -299,10 +308,16 @@ class _Run:
             if outcome != result["outcome"]:
                 self._results.append(result | {"outcome": outcome})
 
+    def _share_of_ended(self) -> float:
+        return (len(self._results) + len(self._collapsed)) / len(self._schedule.calls)
+
     # Faults
 
     def _inject(self, fault: Fault) -> None:
         self._ended.wait(max(0.0, self._started_at + fault.at - time.time()))
+        if fault.kind in (ROLLED_FORWARD, ROLLED_BACK):
+            while self._share_of_ended() < fault.target and not self._ended.is_set():
+                self._ended.wait(POLL_INTERVAL)
         inject = self._faults.get(fault.kind)
         lock = self._locks.get(fault.kind.split()[0], threading.Lock())
         pids: list[int] | None = []
@@ -341,6 +356,8 @@ def _faults(
         "worker frozen past the lease": workers.freeze_worker,
         "worker frozen": workers.freeze_worker,
         "worker stopped": workers.stop_worker,
+        ROLLED_FORWARD: workers.roll_forward,
+        ROLLED_BACK: workers.roll_back,
         "store killed": store.kill,
         "store connections cut": store.cut,
         "store frozen": store.freeze,

@@ -15,6 +15,7 @@ from labs.chaos import schedule
 from labs.chaos.run import EXIT_SERVERS_FAILED
 from labs.chaos.verdict import Verdict, judge
 from labs.comparison.contestants import OURS
+from tests.packaging.versions.library import Library
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -38,6 +39,8 @@ class RunSpec:
     tasks: int
     #: Whether effects are rows in PostgreSQL; for celery-idempotent only.
     transaction: bool = False
+    #: A version whose workers take turns with those of this one.
+    previous: Library | None = None
 
     @property
     def orders_one_in(self) -> int:
@@ -47,7 +50,12 @@ class RunSpec:
     @property
     def schedule(self) -> schedule.Schedule:
         """The schedule of the run."""
-        whole = schedule.make(self.seed, self.tasks, transaction=self.transaction)
+        whole = schedule.make(
+            self.seed,
+            self.tasks,
+            transaction=self.transaction,
+            versions=self.previous is not None,
+        )
         return whole.with_orders(self.orders_one_in)
 
     def folder(self, root: Path) -> Path:
@@ -56,13 +64,16 @@ class RunSpec:
 
     @property
     def title(self) -> str:
-        """The contestant, and where its effects are."""
-        return f"{self.contestant}-transaction" if self.transaction else self.contestant
+        """The contestant, where its effects are, and the other version."""
+        other = f"-{self.previous.name}" if self.previous else ""
+        return f"{self.contestant}{'-transaction' if self.transaction else ''}{other}"
 
     @property
     def command(self) -> str:
         """The command that repeats it."""
         variant = "TRANSACTION=1" if self.transaction else "OURS=1"
+        if self.previous:
+            return f"make versions SEED={self.seed} TASKS={self.tasks} OLD={self.previous.name}"
         return f"make chaos SEED={self.seed} TASKS={self.tasks} {variant}"
 
 
@@ -97,10 +108,11 @@ def _run(spec: RunSpec, root: Path, progress: Progress) -> Verdict:
             "labs.chaos.run",
             str(spec.seed),
             spec.contestant,
-            str(folder),
+            str(folder.absolute()),
         ),
         *("--tasks", str(spec.tasks), "--orders-one-in", str(spec.orders_one_in)),
         *(["--transaction"] if spec.transaction else []),
+        *(["--previous", str(spec.previous.folder)] if spec.previous else []),
     ]
     with (
         (folder / "run.log").open("wb") as log,

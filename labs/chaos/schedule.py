@@ -70,7 +70,8 @@ class Fault:
 
     at: float
     kind: str
-    #: From 0 to 1: selects one of the workers, children or masters that exist at that time.
+    #: From 0 to 1: selects one of the workers, children or masters that exist at that time; the
+    #: share of the calls that must have ended before a deployment or rollback.
     target: float
     #: Its duration.
     seconds: float = 0.0
@@ -133,14 +134,18 @@ _WITH_TRANSACTION = {
 }
 
 STORE_KILLED = "store killed"
+ROLLED_FORWARD, ROLLED_BACK = "rolled forward", "rolled back"
 
 
-def make(seed: int, tasks: int, *, transaction: bool = False) -> Schedule:
+def make(seed: int, tasks: int, *, transaction: bool = False, versions: bool = False) -> Schedule:
     """Returns the schedule of `seed` with `tasks` calls.
 
     Args:
         transaction: whether effects are rows in PostgreSQL. The calls are the same, and the faults
             are the same and some more.
+        versions: whether workers of two versions run the first third of the calls, those of this
+            version the next one, after a deployment, and those of the other version the last one,
+            after a rollback.
     """
     generator = random.Random(seed)
     shape = shape_of(seed, generator)
@@ -154,6 +159,11 @@ def make(seed: int, tasks: int, *, transaction: bool = False) -> Schedule:
             idle_timeout=seed // 2 % 2 == 0,
         )
         faults += _faults_with_transaction(calls[-1].at, generator)
+    if versions:
+        faults += [
+            Fault(share * calls[-1].at, kind, share)
+            for share, kind in ((1 / 3, ROLLED_FORWARD), (2 / 3, ROLLED_BACK))
+        ]
     return Schedule(seed, shape, calls, tuple(sorted(faults, key=lambda fault: fault.at)))
 
 

@@ -15,8 +15,9 @@ from statistics import median
 from typing import Any
 
 from labs.chaos import committed, downstream, turns
+from labs.chaos.app import UNIT_SEPARATOR
 from labs.chaos.evidence import Evidence, Execution, InjectedFault
-from labs.chaos.schedule import LEASE, STORE_KILLED, Schedule
+from labs.chaos.schedule import LEASE, ROLLED_BACK, ROLLED_FORWARD, STORE_KILLED, Schedule
 from labs.comparison.contestants import OURS
 
 #: The reasons for duplicate effects that a library cannot prevent.
@@ -28,7 +29,10 @@ FORGOTTEN = "lost in a failover"
 #: No such reason applies.
 UNEXPLAINED = "unexplained"
 
-KILLS = ("child killed", "worker killed", "parent killed", "worker stopped")
+KILLS = (
+    *("child killed", "worker killed", "parent killed", "worker stopped"),
+    *(ROLLED_FORWARD, ROLLED_BACK),
+)
 #: The minimum time that a lease lasts without an extension; it is extended every third of it.
 MIN_LEASE = LEASE * 2 / 3
 #: Tolerance in seconds between an effect and its completion, and between begin and body.
@@ -47,6 +51,10 @@ class Verdict:
     calls: int
     orders: int
     executions: int
+    #: … by another version of the library.
+    executions_of_previous: int = 0
+    #: Orders with messages that reached workers of both versions; None without another one.
+    orders_of_both: int | None = None
     faults: int
     #: Accepted orders without an effect, or without a result for any caller.
     lost: int
@@ -109,6 +117,7 @@ class Verdict:
             or self.miscounted
             or self.overlaps
             or self.swallowed
+            or self.orders_of_both == 0
             or self.unanswered > self.lost_by_broker
             or self.duplicates.get(UNEXPLAINED)
             or (self.transaction and self.duplicates)
@@ -182,6 +191,10 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
         + len(collapsed),
         orders=schedule.orders,
         executions=len(evidence.executions),
+        executions_of_previous=sum(not each.this_version for each in evidence.executions),
+        orders_of_both=_orders_of_both(evidence)
+        if any(fault.kind == ROLLED_BACK for fault in evidence.faults)
+        else None,
         faults=len(evidence.faults),
         lost=len(lost),
         unanswered=len(observations["unanswered"]),
@@ -204,6 +217,14 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
         seconds=observations["ended_at"] - observations["started_at"],
         notes=notes,
     )
+
+
+def _orders_of_both(evidence: Evidence) -> int:
+    versions: dict[str, set[bool]] = defaultdict(set)
+    for line in evidence.observations["results"]:
+        order = line["order"].partition(UNIT_SEPARATOR)[0]
+        versions[order] |= evidence.versions.get(line["task_id"], set())
+    return sum(len(each) == 2 for each in versions.values())
 
 
 def _miscounted(evidence: Evidence) -> int:

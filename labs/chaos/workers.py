@@ -12,7 +12,8 @@ from labs.chaos.app import CONFIG_VARIABLE, NAME, AppConfig
 from labs.chaos.schedule import Shape
 from labs.comparison.contestants import find_contestant
 from labs.outages.ledger import Ledger
-from tests.worker.harness import WorkerProcess
+from tests.packaging.versions.library import Library
+from tests.worker.harness import REPOSITORY, WorkerProcess
 
 #: Longest shutdown of a worker, and interval of checks, in seconds.
 STOP_SECONDS = 8.0
@@ -23,24 +24,39 @@ class Workers:
     """All workers; leaving the ``with`` block kills them.
 
     Every fault returns the ids of the affected processes.
+
+    Args:
+        previous: a version of the library, which every other worker runs at first.
     """
 
-    def __init__(self, config: AppConfig, shape: Shape, ledger: Ledger) -> None:
+    def __init__(
+        self, config: AppConfig, shape: Shape, ledger: Ledger, previous: Library | None = None
+    ) -> None:
+        self._config, self._shape = config, shape
         self._ledger = ledger
         self._groups: set[int] = set()
         self.restarts = 0
-        self._workers = [
-            WorkerProcess(
-                f"w{number}",
-                ("--concurrency", str(shape.children), "--queues", "chaos"),
-                {CONFIG_VARIABLE: config.to_json()},
-                Path(config.folder) / f"worker-{number}.log",
-                app=NAME,
-                python=find_contestant(config.contestant).python,
-            )
-            for number in range(1, shape.workers + 1)
-        ]
+        self._previous = previous
+        #: The version of each worker; None: this one.
+        self._libraries = [previous if number % 2 else None for number in range(shape.workers)]
+        self._workers = [self._start(number) for number in range(shape.workers)]
         self._note_groups()
+
+    def _start(self, number: int) -> WorkerProcess:
+        library = self._libraries[number]
+        return WorkerProcess(
+            f"w{number + 1}",
+            ("--concurrency", str(self._shape.children), "--queues", "chaos"),
+            {
+                CONFIG_VARIABLE: self._config.to_json(),
+                **(library.environment if library else {}),
+            },
+            Path(self._config.folder) / f"worker-{number + 1}.log",
+            app=NAME,
+            # Celery imports from there first.
+            directory=library.folder if library else REPOSITORY,
+            python=find_contestant(self._config.contestant).python,
+        )
 
     def wait_until_ready(self) -> None:
         """Waits until all workers are ready."""
@@ -55,9 +71,9 @@ class Workers:
 
     def supervise(self) -> None:
         """Restarts workers that have exited."""
-        for worker in self._workers:
+        for number, worker in enumerate(self._workers):
             if worker.status == "exited":
-                worker.start()
+                self._workers[number] = self._start(number)
                 self.restarts += 1
         self._note_groups()
 
@@ -94,7 +110,26 @@ class Workers:
 
     def stop_worker(self, target: float, seconds: float) -> list[int]:
         """Stops a worker by SIGTERM, as for a deployment; kills it after a timeout."""
-        pids = self._choose_worker(target)
+        return self._stop(self._choose_worker(target))
+
+    def roll_forward(self, target: float, seconds: float) -> list[int]:
+        """Replaces the workers one after the other by workers of this version."""
+        return self._roll(None)
+
+    def roll_back(self, target: float, seconds: float) -> list[int]:
+        """Replaces the workers one after the other by workers of the previous version."""
+        return self._roll(self._previous)
+
+    def _roll(self, library: Library | None) -> list[int]:
+        killed = []
+        for number in range(len(self._workers)):
+            if self._libraries[number] is not library:
+                self._libraries[number] = library
+                killed += self._stop(_with_children(self._workers[number].process.pid))
+        return killed
+
+    def _stop(self, pids: list[int]) -> list[int]:
+        """Returns the processes of a worker that had to be killed."""
         _send_signal(pids[:1], signal.SIGTERM)
         until = time.monotonic() + STOP_SECONDS
         while any(worker.process.pid in pids for worker in self._running()):
@@ -108,8 +143,7 @@ class Workers:
         running = self._running()
         if not running:
             return []
-        parent = running[int(target * len(running))].process.pid
-        return [parent, *children_of(parent)]
+        return _with_children(running[int(target * len(running))].process.pid)
 
     def _choose_child(self, target: float) -> int | None:
         children = [
@@ -154,6 +188,10 @@ def _send_signal(pids: list[int], signum: signal.Signals) -> list[int]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signum)
     return pids
+
+
+def _with_children(pid: int) -> list[int]:
+    return [pid, *children_of(pid)]
 
 
 def children_of(pid: int) -> list[int]:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import resource
+import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError
 
 from labs.outages.outage import Deployment, Outage, Repeater
 from tests.faults.proxy import Proxy
@@ -53,6 +60,153 @@ class OutOfMemory(OneServer):
     def _set_memory(self, limit: str) -> None:
         with self.store.client() as client:
             client.config_set("maxmemory", limit)
+
+
+class DiskFull(OneServer):
+    """No file can grow: like a full disk, but for this server only."""
+
+    def start(self) -> Mapping[str, Any]:
+        # With appendfsync always, Redis ends.
+        config = {"appendonly": "yes", "appendfsync": "everysec"}
+        self.store = self.servers.enter_context(RedisServer.start(config=config))
+        return {"idempotency_redis_url": self.store.url}
+
+    def inject(self) -> None:
+        self._limit_files(1)
+
+    def heal(self) -> None:
+        self._limit_files(resource.RLIM_INFINITY)
+
+    def _limit_files(self, size: int) -> None:
+        with self.store.client() as client:
+            pid = client.info("server")["process_id"]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+class ReadOnly(OneServer):
+    """The server becomes a replica, as after a failover that its clients do not notice."""
+
+    def inject(self) -> None:
+        with self.store.client() as client:
+            client.replicaof("127.0.0.1", "1")  # which does not exist, so the records stay
+
+    def heal(self) -> None:
+        with self.store.client() as client:
+            client.replicaof("NO", "ONE")
+
+
+class Busy(OneServer):
+    """Another client runs a script that does not end."""
+
+    def inject(self) -> None:
+        client = self.servers.enter_context(self.store.client(socket_timeout=None))
+        client.config_set("lua-time-limit", "100")
+        self._script = threading.Thread(target=self._run, args=(client,), daemon=True)
+        self._script.start()
+
+    @staticmethod
+    def _run(client: Redis) -> None:
+        with suppress(RedisError):  # it is killed
+            client.eval("while true do end", 0)
+
+    def heal(self) -> None:
+        with self.store.client() as client:
+            client.script_kill()
+        self._script.join()
+
+
+class RightsRevoked(OneServer):
+    USER, PASSWORD = "shop", "secret"
+
+    def start(self) -> Mapping[str, Any]:
+        self.store = self.servers.enter_context(
+            RedisServer.start(config=DURABLE, users={self.USER: f"on >{self.PASSWORD} ~* &* +@all"})
+        )
+        return {"idempotency_redis_url": self.store.url_as(self.USER, self.PASSWORD)}
+
+    def inject(self) -> None:
+        self._set_rights("-@all")
+
+    def heal(self) -> None:
+        self._set_rights("+@all")
+
+    def _set_rights(self, rule: str) -> None:
+        with self.store.client() as client:
+            client.execute_command("ACL", "SETUSER", self.USER, rule)
+
+
+class NoMoreClients(OneServer):
+    """All connections are closed, and no new ones are accepted."""
+
+    def inject(self) -> None:
+        self._client = self.servers.enter_context(self.store.client())
+        self._limit = self._client.config_get("maxclients")["maxclients"]
+        self._client.config_set("maxclients", 1)
+        self._client.client_kill_filter(_type="normal", skipme=True)
+
+    def heal(self) -> None:
+        self._client.config_set("maxclients", self._limit)
+
+
+class Loading(Killed):
+    """The restarted server takes long to load its records."""
+
+    def start(self) -> Mapping[str, Any]:
+        # One record after the other, with a reply to its clients after each.
+        config = {
+            **DURABLE,
+            "key-load-delay": "5000",
+            "loading-process-events-interval-bytes": "1024",
+        }
+        self.store = self.servers.enter_context(RedisServer.start(config=config))
+        return {"idempotency_redis_url": self.store.url}
+
+    def inject(self) -> None:
+        with self.store.client() as client:
+            client.bgrewriteaof()  # the delay applies to snapshots
+            while client.info("persistence")["aof_rewrite_in_progress"]:
+                time.sleep(0.01)
+        super().inject()
+
+
+class OldSnapshot(Killed):
+    """The server is restored from a snapshot that lacks the last seconds."""
+
+    def start(self) -> Mapping[str, Any]:
+        self.store = self.servers.enter_context(RedisServer.start(config={"save": ""}))
+        return {"idempotency_redis_url": self.store.url}
+
+    def inject(self) -> None:
+        with self.store.client() as client:
+            client.save()
+
+    def heal(self) -> None:
+        self.store.kill()
+        super().heal()
+
+
+class OtherServer(OneServer):
+    """A server of its own for `setting`, which is killed instead of the store."""
+
+    setting = ""
+
+    def start(self) -> Mapping[str, Any]:
+        self.other = self.servers.enter_context(RedisServer.start(config=DURABLE))
+        return {**super().start(), self.setting: self.other.url}
+
+    def inject(self) -> None:
+        self.other.kill()
+
+    def heal(self) -> None:
+        self.other.restart()
+
+
+class BrokerKilled(OtherServer):
+    setting = "broker_url"
+
+
+class ResultsKilled(OtherServer):
+    setting = "result_backend"
 
 
 class ScriptsFlushed(OneServer):
@@ -141,6 +295,23 @@ class Cluster(Deployment):
         """Does nothing: the replica has already been promoted."""
 
 
+class ClusterDown(Cluster):
+    """A master is killed, and its replica does not take over."""
+
+    def start(self) -> Mapping[str, Any]:
+        self.cluster = self.servers.enter_context(ClusterServers.start(config=DURABLE))
+        return {"idempotency_redis_url": self.cluster.url}
+
+    def inject(self) -> None:
+        self._master, replica = self.cluster.master_of("any"), self.cluster.replica_of("any")
+        with replica.client() as client:
+            client.config_set("cluster-replica-no-failover", "yes")
+        self._master.kill()
+
+    def heal(self) -> None:
+        self._master.restart()
+
+
 _FORGOTTEN = "the promoted replica lacks acknowledged writes"
 
 OUTAGES = (
@@ -179,6 +350,28 @@ OUTAGES = (
     Outage(name="cut", title="connections cut 20 times a second", deployment=ConnectionsCut),
     Outage(name="flushed", title="scripts flushed 100 times a second", deployment=ScriptsFlushed),
     Outage(name="full", title="store out of memory (maxmemory)", deployment=OutOfMemory),
+    Outage(name="disk", title="disk of the store full (MISCONF)", deployment=DiskFull),
+    Outage(name="read-only", title="store read-only (READONLY)", deployment=ReadOnly),
+    Outage(name="busy", title="endless script of another client (BUSY)", deployment=Busy),
+    Outage(name="rights", title="rights revoked (NOPERM)", deployment=RightsRevoked),
+    Outage(name="clients", title="no more clients (maxclients)", deployment=NoMoreClients),
+    Outage(name="loading", title="store killed, and slow to load (LOADING)", deployment=Loading),
+    Outage(
+        name="snapshot",
+        title="store restored from a snapshot of four seconds ago",
+        deployment=OldSnapshot,
+        may_execute_twice="the snapshot lacks records",
+    ),
+    Outage(
+        name="broker", title="broker (Redis) killed", deployment=BrokerKilled, affects_broker=True
+    ),
+    Outage(
+        name="results",
+        title="result backend killed, result_backend_always_retry",
+        deployment=ResultsKilled,
+        # Else Celery acknowledges a message whose result it cannot store.
+        settings={"result_backend_always_retry": True},
+    ),
     Outage(
         name="sentinel",
         title="Sentinel failover",
@@ -200,6 +393,7 @@ OUTAGES = (
         seconds=0.0,
         may_execute_twice=_FORGOTTEN,
     ),
+    Outage(name="cluster-down", title="… without a failover (CLUSTERDOWN)", deployment=ClusterDown),
 )
 
 

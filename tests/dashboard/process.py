@@ -31,6 +31,7 @@ def dashboard(app: str, *options: str, port: int = 0, **env: str) -> Iterator[Da
         env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )  # fmt: skip
     try:
         assert process.stdout is not None

@@ -8,7 +8,7 @@ import pytest
 
 from labs.chaos import runner, schedule, timeline
 from labs.chaos.runner import RunSpec
-from labs.chaos.schedule import STORE_KILLED
+from labs.chaos.schedule import ROLLED_BACK, ROLLED_FORWARD, STORE_KILLED
 from labs.comparison.contestants import OURS
 
 #: A seed without RabbitMQ, which may not be installed; results are in the store.
@@ -57,6 +57,14 @@ class TestSchedule:
             }
             assert running >= set(store_and_broker)
         assert {shape.idle_timeout for shape in shapes} == {False, True}
+
+    def test_versions_take_turns_under_the_same_faults(self) -> None:
+        plain, versions = schedule.make(7, 1000), schedule.make(7, 1000, versions=True)
+
+        assert versions.calls == plain.calls
+        rolls = [fault for fault in versions.faults if fault not in plain.faults]
+        assert [fault.kind for fault in rolls] == [ROLLED_FORWARD, ROLLED_BACK]
+        assert len(versions.faults) == len(plain.faults) + 2
 
     def test_with_fewer_orders_keeps_all_their_calls(self) -> None:
         whole = schedule.make(7, 100)

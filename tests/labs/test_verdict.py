@@ -11,7 +11,7 @@ import pytest
 
 from labs.chaos import schedule
 from labs.chaos.downstream import Downstream, send
-from labs.chaos.schedule import LEASE, STORE_KILLED
+from labs.chaos.schedule import LEASE, ROLLED_BACK, ROLLED_FORWARD, STORE_KILLED
 from labs.chaos.verdict import (
     DISCONNECTED,
     FORGOTTEN,
@@ -51,10 +51,13 @@ class Run:
         done: float | None = None,
         completes: bool = False,
         order: str = "order",
+        this_version: bool = True,
     ) -> None:
         """Records an execution of the order; without `done`, it has no effect."""
         details = {"execution": f"{token}", "order": order, "token": token}
-        self._ledger.write("started", **details, task_id="task", pid=pid, at=started)
+        self._ledger.write(
+            "started", **details, task_id="task", pid=pid, at=started, this_version=this_version
+        )
         if done is not None:
             self._ledger.write("effect", **details, receipt=f"r{token}", accepted=True, at=done)
         if completes:
@@ -260,6 +263,41 @@ def test_different_results_break_a_promise(run: Run) -> None:
     verdict = run.judge()
     assert verdict.differing == 1
     assert not verdict.keeps_promises
+
+
+class TestVersions:
+    def test_orders_that_reach_both_are_counted(self, run: Run) -> None:
+        run.execution(1, done=1.0, completes=True, this_version=False)
+        run.request(1)
+        run.request(1, "r1")
+        for number, this_version in enumerate((False, True)):
+            run._ledger.write(
+                "delivered", delivery="", task_id=f"{number}", this_version=this_version
+            )
+            run.result("SUCCESS r1")
+        run.fault(ROLLED_BACK, 2.0, 3.0)
+
+        verdict = run.judge()
+        assert (verdict.executions_of_previous, verdict.orders_of_both) == (1, 1)
+        assert verdict.keeps_promises, verdict
+
+    def test_a_run_without_such_an_order_proves_nothing(self, run: Run) -> None:
+        run.execution(1, done=1.0, completes=True)
+        run.request(1)
+        run.request(1, "r1")
+        run._ledger.write("delivered", delivery="", task_id="0", this_version=True)
+        run.result("SUCCESS r1")
+        assert run.judge().keeps_promises
+        run.fault(ROLLED_BACK, 2.0, 3.0)
+
+        assert not run.judge().keeps_promises
+
+    def test_a_worker_that_had_to_be_killed_explains_a_duplicate_effect(self, run: Run) -> None:
+        run.execution(1, done=1.0)
+        run.execution(2, pid=OTHER, started=20.0, done=21.0, completes=True)
+        run.fault(ROLLED_FORWARD, 0.0, 8.0, ONE)
+
+        assert run.judge().duplicates == {KILLED: 1}
 
 
 class TestDownstream:

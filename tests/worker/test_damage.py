@@ -46,6 +46,7 @@ HEAD = len(WHOLE) - len(b'{"receipt": "1"}')
 UNREADABLE: dict[str, Damage] = {
     "half a head": put(WHOLE[: HEAD // 2]),
     "a list": another_type,
+    "of a newer version": put(raw_record(b"Z")),
     "64 MB": put(b"\xff" * 64_000_000),
 }
 UNREADABLE_RESULT: dict[str, Damage] = {

@@ -1,134 +1,315 @@
-"""What grows in a worker that is busy for long."""
+"""What grows in processes that are busy for long."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import cycle
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import httpx
+from redis import Redis
 
 from labs.benchmarks.bench import private_server
 from labs.benchmarks.environments import OURS_BY_DEFAULT, Entries, start_environments
-from labs.benchmarks.figure import Figure, Goal, MeasureResult
+from labs.benchmarks.figure import Curves, Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.measure import Measure, ProgressCallback
 from labs.benchmarks.usage import processes_of_group
-from labs.comparison.contestants import OURS
-from labs.comparison.environment import Environment
+from labs.comparison.app import CONFIG_VARIABLE
+from labs.comparison.contestants import OURS, PLAIN
+from labs.comparison.environment import DATABASES_EACH, REPOSITORY, Environment
+from tests.dashboard.process import dashboard
+from tests.http.drivers.web_server import WebServer, serving
 from tests.servers.redis_server import RedisServer
 
 #: Seconds for which results and records are kept, so that their number does not grow.
 RETENTION = 20
-#: Messages in the queue, so that it is never empty.
-BACKLOG = 400
-#: Of the calls, every so many is a duplicate.
-DUPLICATES = 4
+#: Seconds between faults, and between samples.
+FAULT_INTERVAL, SAMPLE_INTERVAL = 30.0, 10.0
+#: Seconds between the requests to each web process; of these, every so many is a duplicate.
+REQUEST_INTERVAL, DUPLICATES = 0.1, 4
+#: Seconds for which the server is frozen.
+FREEZE = 2.0
 
 MB = 1_000_000
+LOAD = "labs.benchmarks.soak_load"
+WORKER, PUBLISHER, WEB, DASHBOARD = "worker", "publisher", "web process", "dashboard"
 
 
 class Sample(NamedTuple):
-    """The state of a worker, its main process and its pool, and of Redis."""
+    """The state of a process with its children."""
 
     memory: float
-    largest: float
     descriptors: int
     threads: int
+
+
+class ServerSample(NamedTuple):
+    """The state of Redis."""
+
     connections: int
-    redis_memory: float
-
-
-LIMITS = {
-    "memory": ("resident memory of the worker", MB, "MB", Goal(1)),
-    "largest": ("resident memory of its largest process", MB, "MB", Goal(1)),
-    "descriptors": ("file descriptors of the worker", 1, "", Goal(0)),
-    "threads": ("threads of the worker", 1, "", Goal(0)),
-    "connections": ("connections to Redis", 1, "", Goal(0)),
-    "redis_memory": ("memory of Redis", MB, "MB", Goal(1)),
-}
+    memory: float
+    #: Of each contestant.
+    keys: Mapping[str, int]
 
 
 class Soak(Measure):
-    """Two processes drain a queue at full speed, every fourth call a duplicate.
+    """Plain Celery and celery-idempotent side by side, with the same load and the same faults.
 
-    Results and records are kept for 20 seconds, so that Redis should not grow either. Growth is the
-    difference between the medians of the second and the last quarter of the time.
+    Each has a worker with two processes, a publisher, and an ASGI application that publishes a
+    message for each request; celery-idempotent also has its middleware and its dashboard, which is
+    loaded again and again. Every fourth call is a duplicate. Results and records are kept for 20
+    seconds, so that Redis should not grow either.
+
+    Every half minute there is a fault: all connections are cut, the scripts are flushed, Redis is
+    frozen for two seconds, Redis is killed and restarted, the youngest process of each pool is
+    killed.
+
+    Growth is the difference between the medians of the second and the last quarter of the time. The
+    goals are for the growth beyond that of plain Celery.
     """
 
     name = "soak"
-    title = "ten minutes at full speed"
+    title = "hours of load and faults"
     section = "soak"
-    timeout = 1200.0
 
-    MINUTES = 10.0
-    SAMPLES = 60
+    MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
+    timeout = 60 * MINUTES + 300
 
     def measure(self, progress: ProgressCallback) -> MeasureResult:
         with (
-            private_server() as server,
+            private_server(appendonly="yes") as server,
+            server.client() as client,
             start_environments(server, _entries(), concurrency=2) as environments,
+            ExitStack() as stack,
         ):
-            environment = environments[OURS.name]
+            load = _Load(environments, stack)
+            faults = cycle(_faults(server, client, environments))
             started_at = time.monotonic()
-            published = _Published(environment)
-            samples = []
-            for number in range(self.SAMPLES):
-                published.keep_up_until(
-                    started_at + 60 * self.MINUTES * (number + 1) / self.SAMPLES
-                )
-                samples.append(_sample(environment, server))
-                progress((number + 1) / self.SAMPLES)
-        seconds = time.monotonic() - started_at
-        quarter = len(samples) // 4
-        second, last = samples[quarter : 2 * quarter], samples[-quarter:]
-        figures = [
-            Figure("calls", published.number),
-            Figure("calls per second", published.number / seconds),
-        ]
-        for field, (label, divisor, unit, goal) in LIMITS.items():
-            before, after = (
-                median(getattr(sample, field) for sample in part) / divisor
-                for part in (second, last)
+            ends_at = started_at + 60 * self.MINUTES
+            fault_at, sample_at = started_at + FAULT_INTERVAL, started_at + SAMPLE_INTERVAL
+            samples: list[tuple[float, dict[tuple[str, str], Sample], ServerSample]] = []
+            injected = 0
+            while (now := time.monotonic()) < ends_at:
+                if now >= fault_at:
+                    next(faults)()
+                    injected, fault_at = injected + 1, fault_at + FAULT_INTERVAL
+                if now >= sample_at:
+                    processes, redis = load.sample(), _sample_server(client, environments)
+                    samples.append(((now - started_at) / 60, processes, redis))
+                    sample_at += SAMPLE_INTERVAL
+                    progress(min(1.0, (now - started_at) / (60 * self.MINUTES)))
+                load.send_requests()
+            calls = {name: _calls(each) for name, each in environments.items()}
+        return _result(samples, injected, calls)
+
+
+class _Load:
+    """The processes beside the workers, and the requests to them."""
+
+    def __init__(self, environments: Mapping[str, Environment], stack: ExitStack) -> None:
+        self._environments = environments
+        self._publishers: dict[str, subprocess.Popen[bytes]] = {}
+        self._webs: dict[str, WebServer] = {}
+        for name, each in environments.items():
+            variables = {CONFIG_VARIABLE: each.config.to_json()}
+            self._publishers[name] = stack.enter_context(_publisher(variables))
+            self._webs[name] = stack.enter_context(serving(f"{LOAD}:api", **variables))
+        self._dashboard = stack.enter_context(
+            dashboard(
+                "labs.comparison.app",
+                **{CONFIG_VARIABLE: environments[OURS.name].config.to_json()},
             )
-            figures += [
-                Figure(f"{label}, growth", after - before, unit, goal),
-                Figure(f"{label}, at the end", after, unit),
-            ]
-        return MeasureResult(figures, raw={"samples": [each._asdict() for each in samples]})
-
-
-class _Published:
-    """Keeps the queue of a worker from running empty."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self.number = 0
-
-    def keep_up_until(self, deadline: float) -> None:
-        """Publishes until that time of the monotonic clock."""
-        while time.monotonic() < deadline:
-            if self._environment.messages() >= BACKLOG:
-                time.sleep(0.02)
-                continue
-            for _ in range(BACKLOG // 4):
-                is_duplicate = self.number % DUPLICATES == 0
-                order = "duplicate" if is_duplicate else self._environment.order()
-                self._environment.publish("no_op", order)
-                self.number += 1
-
-
-def _sample(environment: Environment, server: RedisServer) -> Sample:
-    processes = list(processes_of_group(environment.worker_pid))
-    with server.client() as client:
-        return Sample(
-            sum(each.memory for each in processes),
-            max(each.memory for each in processes),
-            sum(each.descriptors for each in processes),
-            sum(each.threads for each in processes),
-            client.info("clients")["connected_clients"],
-            client.info("memory")["used_memory"],
         )
+        self._pages = stack.enter_context(httpx.Client(base_url=self._dashboard.url, timeout=60))
+        self._number = 0
+
+    def send_requests(self) -> None:
+        """Sends a request to each process, and waits until the next ones are due."""
+        due = time.monotonic() + REQUEST_INTERVAL
+        self._number += 1
+        order = "duplicate" if self._number % DUPLICATES == 0 else uuid4().hex
+        with suppress(httpx.TransportError):
+            for web in self._webs.values():
+                web.client.post(f"/orders/{order}", headers={"Idempotency-Key": order})
+        if self._number % 10 == 0:
+            with suppress(httpx.TransportError):
+                self._pages.get(("/", "/records", "/api/stats")[self._number // 10 % 3])
+        time.sleep(max(0.0, due - time.monotonic()))
+
+    def sample(self) -> dict[tuple[str, str], Sample]:
+        """Returns the state of each process and its children, by contestant and name."""
+        leaders = {(OURS.name, DASHBOARD): self._dashboard.process.pid}
+        for name, each in self._environments.items():
+            leaders[name, WORKER] = each.worker_pid
+            leaders[name, PUBLISHER] = self._publishers[name].pid
+            leaders[name, WEB] = self._webs[name].pid
+        return {which: _sample(pid) for which, pid in leaders.items()}
+
+
+@contextmanager
+def _publisher(variables: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", LOAD],
+        cwd=REPOSITORY,
+        env={**os.environ, **variables},
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _faults(
+    server: RedisServer, client: Redis, environments: Mapping[str, Environment]
+) -> Sequence[Callable[[], object]]:
+    def cut() -> None:
+        client.client_kill_filter(_type="normal", skipme=True)
+
+    def freeze() -> None:
+        server.pause()
+        time.sleep(FREEZE)
+        server.resume()
+
+    def restart() -> None:
+        server.kill()
+        server.restart()
+
+    def kill_children() -> None:
+        for each in environments.values():
+            youngest = max(pid for pid, *_ in processes_of_group(each.worker_pid))
+            os.kill(youngest, signal.SIGKILL)
+
+    return (cut, client.script_flush, freeze, restart, kill_children)
+
+
+def _sample(leader: int) -> Sample:
+    processes = list(processes_of_group(leader))
+    assert processes, "a process has ended"
+    return Sample(
+        sum(each.memory for each in processes),
+        sum(each.descriptors for each in processes),
+        sum(each.threads for each in processes),
+    )
+
+
+def _sample_server(client: Redis, environments: Mapping[str, Environment]) -> ServerSample:
+    info = client.info()
+    keys = {
+        name: sum(
+            info.get(f"db{number}", {}).get("keys", 0)
+            for number in range(1 + position * DATABASES_EACH, 1 + (position + 1) * DATABASES_EACH)
+        )
+        for position, name in enumerate(environments)
+    }
+    return ServerSample(info["connected_clients"], info["used_memory"], keys)
+
+
+def _calls(environment: Environment) -> int:
+    return environment.log().count(" received")
+
+
+Samples = Sequence[tuple[float, Mapping[tuple[str, str], Sample], ServerSample]]
+
+
+def _result(samples: Samples, faults: int, calls: Mapping[str, int]) -> MeasureResult:
+    figures = [Figure("faults", faults)]
+    figures += [Figure(f"calls, {name}", number) for name, number in calls.items()]
+    plots = []
+    for role in (WORKER, PUBLISHER, WEB, DASHBOARD):
+        curves = {
+            name: [
+                (minute, processes[name, role])
+                for minute, processes, _ in samples
+                if (name, role) in processes
+            ]
+            for name in calls
+        }
+        ours, of_celery = curves[OURS.name], curves[PLAIN.name]
+        growth = _growth([each.memory for _, each in ours]) / MB
+        if of_celery:
+            growth_of_celery = _growth([each.memory for _, each in of_celery]) / MB
+            figures += [
+                Figure(f"{role}: memory, growth", growth, "MB"),
+                Figure(f"{role}: memory, growth with plain Celery", growth_of_celery, "MB"),
+            ]
+            growth -= growth_of_celery
+        beyond = " beyond that of plain Celery" if of_celery else ""
+        figures += [
+            Figure(f"{role}: memory, growth{beyond}", growth, "MB", Goal(1)),
+            Figure(f"{role}: memory, at the end", ours[-1][1].memory / MB, "MB"),
+            *(
+                Figure(
+                    f"{role}: {field}, growth",
+                    _growth([getattr(each, field) for _, each in ours]),
+                    goal=Goal(0),
+                )
+                for field in ("descriptors", "threads")
+            ),
+        ]
+        plots.append(
+            Curves(
+                f"Resident memory, {role}",
+                "MB",
+                "minutes",
+                {
+                    name: [
+                        (minute, Spread.from_values([each.memory / MB])) for minute, each in points
+                    ]
+                    for name, points in curves.items()
+                    if points
+                },
+            )
+        )
+    servers = [server for *_, server in samples]
+    figures += [
+        Figure(
+            "connections to Redis, growth",
+            _growth([each.connections for each in servers]),
+            goal=Goal(0),
+        ),
+        Figure(
+            "memory of Redis, growth",
+            _growth([each.memory for each in servers]) / MB,
+            "MB",
+            Goal(1),
+        ),
+        *(
+            Figure(f"keys in Redis, {name}, growth", _growth([each.keys[name] for each in servers]))
+            for name in calls
+        ),
+    ]
+    return MeasureResult(figures, plots, {"samples": [_raw(*each) for each in samples]})
+
+
+def _growth(values: Sequence[float]) -> float:
+    quarter = len(values) // 4
+    return median(values[-quarter:]) - median(values[quarter : 2 * quarter])
+
+
+def _raw(minute: float, processes: Mapping[tuple[str, str], Sample], server: ServerSample) -> Any:
+    states = {f"{role}, {name}": each._asdict() for (name, role), each in processes.items()}
+    return {"minute": minute, **states, "redis": server._asdict()}
 
 
 def _entries() -> Entries:
+    settings = {
+        "result_expires": RETENTION,
+        "broker_connection_max_retries": None,
+        # Celery 5.7 ends a worker whose connection of remote control is cut.
+        "worker_enable_remote_control": False,
+    }
     name, options = OURS_BY_DEFAULT[OURS.name]
-    settings = {"result_expires": RETENTION, "idempotency_result_ttl": RETENTION}
-    return {OURS.name: (name, {"settings": {**options["settings"], **settings}})}
+    ours = {**options["settings"], **settings, "idempotency_result_ttl": RETENTION}
+    return {
+        PLAIN.name: (PLAIN.name, {"settings": settings}),
+        OURS.name: (name, {"settings": ours}),
+    }
