@@ -17,7 +17,7 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events.repeats import Repeats, like_it
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.lease.clock import lease_now
-from celery_idempotent.lease.lease import Lease
+from celery_idempotent.lease.lease import Lease, ignore
 from celery_idempotent.printable import plural
 from celery_idempotent.record import layout
 from celery_idempotent.store.record_store import RecordStore
@@ -61,6 +61,7 @@ class Renewer:
     def stop_renewal(self, lease: Lease) -> None:
         """Stops extending `lease`, and ignores the reply to a request that is being sent."""
         self.held.discard(lease)
+        lease.on_lost = ignore
 
     @property
     def next_due(self) -> float:
@@ -187,6 +188,7 @@ class ThreadRenewer(Renewer):
     def stop_renewal(self, lease: Lease) -> None:
         """See `Renewer`."""
         self.held.discard(lease)
+        lease.on_lost = ignore
         if self.held:
             self._check_thread()
 

@@ -12,6 +12,10 @@ from celery_idempotent.store.record_store import RecordStore
 MARGIN = 0.05
 
 
+def ignore(_: bytes) -> None:
+    """Does nothing."""
+
+
 class Lease:
     """The right to run one execution. The heartbeat extends it; the execution's thread reads it.
 
@@ -20,7 +24,8 @@ class Lease:
         extension: the record, the token and the length of the lease.
         sent_at: seconds of `lease.clock`, read before the request that granted the lease was sent.
         on_lost: called once with the record, in the heartbeat's thread, when the server replies
-            that the lease is lost.
+            that the lease is lost. Afterwards it is `ignore`: it refers to the call, which has the
+            lease, and a cycle of references would stay until Python collects garbage.
     """
 
     def __init__(

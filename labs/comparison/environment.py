@@ -194,7 +194,7 @@ class Environment:
             *("--hostname", self._node, "--concurrency", str(self._concurrency)),
             *("--loglevel", "INFO", *QUIET),
         ]
-        with self._log.open("wb") as log:
+        with self._log.open("ab") as log:
             self._worker = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
@@ -211,6 +211,14 @@ class Environment:
         if self._worker.poll() is not None:
             raise RuntimeError(f"the worker exited: {self.output_tail()}")
         return f"{self._node} ready." in self.log()
+
+    def restart_exited(self) -> bool:
+        """Starts the worker again if it has exited; returns whether it has."""
+        assert self._worker is not None
+        exited = self._worker.poll() is not None
+        if exited:
+            self._start_worker()
+        return exited
 
     def _stop_worker(self) -> None:
         """Kills the worker's process group."""

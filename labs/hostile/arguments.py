@@ -172,4 +172,6 @@ def stable_repr(value: Any) -> str:
         return f"{type(value).__name__}({', '.join(map(stable_repr, value))})"
     if isinstance(value, dict):
         return stable_repr({(name, stable_repr(member)) for name, member in value.items()})
+    if isinstance(value, Point):
+        return f"Point({stable_repr(vars(value))})"
     return repr(value)

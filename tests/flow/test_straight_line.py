@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -436,3 +437,27 @@ def test_an_exit_at_every_line(
         if record is not None and not duplicate:
             assert runs == ["1"], about
     assert ends["exit"] > 100
+
+
+def test_an_ended_call_leaves_no_reference_cycle(broker_app: Celery, task: Make) -> None:
+    """Only the garbage collector would free its memory, and processes would grow until then."""
+
+    def body(self: IdempotentTask, order: str) -> str:
+        return order
+
+    deliveries = Deliveries(broker_app, task(body))
+    warm, *messages = [deliveries.publish(order) for order in ("warm", "order", "order")]
+    assert deliveries.deliver(warm).state == "success"
+    gc.collect()
+    gc.disable()
+    try:
+        for message in messages:
+            assert deliveries.deliver(message).state == "success"
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = {type(each).__name__ for each in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left.isdisjoint({"Context", "StraightCall", "Lease"})

@@ -96,11 +96,12 @@ class Soak(Measure):
             ends_at = started_at + 60 * self.MINUTES
             fault_at, sample_at = started_at + FAULT_INTERVAL, started_at + SAMPLE_INTERVAL
             samples: list[tuple[float, dict[tuple[str, str], Sample], ServerSample]] = []
-            injected = 0
+            injected = restarts = 0
             while (now := time.monotonic()) < ends_at:
                 if now >= fault_at:
                     next(faults)()
                     injected, fault_at = injected + 1, fault_at + FAULT_INTERVAL
+                restarts += sum(each.restart_exited() for each in environments.values())
                 if now >= sample_at:
                     processes, redis = load.sample(), _sample_server(client, environments)
                     samples.append(((now - started_at) / 60, processes, redis))
@@ -108,7 +109,7 @@ class Soak(Measure):
                     progress(min(1.0, (now - started_at) / (60 * self.MINUTES)))
                 load.send_requests()
             calls = {name: _calls(each) for name, each in environments.items()}
-        return _result(samples, injected, calls)
+        return _result(samples, {"faults": injected, "workers that exited": restarts}, calls)
 
 
 class _Load:
@@ -185,15 +186,15 @@ def _faults(
 
     def kill_children() -> None:
         for each in environments.values():
-            youngest = max(pid for pid, *_ in processes_of_group(each.worker_pid))
-            os.kill(youngest, signal.SIGKILL)
+            children = [p for p in processes_of_group(each.worker_pid) if p.pid != each.worker_pid]
+            if children:
+                os.kill(min(children, key=lambda child: child.cpu).pid, signal.SIGKILL)
 
     return (cut, client.script_flush, freeze, restart, kill_children)
 
 
 def _sample(leader: int) -> Sample:
     processes = list(processes_of_group(leader))
-    assert processes, "a process has ended"
     return Sample(
         sum(each.memory for each in processes),
         sum(each.descriptors for each in processes),
@@ -220,8 +221,8 @@ def _calls(environment: Environment) -> int:
 Samples = Sequence[tuple[float, Mapping[tuple[str, str], Sample], ServerSample]]
 
 
-def _result(samples: Samples, faults: int, calls: Mapping[str, int]) -> MeasureResult:
-    figures = [Figure("faults", faults)]
+def _result(samples: Samples, counts: Mapping[str, int], calls: Mapping[str, int]) -> MeasureResult:
+    figures = [Figure(label, number) for label, number in counts.items()]
     figures += [Figure(f"calls, {name}", number) for name, number in calls.items()]
     plots = []
     for role in (WORKER, PUBLISHER, WEB, DASHBOARD):
