@@ -8,7 +8,12 @@ import pytest
 
 from labs.canvases.__main__ import EXPLAINED, run
 
-pytestmark = [pytest.mark.worker, pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = [
+    pytest.mark.worker,
+    pytest.mark.slow,
+    pytest.mark.exhaustive,
+    pytest.mark.timeout(300),
+]
 
 
 def test_every_effect_happens_once(tmp_path: Path) -> None:
