@@ -20,8 +20,7 @@ from celery_idempotent.record.payload import Payload, step_field
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from tests.golden.shop import LONG_MS, VALUE, Shop
-from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SECOND
-from tests.store.turns import THIRD, Turn
+from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SECOND, THIRD, Turn
 from tests.waiting import eventually
 
 

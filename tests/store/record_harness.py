@@ -25,6 +25,7 @@ NO_ARGUMENTS = Key(KEY.task, KEY.digest, b"")
 
 FIRST = "11111111-1111-4111-8111-111111111111"
 SECOND = "22222222-2222-4222-8222-222222222222"
+THIRD = "33333333-3333-4333-8333-333333333333"
 #: Execution ids.
 OWNER = b"8 bytes."
 WORKER = "celery@host/4711"
@@ -383,3 +384,49 @@ class RecordHarness:
     def _answer(self, reply: Reply) -> RecordReply:
         record = layout.read(reply.raw, str(self.key), self.key.task) if reply.raw else None
         return RecordReply(reply.case, record, reply.now_ms)
+
+
+class Message(RecordHarness):
+    """The record of one message, and the transitions with its task id."""
+
+    def __init__(self, turn: RecordHarness, task_id: str, *, waits: bool) -> None:
+        super().__init__(turn.store, turn.client, turn.key.of_message(task_id))
+        self.task_id = task_id
+        self._waits = waits
+
+    def begin(self, **how: Any) -> RecordReply:
+        wait_ms = HOLD_MS if self._waits else 0
+        return super().begin(**{"task_id": self.task_id, "wait_ms": wait_ms, **how})
+
+    def publish(self, **how: Any) -> RecordReply:
+        """Reserve the turn, as publishing with deduplication does."""
+        return self.reserve(self.task_id, waits=self._waits, **how)
+
+    def give_back(self) -> None:
+        """End the reservation, as for a message that is discarded."""
+        assert self.reserve(self.task_id, hold_ms=0).case == "reserved"
+
+
+class Turn:
+    """The record of the turn, and three messages that want it."""
+
+    def __init__(self, turn: RecordHarness, *, waits: bool = False) -> None:
+        self.harness = turn
+        self.first, self.second, self.third = (
+            Message(turn, task_id, waits=waits) for task_id in (FIRST, SECOND, THIRD)
+        )
+
+    @property
+    def state(self) -> State | None:
+        return self.harness.state
+
+    @property
+    def holder(self) -> str | None:
+        """The task id that has the turn."""
+        return None if self.harness.raw is None else self.harness.record().task_id
+
+    @property
+    def waits(self) -> bool:
+        """Whether a message waits for the next turn."""
+        record = self.harness.record()
+        return not record.state.finished and b"W" in record.body[6:7]

@@ -22,9 +22,9 @@ from tests.store.record_harness import (
     OWNER,
     RETENTION_MS,
     SECOND,
+    THIRD,
     RecordHarness,
 )
-from tests.store.turns import THIRD
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.core

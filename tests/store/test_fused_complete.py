@@ -21,10 +21,10 @@ from tests.store.record_harness import (
     RETENTION_MS,
     SECOND,
     RecordHarness,
+    Turn,
     close_stores,
     store_at,
 )
-from tests.store.turns import Turn
 
 NAME = b"celery-task-meta-1"
 META = b'{"status": "SUCCESS", "result": "charged"}'

@@ -14,8 +14,7 @@ import pytest
 from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.run_sync import run_sync
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import HOLD_MS, OWNER, RecordHarness
-from tests.store.turns import Turn
+from tests.store.record_harness import HOLD_MS, OWNER, RecordHarness, Turn
 
 #: Token and time, which differ from run to run: 7 and 6 bytes.
 CHANGING = slice(2, 15)
