@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import redis
 
 from celery_idempotent.key.key import Key, default_root
+from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.lease import Lease
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
@@ -37,6 +39,8 @@ HOLD_MS = 90_000
 RETENTION_MS = 3_600_000
 ERROR_MS = 1_800_000
 
+#: A lease that the heartbeat renews during a test.
+RENEWED_MS = 300
 #: A lease that expires during a test.
 SHORT_MS = 50
 
@@ -430,3 +434,36 @@ class Turn:
         """Whether a message waits for the next turn."""
         record = self.harness.record()
         return not record.state.finished and b"W" in record.body[6:7]
+
+
+class Holder:
+    """An execution of `key` and its lease."""
+
+    def __init__(self, harness: RecordHarness, key: Key, lease_ms: int = RENEWED_MS) -> None:
+        sent_at = monotonic()
+        begun = harness.started(key=key, lease_ms=lease_ms)
+        self.losses = 0
+        self.begun = begun
+        self.lease = Lease(
+            harness.store,
+            Extension(key, begun.token, lease_ms, RETENTION_MS),
+            sent_at,
+            self._lost,
+        )
+
+    def _lost(self, raw: bytes) -> None:
+        self.losses += 1
+
+
+def keys(number: int) -> list[Key]:
+    return [Key("shop.charge", f"{each:022}") for each in range(number)]
+
+
+def deadline(harness: RecordHarness, key: Key) -> int:
+    record = run_sync(harness.store.get(key))
+    assert record is not None
+    return record.at_ms
+
+
+def await_later_deadline(harness: RecordHarness, key: Key, than: int) -> None:
+    eventually(lambda: deadline(harness, key) > than)

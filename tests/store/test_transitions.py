@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.key.key import Key
 from celery_idempotent.printable import MAX_BYTES
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import UNREADABLE
+from celery_idempotent.store.commands import UNREADABLE, Extension
 from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.store.scripts import Reply
 from tests.store.record_harness import (
     ERROR,
     ERROR_MS,
@@ -181,6 +183,35 @@ class TestBegin:
 
         assert harness.begin(key=NO_ARGUMENTS).case == "begun"
         assert harness.record().fingerprint == harness.key.fingerprint
+
+
+class TestExtend:
+    def test_sets_the_deadline_from_now(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.client.pexpire(harness.name, 60_000)
+
+        for lease_ms in (2 * LEASE_MS, SHORT_MS):
+            reply = harness.extend(running.token, lease_ms=lease_ms)
+            assert (reply.case, harness.record().at_ms) == ("ok", reply.now_ms + lease_ms)
+        assert harness.left_ms() > RETENTION_MS
+
+    def test_of_many_leases_has_a_reply_for_each(self, harness: RecordHarness) -> None:
+        keys = [Key("shop.charge", f"{number:022}") for number in range(4)]
+        tokens = [harness.started(key=key).token for key in keys]
+        run_sync(harness.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS)))
+        name = harness.store.name(keys[2])
+        harness.client.delete(name)
+        harness.client.rpush(name, "not a record")
+        harness.client.expire(name, 60)
+        pairs = zip(keys, tokens, strict=True)
+        leases = [Extension(key, token, LEASE_MS, RETENTION_MS) for key, token in pairs]
+
+        replies = run_sync(harness.store.extend(leases))
+
+        cases = [reply.case if isinstance(reply, Reply) else type(reply) for reply in replies]
+        assert cases == ["ok", "lost", CorruptRecordError, "ok"]
+        assert str(keys[2]) in str(replies[2])
+        assert run_sync(harness.store.extend([])) == []
 
 
 class TestOutcome:
