@@ -196,24 +196,6 @@ def test_steps_of_several_tasks_are_stored_before_the_key_is_released(
 
 
 class TestFunctions:
-    def test_cancellation_releases_the_key(self, idem: Idempotency, run: Run, key: str) -> None:
-        started = asyncio.Event()
-
-        @idem.idempotent(key="{order}", name="shop.slow")
-        async def charge(order: str) -> None:
-            started.set()
-            await asyncio.sleep(20)
-
-        async def cancel() -> None:
-            task = asyncio.create_task(charge(key))
-            await started.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-        run(cancel())
-        assert run_sync(idem.executor.store.get(charge.idempotency_key_of(key))) is None
-
     @pytest.mark.parametrize("moment", ["begin", "complete"])
     def test_a_call_that_is_cancelled_during_a_reply_is_settled(
         self, idem: Idempotency, run: Run, key: str, moment: str

@@ -14,8 +14,6 @@ from celery_idempotent import (
     ConflictError,
     Idempotency,
     KeyReusedError,
-    KeyRuleError,
-    ResultNotStoredError,
     StoreUnavailableError,
 )
 from tests.functions.shop import Shop
@@ -69,19 +67,6 @@ class TestOutcomes:
 
         with pytest.raises(KeyReusedError):
             charge(key, amount=2)
-
-    def test_store_result_false_stores_no_value(self, shop: Shop, key: str) -> None:
-        charge = shop.idempotent(lambda order: 1, store_result=False)
-        charge(key)
-
-        with pytest.raises(ResultNotStoredError):
-            charge(key)
-
-    def test_arguments_without_a_canonical_form_are_rejected(self, shop: Shop) -> None:
-        charge = shop.idempotent(lambda order: 1, key=None)
-
-        with pytest.raises(KeyRuleError):
-            charge(object())
 
     def test_a_disabled_function_runs_each_time(self, shop: Shop, key: str) -> None:
         charge = shop.idempotent(lambda order: 1, enabled=False)

@@ -144,16 +144,6 @@ class TestList:
         assert output.startswith("Error: Redis replied with an error: ")
         assert f"'{command}'" in output
 
-    def test_json_has_stable_field_names(self, shop: Shop) -> None:
-        shop.charge.apply((1, 999))
-
-        (record,) = list_json(shop)
-
-        assert list(record) == [
-            *("key", "label", "explicit", "task", "state", "task_id", "worker", "token"),
-            *("attempt", "started_at", "finished_at", "deadline", "ended_by", "expires_at"),
-        ]
-
     def test_ends_without_an_error_when_its_pipe_is_closed(
         self, server: RedisServer, shop: Shop
     ) -> None:
@@ -238,11 +228,6 @@ class TestShow:
         output = shop.celery("show", name.replace("KEY", str(key)).replace("DIGEST", key.digest))
 
         assert all(f"step-{number}" in output for number in range(20))
-
-    def test_finds_a_record_by_the_calls_own_key(self, shop: Shop) -> None:
-        shop.charge.apply((42, 999), idempotency_key="req-7f3a")
-
-        assert shop.json("show", "shop.charge", "--key", "req-7f3a")["state"] == "COMPLETED"
 
     def test_shows_the_error_and_relative_times(self, shop: Shop) -> None:
         shop.charge.apply((42, 13))

@@ -250,18 +250,6 @@ def test_wait_replicas_is_rejected(server: RedisServer) -> None:
         engine.begin_many(["a"])
 
 
-def test_async_batches_behave_like_batches(idem: Idempotency, run: Run, keys: list[str]) -> None:
-    async def use_batch() -> None:
-        async with await idem.abegin_many(keys) as batch:
-            assert set(decisions(batch)) == {Decision.RUN}
-            assert await batch.complete_many(dict.fromkeys(keys[:999], "done")) == {}
-        again = await idem.abegin_many(keys)
-        assert decisions(again) == [Decision.REPLAY] * 999 + [Decision.RUN]
-        await again.release_many()
-
-    run(use_batch())
-
-
 @pytest.mark.parametrize("kind", ["blocking", "async"])
 def test_the_error_of_the_block_is_no_outcome_of_its_keys(
     server: RedisServer, run: Run, key: str, kind: str

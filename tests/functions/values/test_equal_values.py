@@ -31,17 +31,6 @@ def calls(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Calls]:
     calls.close(idem)
 
 
-def test_the_first_caller_got_a_tuple_and_the_duplicate_a_list(
-    calls: Calls, idem: Idempotency, key: str
-) -> None:
-    charge = calls.function(idem, lambda order: (1, 2))
-
-    first, duplicate = charge(key), charge(key)
-
-    assert same(first, duplicate)
-    assert first == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("value", "restored"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from celery_idempotent.flow.conflict import requeue_delay
@@ -38,9 +36,3 @@ def test_a_lease_of_less_than_a_second_makes_it_no_shorter() -> None:
 
 def test_a_message_that_has_come_back_for_years_has_a_delay() -> None:
     assert 45 <= requeue_delay(10_000_000, 60) <= 60
-
-
-def test_it_never_gets_shorter_but_by_chance() -> None:
-    longest = [max(delays(requeue_count, lease=60)) for requeue_count in range(12)]
-
-    assert all(later >= 0.98 * sooner for sooner, later in pairwise(longest))

@@ -42,10 +42,6 @@ def cases_in(body: str) -> list[set[str]]:
     return [set(re.findall(r"'(\w+)'", argument)) for argument in first_arguments]
 
 
-def test_scripts_are_found() -> None:
-    assert {"begin", "extend", "complete", "fail", "release", "abandon", "forget"} <= set(NAMES)
-
-
 @pytest.mark.parametrize("name", NAMES)
 class TestEachScript:
     def test_takes_the_arguments_of_its_head_in_that_order(self, name: str) -> None:
@@ -73,11 +69,6 @@ class TestEachScript:
         assert set().union(*given) == set(head["REPLIES"])
         assert all(given)
         assert len(set(head["REPLIES"])) == len(head["REPLIES"])
-
-    def test_has_a_head_that_says_what_it_is_for(self, name: str) -> None:
-        text = scripts.read_source(name)
-
-        assert re.match(rf"-- {name}: \w+", text)
 
     def test_every_name_in_its_head_is_explained(self, name: str) -> None:
         head, _ = head_and_body(name)
