@@ -47,20 +47,6 @@ def reply(node: RedisServer, *command: str) -> bytes | str:
     return value or b""
 
 
-def test_three_masters_share_the_slots(cluster: ClusterServers, client: redis.RedisCluster) -> None:
-    keys = [f"key-{number}" for number in range(30)]
-    for key in keys:
-        client.set(key, key)
-
-    masters = {cluster.master_of(key).port for key in keys}
-    assert len(masters) == 3
-    assert {cluster.replica_of(key).port for key in keys} == {
-        node.port for node in cluster.nodes
-    } - masters
-    for key in keys:
-        assert cluster.master_of(key).client().get(key) == key.encode()
-
-
 def test_a_moving_slot_redirects_with_ask_then_with_moved(
     cluster: ClusterServers, client: redis.RedisCluster
 ) -> None:
@@ -82,25 +68,6 @@ def test_a_moving_slot_redirects_with_ask_then_with_moved(
     assert reply(new, "GET", KEY) == b"value"
     assert client.get(KEY) == b"value"
     move.finish()
-
-
-@pytest.mark.exhaustive
-def test_the_replica_is_promoted_with_all_data_and_the_killed_master_rejoins(
-    cluster: ClusterServers, client: redis.RedisCluster
-) -> None:
-    client.set(KEY, "value")
-    master, replica = cluster.master_of(KEY), cluster.replica_of(KEY)
-
-    assert cluster.kill_master_of(KEY) is master
-    assert cluster.master_of(KEY) is replica
-    assert master not in cluster.living
-    assert client.get(KEY) == b"value"
-    with cluster.client() as another:
-        assert another.get(KEY) == b"value"
-
-    cluster.rejoin()
-    assert cluster.replica_of(KEY) is master
-    assert cluster.living == list(cluster.nodes)
 
 
 def test_nodes_listen_on_loopback_only_and_have_the_given_config(cluster: ClusterServers) -> None:
