@@ -14,13 +14,12 @@ from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
-from tests.flow.deliveries import begin_elsewhere
-from tests.flow.fused import (
+from tests.flow.deliveries import (
     BY_CELERY,
     FUSED,
     Offer,
+    begin_elsewhere,
     meta_of,
-    offer,
     receipt,
     recorded,
     sent_by,
@@ -30,8 +29,6 @@ from tests.servers.redis_server import RedisServer
 from tests.sql.databases import effects, new_engine
 from tests.store.deployments import documented_rules
 from tests.waiting import SOON
-
-__all__ = ["offer"]  # the fixture
 
 
 @pytest.mark.core

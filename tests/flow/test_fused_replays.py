@@ -14,17 +14,14 @@ from celery_idempotent.signals import replayed as replayed_signal
 from celery_idempotent.store import scripts
 from celery_idempotent.store.breaker import THRESHOLD
 from tests.faults.proxy import Proxy
-from tests.flow.deliveries import Deliveries
-from tests.flow.fused import (
+from tests.flow.deliveries import (
     BY_CELERY,
+    Deliveries,
     Offer,
     meta_of,
-    offer,
     recorded,
 )
 from tests.servers.redis_server import RedisServer
-
-__all__ = ["offer"]  # the fixture
 
 RECEIPT = {"receipt": "order"}
 WRITTEN_BY_CELERY = BY_CELERY[2:]

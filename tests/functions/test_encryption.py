@@ -10,7 +10,7 @@ from cryptography.fernet import Fernet
 
 from celery_idempotent import Idempotency
 from celery_idempotent.errors import SettingsError
-from tests.functions.values.calls import Calls
+from tests.functions.shop import Calls
 from tests.servers.redis_server import RedisServer
 
 OLD, NEW = Fernet.generate_key(), Fernet.generate_key()

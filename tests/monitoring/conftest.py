@@ -15,8 +15,7 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from tests import command_line
-from tests.apps import close
+from tests.apps import close, run_command
 from tests.monitoring.shop import make_app
 from tests.servers.redis_server import RedisServer
 
@@ -47,7 +46,7 @@ class Shop:
 
     def celery(self, *arguments: str, code: int = 0, answer: str | None = None) -> str:
         """Runs ``celery -A shop idempotency …``; returns its output, asserts its exit code."""
-        return command_line.run(self.app, *arguments, code=code, answer=answer)
+        return run_command(self.app, *arguments, code=code, answer=answer)
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.celery(*arguments, "--json", code=code))

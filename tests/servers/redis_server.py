@@ -28,11 +28,8 @@ from redis.retry import Retry
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.testing.server import in_package
-from tests.servers.certificate import Certificate
 from tests.servers.clock import Clock
-from tests.servers.ports import Ports
-from tests.servers.program import Program, ServerError, Stoppable
-from tests.servers.waiting import wait_until
+from tests.servers.program import Certificate, Ports, Program, ServerError, Stoppable, wait_until
 
 __all__ = ["RedisServer", "RedisServerError", "find_servers", "find_tls_servers"]
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from tests.servers.cluster import ClusterServers
-from tests.servers.processes import is_running
+from tests.servers.program import is_running
 from tests.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.exhaustive  # the store's tests run on it, too

@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from tests.servers import ports as ports_module
-from tests.servers.ports import Ports
-from tests.servers.program import ServerError
+from tests.servers import program
+from tests.servers.program import Ports, ServerError
 from tests.servers.redis_server import RedisServer
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux only")
@@ -19,10 +18,10 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="ports are reser
 def only(monkeypatch: pytest.MonkeyPatch) -> int:
     """Restricts the range of ports to one free port, which it returns."""
     # A range that no other test uses.
-    monkeypatch.setattr(ports_module, "_PORTS", range(19_000, 20_000))
+    monkeypatch.setattr(program, "_PORTS", range(19_000, 20_000))
     with Ports(1) as ports:
         (port,) = ports.numbers
-    monkeypatch.setattr(ports_module, "_PORTS", range(port, port + 1))
+    monkeypatch.setattr(program, "_PORTS", range(port, port + 1))
     return port
 
 

@@ -15,7 +15,7 @@ from kombu.connection import Connection
 from kombu.simple import SimpleQueue
 
 from tests.faults.proxy import Proxy
-from tests.servers.processes import REPOSITORY, is_running, listening_addresses, with_variable
+from tests.servers.program import REPOSITORY, is_running, listening_addresses, with_variable
 from tests.servers.rabbitmq import RabbitMQ, RabbitMQError
 from tests.waiting import eventually
 

@@ -12,7 +12,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from tests.apps import close
 from tests.exhaustive import exhaustive_except
-from tests.servers.processes import is_running
+from tests.servers.program import is_running
 from tests.servers.redis_server import (
     RedisServer,
     find_servers,

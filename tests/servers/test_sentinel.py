@@ -9,7 +9,7 @@ import redis
 from celery import Celery
 from redis.sentinel import Sentinel
 
-from tests.servers.processes import is_running
+from tests.servers.program import is_running
 from tests.servers.sentinel import SentinelServers
 
 pytestmark = pytest.mark.exhaustive  # the store's tests run on it, too

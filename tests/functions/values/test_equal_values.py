@@ -19,9 +19,9 @@ from redis import Redis
 from celery_idempotent import Idempotency, ResultNotStoredError
 from celery_idempotent.payload.offload import OffloadStorage
 from tests.exhaustive import exhaustive_except
-from tests.functions.values.calls import Calls, Money, Point, same
+from tests.functions.shop import Calls, Money, Point, same
 from tests.servers.redis_server import RedisServer
-from tests.unit.serializers import SERIALIZERS
+from tests.unit.payload.encoding import SERIALIZERS
 
 
 @pytest.fixture(params=["blocking", "async"])
@@ -245,7 +245,7 @@ class TestWithoutProtection:
     ) -> None:
         charge = calls.function(idem, lambda order: [Money(1)])
 
-        with pytest.raises(ResultNotStoredError, match=r"^shop\.charge.*calls\.Money, inside"):
+        with pytest.raises(ResultNotStoredError, match=r"^shop\.charge.*shop\.Money, inside"):
             charge("1")
 
     def test_with_store_result_false_it_is_returned_as_it_is(

@@ -9,10 +9,9 @@ import pytest
 
 from celery_idempotent import Idempotency, ResultNotStoredError, State
 from celery_idempotent.store.run_sync import run_sync
-from tests.functions.shop import Shop
-from tests.functions.values.calls import Calls, Money
+from tests.functions.shop import Calls, Money, Shop
 
-MONEY = "tests.functions.values.calls.Money"
+MONEY = "tests.functions.shop.Money"
 
 
 @pytest.fixture(params=["blocking", "async"])

@@ -18,7 +18,7 @@ from kombu import serialization
 from celery_idempotent.configuration.arguments import normalised
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.rule import KeyRule
-from tests.unit.serializers import SERIALIZERS
+from tests.unit.payload.encoding import SERIALIZERS
 
 
 class Colour(str, Enum):

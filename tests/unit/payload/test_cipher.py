@@ -16,6 +16,7 @@ from celery_idempotent.record.payload import ERROR, RESULT, Payload, step_field
 from celery_idempotent.record.record import State
 from tests.unit.payload.encoding import (
     PLAIN,
+    SERIALIZERS,
     MemoryStorage,
     OutOfStockError,
     decode,
@@ -24,7 +25,6 @@ from tests.unit.payload.encoding import (
     encode_error,
     make_codec,
 )
-from tests.unit.serializers import SERIALIZERS
 
 OLD, NEW, LOST = (Fernet.generate_key() for _ in range(3))
 PREFIX = "idem"

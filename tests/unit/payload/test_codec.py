@@ -23,6 +23,7 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from tests.unit.payload.encoding import (
     PLAIN,
+    SERIALIZERS,
     Explodes,
     MemoryStorage,
     app,
@@ -30,7 +31,6 @@ from tests.unit.payload.encoding import (
     encode,
     make_codec,
 )
-from tests.unit.serializers import SERIALIZERS
 
 RICH = [
     datetime(2026, 11, 21, 12, 30, 15, 250),
