@@ -527,27 +527,3 @@ class TestFunctions:
         else:
             assert record is not None
             assert (runs, record.result) == ([key], "charged")
-
-    def test_a_waiting_duplicate_ends_at_once(self, idem: Idempotency, run: Run, key: str) -> None:
-        started, finish = asyncio.Event(), asyncio.Event()
-
-        @idem.idempotent(key="{order}", name="shop.slow")
-        async def charge(order: str) -> str:
-            started.set()
-            await finish.wait()
-            return "charged"
-
-        async def cancel() -> str:
-            first = asyncio.create_task(charge(key))
-            await started.wait()
-            duplicate = asyncio.create_task(charge(key))
-            # By then it is most likely waiting; it must end in any case.
-            await asyncio.sleep(0.1)
-            duplicate.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await duplicate
-            assert not first.done()
-            finish.set()
-            return await first
-
-        assert run(cancel()) == "charged"

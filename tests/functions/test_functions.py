@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -126,46 +125,6 @@ class TestConflicts:
             return time.monotonic() - started_at
 
         assert 0.1 <= shop.idempotent(call_again)(key) < 2
-
-
-class TestSteps:
-    def test_a_finished_step_is_not_repeated_by_the_next_run(self, shop: Shop, key: str) -> None:
-        done = []
-
-        def step(name: str) -> str:
-            done.append(name)
-            return name
-
-        if shop.kind == "blocking":
-
-            @shop.idem.idempotent(key="{order}", name="shop.steps")
-            def charge(order: str) -> Any:
-                value = shop.idem.current.step("reserve", step, "r-1")
-                if len(done) == 1:
-                    done.append("raised")
-                    raise Declined
-                return value
-
-            call: Callable[[], Any] = lambda: charge(key)  # noqa: E731
-        else:
-
-            async def async_step(name: str) -> str:
-                return step(name)
-
-            @shop.idem.idempotent(key="{order}", name="shop.steps")
-            async def acharge(order: str) -> Any:
-                value = await shop.idem.current.step("reserve", async_step, "r-1")
-                if len(done) == 1:
-                    done.append("raised")
-                    raise Declined
-                return value
-
-            call = lambda: shop.run(acharge(key))  # noqa: E731
-
-        with pytest.raises(Declined):
-            call()
-        assert call() == "r-1"
-        assert done == ["r-1", "raised"]
 
 
 class TestStoreUnavailable:

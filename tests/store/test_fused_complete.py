@@ -81,28 +81,6 @@ def test_stores_the_outcome_and_the_result(
     assert published() == [META]
 
 
-def test_a_result_without_an_expiry_is_kept(harness: RecordHarness, server: RedisServer) -> None:
-    assert complete(harness, harness.started().token, expires=0).case == "written"
-
-    assert harness.client.get(NAME) == META
-    assert harness.client.persist(NAME) == 0  # it has no expiry
-    harness.client.delete(NAME)
-
-
-def test_it_is_the_record_that_complete_stores(harness: RecordHarness, server: RedisServer) -> None:
-    started = harness.started()
-    harness.complete(started.token)
-    plain = harness.raw
-    assert plain is not None
-    harness.forget()
-    started = harness.started(execution_id=b"another!")
-
-    complete(harness, started.token)
-
-    assert harness.raw is not None
-    assert harness.raw[:2] + harness.raw[15:] == plain[:2] + plain[15:]
-
-
 def test_a_lost_execution_writes_nothing(
     harness: RecordHarness, server: RedisServer, published: Published
 ) -> None:

@@ -206,16 +206,6 @@ def test_complete_returns_what_a_replay_returns(calls: Calls, idem: Idempotency,
     assert first == [1, {"2": 3}]
 
 
-def test_a_step_returns_the_same_in_the_next_execution(
-    calls: Calls, idem: Idempotency, key: str
-) -> None:
-    first = calls.step(idem, key, lambda: (1, {2: 3}), times=2)
-    again = calls.step(idem, key, lambda: "of a second run")
-
-    assert same(first, [[1, {"2": 3}]] * 2)
-    assert same(again, [[1, {"2": 3}]])
-
-
 def test_a_step_whose_value_is_too_large_returns_it_to_its_own_execution(
     calls: Calls, idem: Idempotency, key: str
 ) -> None:

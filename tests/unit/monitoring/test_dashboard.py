@@ -33,17 +33,3 @@ def test_every_metric_and_label_is_served_by_a_worker() -> None:
             for labels in re.findall(r"by \((.*?)\)", target["expr"]):
                 assert set(labels.split(", ")) <= set().union(*served.values())
     assert queried == served.keys()
-
-
-def test_panels_do_not_overlap() -> None:
-    occupied = set()
-    for panel in DASHBOARD["panels"]:
-        position = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(position["x"], position["x"] + position["w"])
-            for y in range(position["y"], position["y"] + position["h"])
-        }
-        assert not cells & occupied
-        assert position["x"] + position["w"] <= 24
-        occupied |= cells
