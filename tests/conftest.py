@@ -20,8 +20,7 @@ from celery.utils.dispatch import Signal
 from celery_idempotent import Idempotency, signals
 from celery_idempotent.events import report
 from tests.exhaustive import LeftOut
-from tests.servers.clock import find_faketime
-from tests.servers.program import find_chromium
+from tests.servers.program import find_chromium, find_faketime
 from tests.servers.prometheus import find_prometheus
 from tests.servers.rabbitmq import RabbitMQ, find_rabbitmq
 from tests.servers.redis_server import find_tls_servers

@@ -289,9 +289,7 @@ def test_without_workers_the_pages_say_so(web: httpx.Client) -> None:
 
 
 def test_the_first_page_does_not_wait_for_the_workers(
-    shop: Shop,
-    open_dashboard: Callable[..., httpx.Client],
-    monkeypatch: pytest.MonkeyPatch,
+    shop: Shop, open_dashboard: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.begin(shop.charge, 1, 999)
     ask, may_ask = inspect_commands.ask, threading.Event()

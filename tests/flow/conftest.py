@@ -37,11 +37,7 @@ def app(server: RedisServer) -> Iterator[Celery]:
 def broker_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """The app with a broker, for deliveries as in a pool child."""
     monkeypatch.setattr(breaker, "THRESHOLD", 1000)
-    app.conf.update(
-        broker_url="memory://",
-        task_always_eager=False,
-        idempotency_lease=60,
-    )
+    app.conf.update(broker_url="memory://", task_always_eager=False, idempotency_lease=60)
     channel = app.connection_for_read().default_channel
     # All apps of a process share the messages in memory.
     for queue in ("celery", "reports"):

@@ -14,13 +14,7 @@ from celery_idempotent.signals import replayed as replayed_signal
 from celery_idempotent.store import scripts
 from celery_idempotent.store.breaker import THRESHOLD
 from tests.faults.proxy import Proxy
-from tests.flow.deliveries import (
-    BY_CELERY,
-    Deliveries,
-    Offer,
-    meta_of,
-    recorded,
-)
+from tests.flow.deliveries import BY_CELERY, Deliveries, Offer, meta_of, recorded
 from tests.servers.redis_server import RedisServer
 
 RECEIPT = {"receipt": "order"}

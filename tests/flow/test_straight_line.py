@@ -133,9 +133,7 @@ CASES = {
     "a check": using(lambda task: task.idempotency.check()),
     "a child": using(published_a_child),
     "a stored error": Case(
-        raising(ValueError("no")).body,
-        {"idempotency_replay_errors": (ValueError,)},
-        straight=False,
+        raising(ValueError("no")).body, {"idempotency_replay_errors": (ValueError,)}, straight=False
     ),
     "a rule": Case(options={"idempotency_key": "order:{order}"}),
     "a label": Case(options={"idempotency_label": "order {order}"}, straight=False),

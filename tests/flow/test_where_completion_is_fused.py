@@ -11,15 +11,7 @@ from celery.backends.redis import RedisBackend
 from celery.states import SUCCESS
 
 from celery_idempotent import IdempotentTask
-from tests.flow.deliveries import (
-    BY_CELERY,
-    FUSED,
-    Offer,
-    long_text,
-    meta_of,
-    recorded,
-    sent_by,
-)
+from tests.flow.deliveries import BY_CELERY, FUSED, Offer, long_text, meta_of, recorded, sent_by
 from tests.servers.redis_server import RedisServer
 
 

@@ -16,9 +16,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from celery_idempotent import (
-    Idempotency,
-)
+from celery_idempotent import Idempotency
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.lease import Lease

@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import (
-    ConflictError,
-    Idempotency,
-    KeyReusedError,
-    StoreUnavailableError,
-)
+from celery_idempotent import ConflictError, Idempotency, KeyReusedError, StoreUnavailableError
 from tests.functions.shop import Shop
 from tests.servers.redis_server import RedisServer
 

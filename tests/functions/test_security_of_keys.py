@@ -23,6 +23,23 @@ def names_of(client: redis.Redis, prefix: str) -> list[bytes]:
     return names
 
 
+def test_a_replay_skips_a_permission_check_in_the_body(idem: Idempotency, key: str) -> None:
+    allowed = True
+
+    @idem.idempotent(name="shop.receipt")
+    def receipt(order: str) -> str:
+        if not allowed:
+            raise PermissionError
+        return "the receipt"
+
+    receipt(key)
+    allowed = False
+
+    assert receipt(key) == "the receipt"
+    with pytest.raises(PermissionError):
+        receipt("another order")
+
+
 def test_a_guessed_key_with_other_arguments_reveals_no_outcome(idem: Idempotency, key: str) -> None:
     charge = idem.idempotent(name="shop.charge", key="{order}")(lambda order, amount: CUSTOMER)
     charge(key, 999)
@@ -33,8 +50,27 @@ def test_a_guessed_key_with_other_arguments_reveals_no_outcome(idem: Idempotency
     assert charge(key, 999) == CUSTOMER
 
 
+def test_the_first_begin_of_a_key_decides_its_arguments(idem: Idempotency, key: str) -> None:
+    with idem.execution(key, fingerprint="of a stranger who has guessed the key") as stranger:
+        stranger.complete()
+
+    with pytest.raises(KeyReusedError), idem.execution(key, fingerprint="of the owner"):
+        pytest.fail("unreachable")
+
+
 class TestTenants:
     """The tenant is a part of the key."""
+
+    def test_of_functions_share_no_key(self, idem: Idempotency, key: str) -> None:
+        charge = idem.idempotent(name="shop.charge", key=("tenant", "request"))(
+            lambda tenant, request: f"receipt of {tenant}"
+        )
+
+        assert [charge(tenant, key) for tenant in ("acme", "umbrella", "acme")] == [
+            "receipt of acme",
+            "receipt of umbrella",
+            "receipt of acme",
+        ]
 
     def test_of_blocks_and_batches_share_no_key(self, idem: Idempotency, key: str) -> None:
         with idem.execution(("acme", key)) as execution:
@@ -42,6 +78,11 @@ class TestTenants:
 
         with idem.begin_many([("acme", key), ("umbrella", key)]) as batch:
             assert [entry.decision for entry in batch] == [Decision.REPLAY, Decision.RUN]
+
+    def test_cannot_be_imitated_by_another_part(self, idem: Idempotency) -> None:
+        keys = [("a", "bc"), ("ab", "c"), ("a", "b", "c"), "a,bc", ("a,bc",), (("a", "bc"),)]
+
+        assert len({idem.key_of(each) for each in keys}) == len(keys)
 
 
 class TestNamespaces:
@@ -53,6 +94,15 @@ class TestNamespaces:
                 assert execution.decision is Decision.RUN
                 execution.complete()
             engine.close()
+
+    def test_blocks_and_batches_of_one_engine_share_their_keys(
+        self, idem: Idempotency, key: str
+    ) -> None:
+        with idem.execution(key) as execution:
+            execution.complete()
+
+        with idem.begin_many([key]) as batch:
+            assert batch[0].decision is Decision.REPLAY
 
 
 class TestHashes:

@@ -28,8 +28,15 @@ from redis.retry import Retry
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.testing.server import in_package
-from tests.servers.clock import Clock
-from tests.servers.program import Certificate, Ports, Program, ServerError, Stoppable, wait_until
+from tests.servers.program import (
+    Certificate,
+    Clock,
+    Ports,
+    Program,
+    ServerError,
+    Stoppable,
+    wait_until,
+)
 
 __all__ = ["RedisServer", "RedisServerError", "find_servers", "find_tls_servers"]
 
@@ -130,8 +137,7 @@ class RedisServer(Stoppable):
         directives |= {f"user {name}": rules for name, rules in (users or {}).items()}
         settings = directory / "server.conf"
         append_directives(
-            settings,
-            {"bind": "127.0.0.1", "dir": str(directory), **directives, **(config or {})},
+            settings, {"bind": "127.0.0.1", "dir": str(directory), **directives, **(config or {})}
         )
         command = [str(program), str(settings), *(["--sentinel"] if sentinel else [])]
         environment = own_clock.environment if own_clock else None

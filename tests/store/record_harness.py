@@ -445,10 +445,7 @@ class Holder:
         self.losses = 0
         self.begun = begun
         self.lease = Lease(
-            harness.store,
-            Extension(key, begun.token, lease_ms, RETENTION_MS),
-            sent_at,
-            self._lost,
+            harness.store, Extension(key, begun.token, lease_ms, RETENTION_MS), sent_at, self._lost
         )
 
     def _lost(self, raw: bytes) -> None:

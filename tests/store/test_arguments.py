@@ -40,10 +40,7 @@ steady = settings(
     deadline=None,
     max_examples=50,
     # The test function runs once for each deployment.
-    suppress_health_check=[
-        HealthCheck.function_scoped_fixture,
-        HealthCheck.differing_executors,
-    ],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
 
 GIVEN: dict[str, Callable[[RecordHarness], Any]] = {
@@ -166,11 +163,7 @@ class TestThroughTheStore:
         run_sync(
             harness.store.execute(
                 commands.save_step(
-                    harness.key,
-                    record.token,
-                    entry,
-                    lease_ms=lease_ms,
-                    retention_ms=retention_ms,
+                    harness.key, record.token, entry, lease_ms=lease_ms, retention_ms=retention_ms
                 )
             )
         )
@@ -204,11 +197,7 @@ class TestThroughTheStore:
             run_sync(
                 harness.store.execute(
                     commands.save_step(
-                        harness.key,
-                        before.token,
-                        b"s",
-                        lease_ms=lease_ms,
-                        retention_ms=-lease_ms,
+                        harness.key, before.token, b"s", lease_ms=lease_ms, retention_ms=-lease_ms
                     )
                 )
             )

@@ -84,10 +84,7 @@ class TestChanges:
 
     def test_the_finding_names_what_has_changed(self) -> None:
         (finding,) = findings(
-            snapshot(**BY_ORDER),
-            renamed,
-            idempotency_key="o:{order}",
-            idempotency_result_ttl=600,
+            snapshot(**BY_ORDER), renamed, idempotency_key="o:{order}", idempotency_result_ttl=600
         )
 
         assert "rule: the template 'order:{order_id}' → the template 'o:{order}'" in finding.what

@@ -103,10 +103,7 @@ _CLOSED_BY = {b"[": b"]", b"<": b">", b"{": b"}"}
 _GATHER: dict[bytes, Callable[[list[Any]], Any]] = {
     b"[": lambda members: ("sequence", tuple(members)),
     b"<": lambda members: ("set", frozenset(members)),
-    b"{": lambda members: (
-        "mapping",
-        frozenset(zip(members[::2], members[1::2], strict=True)),
-    ),
+    b"{": lambda members: ("mapping", frozenset(zip(members[::2], members[1::2], strict=True))),
 }
 _OF_TEXT: dict[bytes, Callable[[str], Any]] = {
     b"i": lambda text: int(text, 16),
@@ -280,9 +277,7 @@ def test_a_value_that_is_too_large_is_rejected(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["x" * 60_000_000, [None] * 1_000_000, 1 << 8_000_000],
-    ids=["text", "list", "number"],
+    "value", ["x" * 60_000_000, [None] * 1_000_000, 1 << 8_000_000], ids=["text", "list", "number"]
 )
 def test_a_large_value_is_encoded(value: Any) -> None:
     assert canonical(value)

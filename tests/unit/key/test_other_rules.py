@@ -211,10 +211,7 @@ def test_an_explanation_shows_what_the_key_was_derived_from(
 
     assert explained.key == key_rule.derive((1, 2), {}, task_id="a", explicit=explicit)
     assert explained.key == Key.of(
-        TASK,
-        explained.canonical_bytes,
-        explained.key.fingerprint,
-        explicit=explicit is not None,
+        TASK, explained.canonical_bytes, explained.key.fingerprint, explicit=explicit is not None
     )
 
 

@@ -1,7 +1,8 @@
-"""The alert rules agree with the metrics that a worker serves, and with the runbook."""
+"""Alert rules and the Grafana dashboard agree with the metrics of a worker, and the runbook."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,7 @@ RULES: list[dict[str, Any]] = [
 ]
 RUNBOOK = (DOCS / "runbook.md").read_text("utf-8")
 #: What ordinary traffic counts, and therefore raises no alert by itself.
-ORDINARY = {
-    *("run", "replay", "completed", "failed", "released", "interrupted"),
-    *signals.SHADOW,
-}
+ORDINARY = {*("run", "replay", "completed", "failed", "released", "interrupted"), *signals.SHADOW}
 
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 
@@ -81,3 +79,25 @@ def test_every_value_of_a_label_raises_an_alert_or_is_ordinary() -> None:
             queried |= set(matcher.split("|"))
         assert queried - {"would_.+"} <= values
         assert values - queried <= ORDINARY, label
+
+
+DASHBOARD = json.loads((DOCS / "grafana.json").read_text("utf-8"))
+_METRIC = r"(celery_idempotent_\w+)(?:\{(.*?)\})?"
+_SUFFIXES = r"(_total|_bucket|_sum|_count)?$"
+
+
+def test_every_metric_and_label_is_served_by_a_worker() -> None:
+    served = {}
+    for metric in vars(Metrics()).values():
+        (described,) = metric.describe()
+        served[described.name] = {*metric._labelnames, "le", "instance"}
+    queried = set()
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            for name, labels in re.findall(_METRIC, target["expr"]):
+                short = re.sub(_SUFFIXES, "", name)
+                queried.add(short)
+                assert set(re.findall(r"(\w+)=", labels)) <= served[short]
+            for labels in re.findall(r"by \((.*?)\)", target["expr"]):
+                assert set(labels.split(", ")) <= set().union(*served.values())
+    assert queried == served.keys()

@@ -77,11 +77,7 @@ def encode(
     field: str = RESULT,
     codec: PayloadCodec | None = None,
 ) -> Payload:
-    settings = Settings(
-        serializer=serializer,
-        compression=compression,
-        max_result_size=max_size,
-    )
+    settings = Settings(serializer=serializer, compression=compression, max_result_size=max_size)
     codec = codec or make_codec()
     return run_sync(codec.encode_result(value, settings, key=key, token=17, field=field))
 

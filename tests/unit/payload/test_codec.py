@@ -13,10 +13,7 @@ from celery import Celery
 from celery.result import AsyncResult
 from kombu.compression import encoders
 
-from celery_idempotent.errors import (
-    CorruptRecordError,
-    ResultNotStoredError,
-)
+from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.payload import value_codec
 from celery_idempotent.payload.codec import NOT_STORED
 from celery_idempotent.record.payload import Payload

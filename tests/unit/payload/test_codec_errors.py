@@ -16,14 +16,7 @@ from uuid import uuid4
 import pytest
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
-from celery.exceptions import (
-    Ignore,
-    Reject,
-    Retry,
-    TaskPredicate,
-    WorkerShutdown,
-    WorkerTerminate,
-)
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerShutdown, WorkerTerminate
 from celery.utils.serialization import get_pickleable_exception
 from kombu.serialization import prepare_accept_content
 

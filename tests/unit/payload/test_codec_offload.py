@@ -8,10 +8,7 @@ from threading import get_ident
 
 import pytest
 
-from celery_idempotent.errors import (
-    CorruptRecordError,
-    ResultNotStoredError,
-)
+from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import RESULT, Payload, step_field
