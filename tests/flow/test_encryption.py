@@ -166,3 +166,17 @@ def test_a_record_copied_from_another_prefix_is_rejected(
 
     with pytest.raises(DecryptionError):
         task.delay("1")
+
+
+def test_a_record_copied_to_another_key_is_rejected(encrypting: Make, server: RedisServer) -> None:
+    task = encrypting(with_step)
+    for order in ("mine", "theirs"):
+        task.delay(order)
+    names = [f"idem:{task.idempotency_key_of(order)}" for order in ("mine", "theirs")]
+    client = server.client()
+    copied = client.get(names[1])
+    assert isinstance(copied, bytes)
+    client.set(names[0], copied, px=60_000)
+
+    with pytest.raises(DecryptionError):
+        task.delay("mine")

@@ -222,7 +222,7 @@ def waiting(harness: RecordHarness) -> Moment:
         clients: Any = harness.client.client_list()
         return any("t" in each["flags"] and each["cmd"] == "getrange" for each in clients)
 
-    return Moment(call(is_waiting, "the call waits"), [harness.key_of("1")])
+    return Moment(call, eventually_async(is_waiting, "the call waits"), [harness.key_of("1")])
 
 
 def completing(harness: RecordHarness) -> Moment:
