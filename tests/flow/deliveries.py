@@ -85,22 +85,20 @@ class Deliveries:
         return MessageHeaders.read(self.task.name, message.id, message.request_dict).unanswered_ids
 
 
-def begin_elsewhere(task: IdempotentTask, order: str) -> Reply:
+def begin_elsewhere(task: IdempotentTask, order: str, **changes: Any) -> Reply:
     """Begins an execution of the key in another worker."""
-    return task.idempotency_configuration.execute(
-        commands.begin(
-            task.idempotency_key_of(order),
-            execution_id=b"another!",
-            unanswered_ids=b"",
-            root=bytes(8),
-            task_id="the other",
-            worker="elsewhere/1",
-            lease_ms=60_000,
-            retention_ms=60_000,
-            max_attempts=5,
-            error_ms=60_000,
-        )
+    arguments: dict[str, Any] = {"task_id": "the other", "root": bytes(8), "worker": "elsewhere/1"}
+    begin = commands.begin(
+        task.idempotency_key_of(*([order] if order else [])),
+        execution_id=b"another!",
+        unanswered_ids=b"",
+        lease_ms=60_000,
+        retention_ms=60_000,
+        max_attempts=5,
+        error_ms=60_000,
+        **(arguments | changes),
     )
+    return task.idempotency_configuration.execute(begin)
 
 
 class SignalAtLine:

@@ -16,7 +16,7 @@ from celery_idempotent.task.message_headers import MessageHeaders
 from tests.golden import cases
 from tests.golden.cases import Case
 from tests.golden.shop import LONG_MS, VALUE, Shop
-from tests.http.drivers.in_process import environ, request
+from tests.http.drivers.wsgi import environ, request
 from tests.store.record_harness import FIRST, SECOND
 
 TASK = "golden.charge"

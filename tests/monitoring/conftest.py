@@ -13,11 +13,10 @@ from redis import Redis
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.key.key import Key
-from celery_idempotent.store import commands
-from celery_idempotent.store.run_sync import run_sync
 from tests.apps import close, run_command
 from tests.monitoring.shop import make_app
 from tests.servers.redis_server import RedisServer
+from tests.store.record_harness import RecordHarness
 
 
 @pytest.fixture(scope="module")
@@ -71,32 +70,13 @@ class Shop:
         """Leaves the record of a call STARTED; with a lease of 0, the lease has expired."""
         key: Key = task.idempotency_key_of(*args)
         store = task.idempotency_configuration.executor.store
-        task_id, worker = f"task-of-{key.digest}", "celery@here/4711"
-        for number in range(attempt):
-            run_sync(
-                store.execute(commands.abandon(key, task_id, worker, root=bytes(8), grace_ms=0))
-            )
-            begun = run_sync(
-                store.execute(
-                    commands.begin(
-                        key,
-                        execution_id=b"%08d" % number,
-                        unanswered_ids=b"",
-                        root=bytes(8),
-                        task_id=task_id,
-                        worker=worker,
-                        lease_ms=lease_ms or 60_000,
-                        retention_ms=3_600_000,
-                        max_attempts=5,
-                        error_ms=3_600_000,
-                    )
-                )
-            )
-            assert begun.case == "begun"
+        harness = RecordHarness(store, self.client, key)
+        whose: dict[str, Any] = {"task_id": f"task-of-{key.digest}", "worker": "celery@here/4711"}
+        for _ in range(attempt):
+            harness.abandon(**whose)
+            harness.started(**whose, lease_ms=lease_ms or 60_000)
         if lease_ms == 0:
-            run_sync(
-                store.execute(commands.abandon(key, task_id, worker, root=bytes(8), grace_ms=0))
-            )
+            harness.abandon(**whose)
         return key
 
 

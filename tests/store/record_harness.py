@@ -14,7 +14,7 @@ from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import BackendResult, Extension
+from celery_idempotent.store.commands import BackendResult, Command, Extension
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -111,46 +111,37 @@ class RecordHarness:
 
     # Transitions
 
+    def execute(self, command: Command) -> RecordReply:
+        return self._answer(run_sync(self.store.execute(command)))
+
     def begin(
         self,
         *,
         key: Key | None = None,
         execution_id: bytes | None = None,
-        unanswered_ids: bytes = b"",
         task_id: str = FIRST,
         root: bytes = b"",
-        generation: int = 0,
-        continues: bool = False,
         worker: str = WORKER,
         lease_ms: int = LEASE_MS,
         max_attempts: int = 5,
-        label: str = "",
-        wait_ms: int = 0,
-        keep_ms: int = 0,
+        unanswered_ids: bytes = b"",
+        **options: Any,
     ) -> RecordReply:
-        return self._answer(
-            run_sync(
-                self.store.execute(
-                    commands.begin(
-                        key or self.key,
-                        label=label,
-                        execution_id=execution_id or os.urandom(8),
-                        unanswered_ids=unanswered_ids,
-                        task_id=task_id,
-                        root=root or default_root(task_id),
-                        generation=generation,
-                        continues=continues,
-                        worker=worker,
-                        lease_ms=lease_ms,
-                        retention_ms=RETENTION_MS,
-                        max_attempts=max_attempts,
-                        error_ms=ERROR_MS,
-                        wait_ms=wait_ms,
-                        keep_ms=keep_ms,
-                    )
-                )
-            )
+        """`options`: those of `commands.begin` that are rarely used."""
+        command = commands.begin(
+            key or self.key,
+            execution_id=execution_id or os.urandom(8),
+            unanswered_ids=unanswered_ids,
+            task_id=task_id,
+            root=root or default_root(task_id),
+            worker=worker,
+            lease_ms=lease_ms,
+            retention_ms=RETENTION_MS,
+            max_attempts=max_attempts,
+            error_ms=ERROR_MS,
+            **options,
         )
+        return self.execute(command)
 
     def complete(
         self,
@@ -160,127 +151,86 @@ class RecordHarness:
         backend_result: BackendResult | None = None,
         sending_ms: int | None = None,
     ) -> RecordReply:
-        command = commands.complete(
-            self.key, token, result, RETENTION_MS, backend_result, sending_ms=sending_ms
+        return self.execute(
+            commands.complete(
+                self.key, token, result, RETENTION_MS, backend_result, sending_ms=sending_ms
+            )
         )
-        return self._answer(run_sync(self.store.execute(command)))
 
     def fail(
         self, token: int, error: Payload = ERROR, *, sending_ms: int | None = None
     ) -> RecordReply:
-        command = commands.fail(self.key, token, error, ERROR_MS, sending_ms=sending_ms)
-        return self._answer(run_sync(self.store.execute(command)))
+        return self.execute(commands.fail(self.key, token, error, ERROR_MS, sending_ms=sending_ms))
 
     def release(
-        self, token: int, hold_ms: int = 0, generation: int = 0, task_id: str = FIRST
-    ) -> RecordReply:
-        return self._answer(
-            run_sync(
-                self.store.execute(
-                    commands.release(
-                        self.key,
-                        token,
-                        hold_ms=hold_ms,
-                        retention_ms=RETENTION_MS,
-                        root=default_root(task_id),
-                        generation=generation,
-                    )
-                )
-            )
-        )
-
-    def end_with_error(
         self,
         token: int,
-        error: Payload = ERROR,
-        *,
+        hold_ms: int = 0,
+        generation: int = 0,
         task_id: str = FIRST,
         root: bytes = b"",
-        generation: int = 0,
-        error_ms: int = ERROR_MS,
-        sending_ms: int | None = None,
+        **error: Any,
+    ) -> RecordReply:
+        command = commands.release(
+            self.key,
+            token,
+            hold_ms=hold_ms,
+            retention_ms=RETENTION_MS,
+            root=root or default_root(task_id),
+            generation=generation,
+            **error,
+        )
+        return self.execute(command)
+
+    def end_with_error(
+        self, token: int, error: Payload = ERROR, *, error_ms: int = ERROR_MS, **options: Any
     ) -> RecordReply:
         """Release the key and store the error for the message."""
-        return self._answer(
-            run_sync(
-                self.store.execute(
-                    commands.release(
-                        self.key,
-                        token,
-                        hold_ms=0,
-                        retention_ms=RETENTION_MS,
-                        root=root or default_root(task_id),
-                        generation=generation,
-                        error=error,
-                        error_ms=error_ms,
-                        sending_ms=sending_ms,
-                    )
-                )
-            )
-        )
+        return self.release(token, error=error, error_ms=error_ms, **options)
 
     def extend(self, token: int, lease_ms: int = LEASE_MS) -> RecordReply:
-        (reply,) = run_sync(self.store.extend([Extension(self.key, token, lease_ms, RETENTION_MS)]))
+        return self._extend(Extension(self.key, token, lease_ms, RETENTION_MS))
+
+    def _extend(self, extension: Extension) -> RecordReply:
+        (reply,) = run_sync(self.store.extend([extension]))
         assert isinstance(reply, Reply)
         return self._answer(reply)
 
     def save_step(self, token: int, name: str = "reserve", value: bytes = b'"r-1"') -> RecordReply:
-        return self._answer(
-            run_sync(
-                self.store.execute(
-                    commands.save_step(
-                        self.key,
-                        token,
-                        steps.write(name, "json", value),
-                        lease_ms=LEASE_MS,
-                        retention_ms=RETENTION_MS,
-                    )
-                )
-            )
+        entry = steps.write(name, "json", value)
+        return self.execute(
+            commands.save_step(self.key, token, entry, lease_ms=LEASE_MS, retention_ms=RETENTION_MS)
         )
 
     def mark_continued(self, execution_id: bytes = OWNER, task_id: str = FIRST) -> RecordReply:
-        command = commands.mark_continued(self.key, default_root(task_id), execution_id)
-        return self._answer(run_sync(self.store.execute(command)))
+        return self.execute(commands.mark_continued(self.key, default_root(task_id), execution_id))
 
     def renew_continuation(
         self, execution_id: bytes = OWNER, lease_ms: int = LEASE_MS, task_id: str = FIRST
     ) -> RecordReply:
         """Extend the lease of a continuation; 0 ends it."""
         root = default_root(task_id)
-        extension = Extension(self.key, 0, lease_ms, RETENTION_MS, root, execution_id)
-        (reply,) = run_sync(self.store.extend([extension]))
-        assert isinstance(reply, Reply)
-        return self._answer(reply)
+        return self._extend(Extension(self.key, 0, lease_ms, RETENTION_MS, root, execution_id))
 
     def abandon(
         self,
         task_id: str = FIRST,
         worker: str = WORKER,
         grace_ms: int = 0,
-        reason: str = "",
-        error: Payload | None = None,
         root: bytes = b"",
-        sending_ms: int | None = None,
+        **options: Any,
     ) -> RecordReply:
-        return self._answer(
-            run_sync(
-                self.store.execute(
-                    commands.abandon(
-                        self.key,
-                        task_id,
-                        worker,
-                        root=root or default_root(task_id),
-                        grace_ms=grace_ms,
-                        reason=reason,
-                        error=error,
-                        error_ms=ERROR_MS,
-                        execution_id=OWNER,
-                        sending_ms=sending_ms,
-                    )
-                )
-            )
+        command = commands.abandon(
+            self.key,
+            task_id,
+            worker,
+            root=root or default_root(task_id),
+            grace_ms=grace_ms,
+            error_ms=ERROR_MS,
+            execution_id=OWNER,
+            **options,
         )
+        return self.execute(command)
 
     def reserve(
         self,
@@ -288,14 +238,12 @@ class RecordHarness:
         *,
         key: Key | None = None,
         hold_ms: int = HOLD_MS,
-        label: str = "",
-        waits: bool = False,
+        **options: Any,
     ) -> RecordReply:
-        reserve = commands.reserve(key or self.key, task_id, hold_ms, label, waits=waits)
-        return self._answer(run_sync(self.store.execute(reserve)))
+        return self.execute(commands.reserve(key or self.key, task_id, hold_ms, **options))
 
     def forget(self, shown: Record | str | None = None) -> RecordReply:
-        return self._answer(run_sync(self.store.execute(commands.forget(self.key, shown))))
+        return self.execute(commands.forget(self.key, shown))
 
     # States
 
