@@ -50,20 +50,21 @@ class Shop:
     def json(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.celery(*arguments, "--json", code=code))
 
+    def add_task(self, body: Any, name: str, **options: Any) -> Any:
+        """Adds an idempotent task with these options."""
+        prefixed = {f"idempotency_{option}": value for option, value in options.items()}
+        return self.app.task(
+            body, base=IdempotentTask, name=name, shared=False, lazy=False, **prefixed
+        )
+
     def add_offloading_task(self, folder: Path) -> Any:
         """Adds a task whose result is stored in `folder`."""
 
         def scan() -> str:
             return "x" * 1_000
 
-        return self.app.task(
-            scan,
-            base=IdempotentTask,
-            name="shop.scan",
-            shared=False,
-            lazy=False,
-            idempotency_max_result_size=10,
-            idempotency_offload_backend=f"file://{folder}",
+        return self.add_task(
+            scan, "shop.scan", max_result_size=10, offload_backend=f"file://{folder}"
         )
 
     def begin(self, task: Any, *args: Any, lease_ms: int = 60_000, attempt: int = 1) -> Key:

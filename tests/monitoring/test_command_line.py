@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import IdempotentTask
 from celery_idempotent.cli import listing
 from celery_idempotent.record import steps
 from celery_idempotent.store import commands
@@ -205,9 +204,7 @@ class TestShow:
         def pack(size: int) -> str:
             return "x" * size
 
-        options = {"name": "pack", "idempotency_key_prefix": "pack"}
-        task = shop.app.task(pack, base=IdempotentTask, shared=False, lazy=False, **options)
-        task.apply((2_000,))
+        shop.add_task(pack, "pack", key_prefix="pack").apply((2_000,))
         shop.client.set("pack:" + "x" * 22, "not a record")
 
         (listed,) = list_json(shop, "--task", "pack")
@@ -260,9 +257,7 @@ class TestShow:
         def give() -> Any:
             return result
 
-        options = {"name": "shop.give", "idempotency_serializer": "pickle"}
-        give = shop.app.task(give, base=IdempotentTask, shared=False, lazy=False, **options)
-        give.apply()
+        shop.add_task(give, "shop.give", serializer="pickle").apply()
 
         document = json.loads(
             shop.celery("show", "shop.give", "--json"), parse_constant=pytest.fail
@@ -275,9 +270,7 @@ class TestShow:
         def lose() -> None:
             raise CodeError("code")
 
-        options = {"name": "shop.lose", "idempotency_replay_errors": (CodeError,)}
-        lose = shop.app.task(lose, base=IdempotentTask, shared=False, lazy=False, **options)
-        lose.apply()
+        shop.add_task(lose, "shop.lose", replay_errors=(CodeError,)).apply()
 
         assert "CodeError" in shop.celery("show", "shop.lose")
         assert shop.json("show", "shop.lose")["error"]["type"] == "CodeError"
