@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+import redis
 from celery import Celery
 from cryptography.fernet import Fernet
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from celery_idempotent import Idempotency, ResultNotStoredError, State
+from celery_idempotent.errors import SettingsError
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.store.run_sync import run_sync
 from tests.exhaustive import exhaustive_except
@@ -342,3 +344,40 @@ def test_a_step_with_such_a_value_has_finished(calls: Calls, idem: Idempotency, 
         "idempotency_serializer"
     )
     assert message.startswith(str(again.value))
+
+
+OLD, NEW = Fernet.generate_key(), Fernet.generate_key()
+SECRET = "VISA-1111-1111-1111"
+
+
+def engine(server: RedisServer, prefix: str, *keys: bytes) -> Idempotency:
+    return Idempotency(server.url, key_prefix=prefix, encryption_keys=keys)
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_the_result_of_a_function_is_encrypted(
+    server: RedisServer, client: redis.Redis, key: str, kind: str
+) -> None:
+    idem, calls = engine(server, key, OLD), Calls(kind)
+    runs = []
+    card = calls.function(idem, lambda order: runs.append(order) or SECRET)
+
+    assert card("1") == card("1") == SECRET
+    assert runs == ["1"]
+    (name,) = client.scan_iter(f"{key}:*")
+    stored: Any = client.get(name)
+    assert b"!json" in stored
+    assert b"VISA" not in stored
+    calls.close(idem)
+
+
+def test_an_invalid_encryption_key_is_rejected_at_once(server: RedisServer, key: str) -> None:
+    with pytest.raises(SettingsError, match="key 1 of 1 is not a Fernet key"):
+        engine(server, key, b"secret")
+
+
+def test_encryption_keys_are_rejected_for_a_single_function(server: RedisServer, key: str) -> None:
+    idem = engine(server, key, OLD)
+
+    with pytest.raises(SettingsError, match="encryption_keys can only be set for the whole engine"):
+        idem.idempotent(encryption_keys=(NEW,))(lambda: None)

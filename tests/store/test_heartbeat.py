@@ -183,19 +183,6 @@ def test_a_missing_reply_does_not_lose_the_lease(
     heart.stop_renewal(holder.lease)
 
 
-def test_flushed_scripts_do_not_lose_the_lease(harness: RecordHarness, heart: Heartbeat) -> None:
-    holder = Holder(harness, harness.key)
-    heart.start_renewal(holder.lease)
-
-    for _ in range(3):
-        harness.client.script_flush()
-        seen = deadline(harness, harness.key)
-        await_later_deadline(harness, harness.key, than=seen)
-
-    assert not holder.losses
-    heart.stop_renewal(holder.lease)
-
-
 @pytest.mark.parametrize("successor", ["runs", "has completed", "none"])
 def test_a_lease_that_was_taken_over_is_noticed_once(
     harness: RecordHarness, heart: Heartbeat, successor: str
@@ -216,15 +203,6 @@ def test_a_lease_that_was_taken_over_is_noticed_once(
     assert heart.held() == ()
     assert harness.raw == before
     assert holder.losses == 1
-
-
-def test_a_lease_abandoned_by_the_parent_is_lost(harness: RecordHarness, heart: Heartbeat) -> None:
-    holder = Holder(harness, harness.key)
-    harness.abandon(grace_ms=60_000)
-
-    heart.start_renewal(holder.lease)
-
-    eventually(lambda: holder.losses == 1)
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "hold"])
