@@ -15,6 +15,7 @@ from celery_idempotent import (
     Decision,
     Idempotency,
     KeyReusedError,
+    KeyRuleError,
     StoreUnavailableError,
 )
 from celery_idempotent.errors import SettingsError
@@ -70,6 +71,12 @@ class TestOutcomes:
 
         with pytest.raises(KeyReusedError):
             charge(key, amount=2)
+
+    def test_arguments_without_a_canonical_form_are_rejected(self, shop: Shop) -> None:
+        charge = shop.idempotent(lambda order: 1, key=None)
+
+        with pytest.raises(KeyRuleError):
+            charge(object())
 
     def test_a_disabled_function_runs_each_time(self, shop: Shop, key: str) -> None:
         charge = shop.idempotent(lambda order: 1, enabled=False)
