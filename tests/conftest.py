@@ -19,9 +19,8 @@ from celery.utils.dispatch import Signal
 
 from celery_idempotent import Idempotency, signals
 from celery_idempotent.events import report
-from tests.dashboard.chromium import find_chromium
 from tests.exhaustive import LeftOut
-from tests.servers.clock import find_faketime
+from tests.servers.program import find_chromium, find_faketime
 from tests.servers.prometheus import find_prometheus
 from tests.servers.rabbitmq import RabbitMQ, find_rabbitmq
 from tests.servers.redis_server import find_tls_servers

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 #: Longest wait for an expected event, in seconds, even on a busy machine.
 SOON = 60.0
@@ -24,4 +25,12 @@ def eventually(condition: Callable[[], T], what: str = "the condition", seconds:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {seconds:g} s: {what}")
         time.sleep(POLL_INTERVAL)
+    return value
+
+
+async def eventually_async(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + SOON
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"timed out: {what}"
+        await asyncio.sleep(POLL_INTERVAL)
     return value

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from redis import Redis
 
 from labs.benchmarks.bench import RETENTION_MS, TASK
-from tests.servers.waiting import wait_until
+from tests.servers.program import wait_until
 
 #: Copies the record at KEYS[1] to the names numbered ARGV[1] to ARGV[2] - 1.
 _COPY = """

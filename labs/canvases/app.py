@@ -18,8 +18,8 @@ from redis import Redis
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
+from tests.servers.program import die_with_parent
 from tests.sql.databases import set_up_django
-from tests.worker.parent_death import die_with_parent
 
 SETTINGS_VARIABLE = "CANVASES_SETTINGS"
 LEASE = 4.0

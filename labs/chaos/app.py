@@ -34,7 +34,7 @@ from celery_idempotent.events.report import counters
 from labs.chaos import downstream
 from labs.comparison.contestants import OURS, find_contestant
 from labs.outages.ledger import Ledger
-from tests.worker.parent_death import die_with_parent
+from tests.servers.program import die_with_parent
 
 NAME = "labs.chaos.app"
 CONFIG_VARIABLE = "CHAOS_PLAN"

@@ -11,9 +11,8 @@ from redis.exceptions import RedisError
 
 from labs.chaos.schedule import Shape
 from tests.faults.proxy import Proxy
-from tests.servers.clock import find_faketime
 from tests.servers.cluster import ClusterServers
-from tests.servers.program import Stoppable
+from tests.servers.program import Stoppable, find_faketime
 from tests.servers.redis_server import RedisServer
 from tests.servers.sentinel import SentinelServers
 

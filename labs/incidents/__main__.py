@@ -28,8 +28,8 @@ import httpx
 import yaml
 
 from labs.incidents.causes import AWAY, INCIDENTS, Incident, Scene
-from tests.dashboard.process import REPOSITORY, dashboard
-from tests.servers.ports import Ports
+from tests.dashboard.site import REPOSITORY, dashboard
+from tests.servers.program import Ports
 from tests.servers.prometheus import Prometheus
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually

@@ -18,7 +18,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_idempotent import IdempotentTask, StoreUnavailableError, signals
 from celery_idempotent.store import record_store as records
 from labs.outages.ledger import Ledger
-from tests.worker.parent_death import die_with_parent
+from tests.servers.program import die_with_parent
 
 NAME = "labs.outages.app"
 SETTINGS_VARIABLE = "OUTAGE_SETTINGS"

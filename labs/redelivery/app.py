@@ -12,7 +12,7 @@ from celery.signals import task_received, worker_init
 from redis import Redis
 
 from celery_idempotent import IdempotentTask
-from tests.worker.parent_death import die_with_parent
+from tests.servers.program import die_with_parent
 
 NAME = "labs.redelivery.app"
 SETTINGS_VARIABLE = "REDELIVERY_SETTINGS"

@@ -19,7 +19,7 @@ from relier import rl_task
 from relier.tasks.app import celery_app as app
 from relier.tasks.context import TaskContext
 
-from tests.worker.parent_death import die_with_parent
+from tests.servers.program import die_with_parent
 
 worker_init.connect(die_with_parent)
 _clients: dict[int, Redis] = {}

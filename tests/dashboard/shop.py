@@ -14,8 +14,8 @@ from celery.signals import worker_init
 from redis import Redis
 
 from celery_idempotent import IdempotentTask
+from tests.servers.program import die_with_parent
 from tests.waiting import POLL_INTERVAL
-from tests.worker.parent_death import die_with_parent
 
 URL_VARIABLE = "DASHBOARD_SHOP_URL"
 #: Longest wait for an order, in seconds.

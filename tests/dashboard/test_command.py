@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from celery_idempotent.cli.dashboard import AUTH_VARIABLE
 from celery_idempotent.dashboard import asgi
 from tests.dashboard.conftest import serving
-from tests.dashboard.process import dashboard
+from tests.dashboard.site import dashboard
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import URL_VARIABLE
 from tests.waiting import SOON

@@ -13,7 +13,6 @@ import httpx
 import pytest
 from sqlalchemy import create_engine
 
-from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.monitoring import inspect_commands
@@ -64,14 +63,7 @@ def test_records_are_filtered_and_paged(shop: Shop, web: httpx.Client) -> None:
 def test_records_are_filtered_by_label(shop: Shop, web: httpx.Client) -> None:
     def book(order: int) -> None: ...
 
-    task = shop.app.task(
-        book,
-        base=IdempotentTask,
-        name="shop.book",
-        shared=False,
-        lazy=False,
-        idempotency_label="Order {order}",
-    )
+    task = shop.add_task(book, "shop.book", label="Order {order}")
     for number in range(3):
         task.apply((number,))
 
@@ -252,14 +244,7 @@ def test_outcomes_in_a_database_are_shown_and_counted(
     def book(order: int) -> int:
         return order
 
-    task = shop.app.task(
-        book,
-        base=IdempotentTask,
-        name="shop.book",
-        shared=False,
-        lazy=False,
-        idempotency_transaction=engine,
-    )
+    task = shop.add_task(book, "shop.book", transaction=engine)
     task.apply((42,))
     key = task.idempotency_key_of(42)
     web = open_dashboard()
@@ -289,9 +274,7 @@ def test_without_workers_the_pages_say_so(web: httpx.Client) -> None:
 
 
 def test_the_first_page_does_not_wait_for_the_workers(
-    shop: Shop,
-    open_dashboard: Callable[..., httpx.Client],
-    monkeypatch: pytest.MonkeyPatch,
+    shop: Shop, open_dashboard: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.begin(shop.charge, 1, 999)
     ask, may_ask = inspect_commands.ask, threading.Event()

@@ -329,15 +329,8 @@ def test_text_from_outside_is_escaped(shop: Shop, open_dashboard: Open) -> None:
         raise HostileError(text)
 
     for name, body in ((f"answer{HOSTILE}", answer), (f"fail{HOSTILE}", fail)):
-        shop.app.task(
-            body,
-            base=IdempotentTask,
-            name=name,
-            shared=False,
-            lazy=False,
-            idempotency_replay_errors=(HostileError,),
-            idempotency_label="{text}",
-        ).apply((HOSTILE,), task_id=HOSTILE)
+        task = shop.add_task(body, name, replay_errors=(HostileError,), label="{text}")
+        task.apply((HOSTILE,), task_id=HOSTILE)
     web = open_dashboard(authorize=lambda _: Access(HOSTILE, forget=True, results=True))
     keys = [record["key"] for record in web.get("/api/records").json()["records"]]
     paths = ["/", "/records", "/doctor", f"/search?q={HOSTILE}", "/forget?state=FAILED",

@@ -38,3 +38,55 @@ def block_with(page: Path, text: str) -> str:
     """Returns the only Python block of the page that contains this text."""
     (block,) = [block for block in python_blocks(page) if text in block]
     return block
+
+
+#: Parts that differ from run to run, and what stands for them.
+_VARIABLE = (
+    (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", r"[0-9a-f-]{36}"),
+    (r"(?<=:)[\w-]{22}\b", r"[\w-]{22}"),
+    (r"(?:in \d+ \w+(?: \d+ \w+)?|\d+ \w+(?: \d+ \w+)? ago)\b", r"[\w ]+"),
+    (r"\d+ m?s\b", r"(?:[\d.]+|a) \w+"),
+    (r"\bcelery@\w+", r"celery@[\w.-]+"),
+    (r"\d+", r"\d+"),
+    ("…", ".*"),
+    (r"\s+", r"\s+"),
+)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Returns the code blocks of a page in this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.S | re.M)
+
+
+def commands(block: str) -> list[tuple[str, list[str]]]:
+    """Returns the commands of a console block, each with the lines of its output."""
+    found: list[tuple[str, list[str]]] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            found.append((line.removeprefix("$ "), []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def missing_lines(printed: list[str], output: str) -> list[str]:
+    """Returns the printed lines that `output` does not have, in their order.
+
+    Ids, numbers and times may differ; a line of the output may have more at its beginning and end.
+    """
+    lines = iter(output.splitlines())
+    return [
+        line for line in printed if not any(_pattern(line).search(candidate) for candidate in lines)
+    ]
+
+
+def _pattern(line: str) -> re.Pattern[str]:
+    variable = "|".join(f"({pattern})" for pattern, _ in _VARIABLE)
+    parts, position = [], 0
+    for match in re.finditer(variable, line.strip()):
+        parts += (
+            re.escape(line.strip()[position : match.start()]),
+            _VARIABLE[match.lastindex - 1][1],
+        )  # type: ignore[operator]
+        position = match.end()
+    return re.compile("".join([*parts, re.escape(line.strip()[position:])]))

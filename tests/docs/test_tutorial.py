@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, python_blocks
-from tests.docs.transcripts import blocks, commands, missing_lines
+from tests.docs.pages import ROOT, blocks, commands, missing_lines, python_blocks
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 

@@ -20,8 +20,7 @@ import threading
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from tests.servers.ports import Ports
-from tests.servers.program import Stoppable
+from tests.servers.program import Ports, Stoppable
 
 _CHUNK = 1 << 20
 _DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "amqp": 5672, "amqps": 5671}

@@ -8,12 +8,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 
 from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.store import breaker
 from celery_idempotent.testing import IsolatedRecords
 from tests.apps import close
+from tests.flow.deliveries import Deliveries, Offer, pay
 from tests.servers.redis_server import RedisServer
 
 
@@ -36,11 +37,7 @@ def app(server: RedisServer) -> Iterator[Celery]:
 def broker_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """The app with a broker, for deliveries as in a pool child."""
     monkeypatch.setattr(breaker, "THRESHOLD", 1000)
-    app.conf.update(
-        broker_url="memory://",
-        task_always_eager=False,
-        idempotency_lease=60,
-    )
+    app.conf.update(broker_url="memory://", task_always_eager=False, idempotency_lease=60)
     channel = app.connection_for_read().default_channel
     # All apps of a process share the messages in memory.
     for queue in ("celery", "reports"):
@@ -91,3 +88,34 @@ def sent_signals() -> Iterator[list[str]]:
     yield names
     for name, receive in receivers:
         getattr(signals, name).disconnect(receive)
+
+
+@pytest.fixture
+def offer(server: RedisServer) -> Iterator[Offer]:
+    """``offer(body, options={…}, setting=…)``: a task of an app of its own, and its deliveries."""
+    with server.client() as client:
+        client.flushall()
+    apps = []
+
+    def make(
+        body: Callable[..., Any] = pay, base: type[Task] = IdempotentTask, *,
+        options: dict[str, Any] | None = None, **settings: Any,
+    ) -> Deliveries:  # fmt: skip
+        app = Celery("fused", set_as_current=False)
+        accept = ["json", "pickle", "yaml", "msgpack"]
+        app.conf.update(
+            {"broker_url": "memory://", "result_backend": server.url, "accept_content": accept}
+        )
+        app.conf.update(settings)
+        apps.append(app)
+        app.connection_for_read().default_channel.queue_purge("celery")
+        task = app.task(
+            body, base=base, bind=True, shared=False, name="fused.pay", lazy=False,
+            **(options or {}),
+        )  # fmt: skip
+        return Deliveries(app, task)
+
+    yield make
+    for app in apps:
+        close(app)
+        app.backend.client.close()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from celery import Celery
 from celery.app.trace import trace_task_ret
@@ -23,6 +24,7 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.task.message_headers import MessageHeaders
+from tests.servers.redis_server import RedisServer
 
 PACKAGE = str(Path(celery_idempotent.__file__).parent)
 
@@ -83,22 +85,20 @@ class Deliveries:
         return MessageHeaders.read(self.task.name, message.id, message.request_dict).unanswered_ids
 
 
-def begin_elsewhere(task: IdempotentTask, order: str) -> Reply:
+def begin_elsewhere(task: IdempotentTask, order: str, **changes: Any) -> Reply:
     """Begins an execution of the key in another worker."""
-    return task.idempotency_configuration.execute(
-        commands.begin(
-            task.idempotency_key_of(order),
-            execution_id=b"another!",
-            unanswered_ids=b"",
-            root=bytes(8),
-            task_id="the other",
-            worker="elsewhere/1",
-            lease_ms=60_000,
-            retention_ms=60_000,
-            max_attempts=5,
-            error_ms=60_000,
-        )
+    arguments: dict[str, Any] = {"task_id": "the other", "root": bytes(8), "worker": "elsewhere/1"}
+    begin = commands.begin(
+        task.idempotency_key_of(*([order] if order else [])),
+        execution_id=b"another!",
+        unanswered_ids=b"",
+        lease_ms=60_000,
+        retention_ms=60_000,
+        max_attempts=5,
+        error_ms=60_000,
+        **(arguments | changes),
     )
+    return task.idempotency_configuration.execute(begin)
 
 
 class SignalAtLine:
@@ -141,3 +141,63 @@ class SignalAtLine:
             yield
         finally:
             sys.settrace(before)
+
+
+ROOT = Path(__file__).parents[2]
+
+#: The commands of a run, without those inside the scripts.
+FUSED = ["EVALSHA", "EVALSHA"]
+BY_CELERY = [*FUSED, "GET", "MULTI", "SETEX", "PUBLISH", "EXEC"]
+
+Offer = Callable[..., Deliveries]
+
+
+def pay(self: Any, order: str) -> Any:
+    if order == "add to the chain":
+        self.add_to_chain(self.si("next"))
+    return {"receipt": order}
+
+
+def receipt(self: Any, order: str) -> str:
+    return uuid4().hex
+
+
+def long_text(self: Any, order: str) -> str:
+    return order * 100
+
+
+def unserialisable(self: Any, order: str) -> object:
+    return object()
+
+
+@contextmanager
+def recorded(server: RedisServer) -> Iterator[list[str]]:
+    """Yields a list, which gets the commands that clients send to the server in the block."""
+    commands: list[str] = []
+    with server.client() as client, client.monitor() as monitor:
+        client.ping()  # connects
+        while monitor.next_command()["command"] != "PING":
+            pass
+        yield commands
+        client.echo("end")
+        while (received := monitor.next_command())["command"] != "ECHO end":
+            name = received["command"].partition(" ")[0].upper()
+            # Results that nobody waits for any more are unsubscribed from at any time.
+            if received["client_type"] != "lua" and not name.endswith("SUBSCRIBE"):
+                commands.append(name)
+
+
+def sent_by(server: RedisServer, deliveries: Deliveries, **options: Any) -> list[str]:
+    """Returns what a delivery sends once all connections are open and all scripts are loaded."""
+    deliveries.deliver(deliveries.publish("warm-up", **options))
+    message = deliveries.publish("order", **options)
+    with recorded(server) as sent:
+        assert deliveries.deliver(message).state == "success"
+    return sent
+
+
+def meta_of(deliveries: Deliveries, task_id: str) -> dict[str, Any]:
+    """Returns what the result backend has, as every reader decodes it."""
+    deliveries.app.backend._cache.clear()
+    meta: dict[str, Any] = deliveries.app.backend.get_task_meta(task_id)
+    return meta

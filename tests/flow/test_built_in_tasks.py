@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.app.builtins import (
-    add_accumulate_task,
-    add_backend_cleanup_task,
-    add_map_task,
-)
+from celery.app.builtins import add_accumulate_task, add_backend_cleanup_task, add_map_task
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import tasks as doctor

@@ -15,7 +15,7 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.republish import seconds_until
-from tests.flow.deliveries import Deliveries, End
+from tests.flow.deliveries import Deliveries, End, begin_elsewhere
 
 Make = Callable[..., IdempotentTask]
 
@@ -42,19 +42,10 @@ class Copy:
 
     def complete(self, sending_ms: int = 60_000) -> None:
         assert self.root not in (b"", default_root(self.message.id)), "the publish has drawn a root"
-        begin = commands.begin(
-            self.key,
-            execution_id=ANOTHER,
-            unanswered_ids=b"",
-            task_id=self.message.id,
-            root=self.root,
-            worker="here/1",
-            lease_ms=60_000,
-            retention_ms=60_000,
-            max_attempts=5,
-            error_ms=60_000,
+        begun = begin_elsewhere(
+            self.task, "", task_id=self.message.id, root=self.root, worker="here/1"
         )
-        token = layout.begun(self._execute(begin).raw).token
+        token = layout.begun(begun.raw).token
         payload = Payload("json", b"1")
         complete = commands.complete(self.key, token, payload, 60_000, sending_ms=sending_ms)
         assert self._execute(complete).case == "ok"

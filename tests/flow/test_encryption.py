@@ -89,16 +89,6 @@ def test_steps_and_errors_are_encrypted(
     assert len(stored_bytes()) > 300
 
 
-def test_offloaded_objects_are_encrypted(
-    encrypting: Make, stored_bytes: Callable[[], bytes], tmp_path: Path
-) -> None:
-    task = encrypting(with_step, max_result_size=50, offload_backend=f"file://{tmp_path}")
-
-    assert task.delay("1").get() == task.delay("1").get() == {"card": SECRET}
-    assert len(list(tmp_path.iterdir())) == 1
-    assert b"VISA" not in stored_bytes()
-
-
 def test_keys_can_be_rotated_without_losing_a_result(encrypting: Make, keyring: Keyring) -> None:
     task = encrypting(with_step)
     task.delay("before")
@@ -190,15 +180,3 @@ def test_a_record_copied_to_another_key_is_rejected(encrypting: Make, server: Re
 
     with pytest.raises(DecryptionError):
         task.delay("mine")
-
-
-def test_results_stored_before_encryption_are_replayed(
-    task: Make, encrypting: Make, keyring: Keyring
-) -> None:
-    plain = task(with_step)
-    plain.delay("1")
-
-    type(plain).idempotency_encryption_keys = keyring
-    deploy(plain)
-
-    assert plain.delay("1").get() == {"card": SECRET}

@@ -12,17 +12,14 @@ from celery import signals
 from celery.exceptions import Ignore, Reject
 from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
 
-from celery_idempotent import IdempotentTask, State
+from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
-from celery_idempotent.store import scripts
-from tests.faults.proxy import Proxy
-from tests.flow.deliveries import begin_elsewhere
-from tests.flow.fused import (
+from tests.flow.deliveries import (
     BY_CELERY,
     FUSED,
     Offer,
+    begin_elsewhere,
     meta_of,
-    offer,
     receipt,
     recorded,
     sent_by,
@@ -32,8 +29,6 @@ from tests.servers.redis_server import RedisServer
 from tests.sql.databases import effects, new_engine
 from tests.store.deployments import documented_rules
 from tests.waiting import SOON
-
-__all__ = ["offer"]  # the fixture
 
 
 @pytest.mark.core
@@ -351,25 +346,6 @@ def test_a_database_transaction(
     with engine.connect() as connection:
         assert len(connection.execute(effects.select()).all()) == 1
     engine.dispose()
-
-
-def test_a_lost_reply_changes_nothing(server: RedisServer, offer: Offer) -> None:
-    with Proxy(server.url) as proxy:
-        deliveries = offer(result_backend=proxy.url)
-        deliveries.deliver(deliveries.publish("warm-up"))
-        proxy.requests.clear()
-        sha = scripts.load("fused_complete").sha
-        message = deliveries.publish("order")
-        proxy.lose_reply(to=sha)
-
-        assert deliveries.deliver(message).state == "success"
-
-        assert len(proxy.requests_with(sha)) == 2
-        assert proxy.requests_with("SETEX") == []
-        record = deliveries.task.idempotency_record("order")
-        assert record is not None
-        assert record.state is State.COMPLETED
-        assert meta_of(deliveries, message.id)["result"] == {"receipt": "order"}
 
 
 def test_the_documented_rights_suffice(server: RedisServer, offer: Offer) -> None:

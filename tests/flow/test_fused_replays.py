@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 from celery import Task, signals
-from celery.states import FAILURE, STARTED, SUCCESS
+from celery.states import FAILURE, SUCCESS
 from celery.worker.request import Request
 
 from celery_idempotent.signals import begin_replied
@@ -15,18 +14,8 @@ from celery_idempotent.signals import replayed as replayed_signal
 from celery_idempotent.store import scripts
 from celery_idempotent.store.breaker import THRESHOLD
 from tests.faults.proxy import Proxy
-from tests.flow.deliveries import Deliveries
-from tests.flow.fused import (
-    BY_CELERY,
-    Offer,
-    meta_of,
-    offer,
-    recorded,
-)
+from tests.flow.deliveries import BY_CELERY, Deliveries, Offer, meta_of, recorded
 from tests.servers.redis_server import RedisServer
-from tests.waiting import SOON
-
-__all__ = ["offer"]  # the fixture
 
 RECEIPT = {"receipt": "order"}
 WRITTEN_BY_CELERY = BY_CELERY[2:]
@@ -89,22 +78,6 @@ def test_the_result_is_as_without_it(
     assert abs(expires - plain_expires) <= 5
 
 
-@pytest.mark.core
-def test_it_wakes_a_caller_who_waits(offer: Offer) -> None:
-    deliveries = offer()
-    deliveries.deliver(deliveries.publish("order"))
-    duplicate = deliveries.publish("order")
-    result = deliveries.task.AsyncResult(duplicate.id)
-    values: list[Any] = []
-    caller = threading.Thread(target=lambda: values.append(result.get(timeout=SOON)))
-    caller.start()
-
-    deliveries.deliver(duplicate)
-    caller.join(SOON)
-
-    assert values == [RECEIPT]
-
-
 def test_signals_are_sent_as_ever(offer: Offer) -> None:
     deliveries = offer()
     deliveries.deliver(deliveries.publish("order"))
@@ -137,21 +110,6 @@ def test_a_redelivery_reads_its_result_only(server: RedisServer, offer: Offer) -
 
     assert sent_by_duplicate(server, deliveries, message) == ["EVALSHA", "GET"]
     assert meta_of(deliveries, message.id) == first
-
-
-def test_an_earlier_state_is_replaced_and_a_success_stays(
-    server: RedisServer, offer: Offer
-) -> None:
-    deliveries = offer()
-    deliveries.deliver(deliveries.publish("order"))
-    backend = deliveries.app.backend
-    for state, value in ((STARTED, RECEIPT), (SUCCESS, "earlier")):
-        duplicate = deliveries.publish("order")
-        backend.store_result(duplicate.id, "earlier", state)
-
-        deliveries.deliver(duplicate)
-
-        assert meta_of(deliveries, duplicate.id)["result"] == value
 
 
 def test_a_record_that_is_forgotten_before_the_write(server: RedisServer, offer: Offer) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.exceptions import ImproperlyConfigured
 
 from celery_idempotent import (
     IdempotentTask,
@@ -249,11 +248,6 @@ class TestSteps:
         assert task.idempotency_forget("1")
 
         assert object_names(directory) == []
-
-
-def test_a_url_of_another_kind_of_backend_is_rejected_at_start(task: Make) -> None:
-    with pytest.raises(ImproperlyConfigured, match="idempotency_offload_backend"):
-        task(large, offload_backend="rpc://")
 
 
 def test_a_call_with_other_arguments_leaves_the_first_outcome(

@@ -8,11 +8,8 @@ import pytest
 
 from celery_idempotent import ConflictError, IdempotentTask
 from celery_idempotent.task import republish
-from tests.flow.deliveries import begin_elsewhere
-from tests.flow.fused import Offer, meta_of, offer
+from tests.flow.deliveries import Offer, begin_elsewhere, meta_of
 from tests.servers.redis_server import RedisServer
-
-__all__ = ["offer"]  # the fixture
 
 
 class Stubborn(IdempotentTask):

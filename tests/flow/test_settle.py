@@ -65,59 +65,24 @@ def wait_for_loss(task: IdempotentTask) -> None:
     pytest.fail("the heartbeat has not noticed")
 
 
-class TestAnotherExecutionHasCompleted:
-    def test_a_late_result_gives_way(
-        self, task: Make, idempotency: IsolatedRecords, sent_signals: list[str]
-    ) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
-            if self.idempotency.recovered:
-                return "the other's"
-            lose_to_another_that_completes(slow, order, idempotency)
-            return "late"
-
-        slow = task(body)
-
-        assert slow.delay("1").get() == "the other's"
-        assert sent_signals == ["begun", "begun", "completed", "lease_lost"]
-
-    def test_a_late_error_gives_way(self, task: Make, idempotency: IsolatedRecords) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
-            if self.idempotency.recovered:
-                return "the other's"
-            lose_to_another_that_completes(slow, order, idempotency)
-            raise ValueError("late")
-
-        slow = task(body)
-
-        assert slow.delay("1").get() == "the other's"
-
-    def test_a_late_error_that_would_end_the_key_gives_way(
-        self, task: Make, idempotency: IsolatedRecords, sent_signals: list[str]
-    ) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
-            if self.idempotency.recovered:
-                return "the other's"
-            lose_to_another_that_completes(slow, order, idempotency)
-            raise ValueError("late")
-
-        slow = task(body, replay_errors=(ValueError,))
-
-        assert slow.delay("1").get() == "the other's"
-        assert "failed" not in sent_signals
-
-    def test_an_execution_that_checks_stops_and_gets_the_others_result(
-        self, task: Make, idempotency: IsolatedRecords
-    ) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
-            if self.idempotency.recovered:
-                return "the other's"
-            lose_to_another_that_completes(slow, order, idempotency)
+@pytest.mark.parametrize("end", ["returns", "raises", "raises for good", "checks"])
+def test_an_execution_gives_way_to_another_that_has_completed(
+    task: Make, idempotency: IsolatedRecords, sent_signals: list[str], end: str
+) -> None:
+    def body(self: IdempotentTask, order: str) -> str:
+        if self.idempotency.recovered:
+            return "the other's"
+        lose_to_another_that_completes(slow, order, idempotency)
+        if end == "checks":
             wait_for_loss(self)
-            return "unreachable"
+        if end != "returns":
+            raise ValueError("late")
+        return "late"
 
-        slow = task(body)
+    slow = task(body, replay_errors=(ValueError,) if end == "raises for good" else ())
 
-        assert slow.delay("1").get() == "the other's"
+    assert slow.delay("1").get() == "the other's"
+    assert sent_signals == ["begun", "begun", "completed", "lease_lost"]
 
 
 class TestAnotherExecutionRuns:
@@ -246,14 +211,20 @@ def soft_limit() -> Iterator[Callable[[], None]]:
 
 
 class TestTheStoreIsAway:
-    def test_a_result_is_tried_again_while_the_lease_is_trusted(
-        self, task: Make, own_server: RedisServer, sent_signals: list[str]
+    @pytest.mark.parametrize("trusted", [True, False], ids=["in the lease", "after the lease"])
+    def test_a_result_is_tried_again(
+        self, task: Make, own_server: RedisServer, sent_signals: list[str], trusted: bool
     ) -> None:
+        """After the lease, too: no other execution can have taken over without a store."""
+
         def body(self: IdempotentTask, order: str) -> str:
             own_server.kill()
+            if not trusted:
+                with pytest.raises(LeaseLostError):
+                    wait_for_loss(self)
             return "kept in the end"
 
-        slow = task(body, redis_url=own_server.url, lease=60)
+        slow = task(body, redis_url=own_server.url, **({"lease": 60} if trusted else {}))
         tries = restart_at_the_second_try(slow, own_server)
 
         assert slow.delay("1").get() == "kept in the end"
@@ -262,24 +233,6 @@ class TestTheStoreIsAway:
         record = slow.idempotency_record("1")
         assert record is not None
         assert record.result == "kept in the end"
-
-    def test_a_result_that_comes_after_the_lease_is_tried_again_too(
-        self, task: Make, own_server: RedisServer, sent_signals: list[str]
-    ) -> None:
-        """No other execution can have taken over while the store was unavailable."""
-
-        def body(self: IdempotentTask, order: str) -> str:
-            own_server.kill()
-            with pytest.raises(LeaseLostError):
-                wait_for_loss(self)
-            return "kept in the end"
-
-        slow = task(body, redis_url=own_server.url)
-        tries = restart_at_the_second_try(slow, own_server)
-
-        assert slow.delay("1").get() == "kept in the end"
-        assert len(tries) == 2
-        assert sent_signals == ["begun", "completed"]
 
     def test_a_soft_time_limit_meanwhile_loses_no_result(
         self,
@@ -361,3 +314,29 @@ class TestTheStoreIsAway:
 
         with pytest.raises(StoreUnavailableError):
             slow.delay("1")
+
+
+def complete_by_replacement(task: IdempotentTask, order: str) -> None:
+    """Stores what a task stores that has replaced itself by the task "another"."""
+    configuration = task.idempotency_configuration
+    key = task.idempotency_key_of(order)
+    token = layout.begun(begin_elsewhere(task, order).raw).token
+    payload = Payload(DELEGATED, layout.write_replacement(1, "another", b""))
+    assert configuration.execute(commands.complete(key, token, payload, 60_000)).case == "ok"
+
+
+@pytest.mark.parametrize("error", [ValueError("no card"), StopIteration("no card")])
+def test_an_error_of_the_replacement_is_raised_unchanged(
+    app: Celery, task: Make, error: Exception
+) -> None:
+    def body(self: IdempotentTask, order: str) -> Any:
+        raise AssertionError
+
+    app.conf.task_store_eager_result = True
+    charge = task(body, replay_errors=(type(error),))
+    complete_by_replacement(charge, "1")
+    app.backend.mark_as_failure("another", error)
+
+    with pytest.raises(type(error)) as caught:
+        charge.delay("1")
+    assert caught.value.args == ("no card",)

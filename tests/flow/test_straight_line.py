@@ -134,9 +134,7 @@ CASES = {
     "a check": using(lambda task: task.idempotency.check()),
     "a child": using(published_a_child),
     "a stored error": Case(
-        raising(ValueError("no")).body,
-        {"idempotency_replay_errors": (ValueError,)},
-        straight=False,
+        raising(ValueError("no")).body, {"idempotency_replay_errors": (ValueError,)}, straight=False
     ),
     "a rule": Case(options={"idempotency_key": "order:{order}"}),
     "a label": Case(options={"idempotency_label": "order {order}"}, straight=False),
@@ -269,15 +267,8 @@ def test_a_message_leaves_the_same(
         if not on_line:
             monkeypatch.setattr(straight, "line_of", lambda *_: None)
         server.client().flushall()
-        task: IdempotentTask = broker_app.task(
-            pay,
-            base=IdempotentTask,
-            bind=True,
-            shared=False,
-            name="shop.pay",
-            lazy=False,
-            **options,
-        )
+        how: Any = {"base": IdempotentTask, "name": "shop.pay", "shared": False, "lazy": False}
+        task: IdempotentTask = broker_app.task(pay, bind=True, **how, **options)
         deliveries = Deliveries(broker_app, task)
         # The server has the scripts after that.
         deliveries.deliver(deliveries.publish("another", task_id=OTHER_ID))

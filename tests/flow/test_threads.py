@@ -61,9 +61,7 @@ def delivered(task: Make, app: Celery, body: Callable[[IdempotentTask], Any]) ->
 
 @pytest.mark.parametrize("way", [by_asyncio, by_anyio, by_copied_context])
 def test_a_thread_with_the_bodys_context_has_the_bodys_execution(
-    task: Make,
-    broker_app: Celery,
-    way: Callable[[Look], Execution],
+    task: Make, broker_app: Celery, way: Callable[[Look], Execution]
 ) -> None:
     def body(self: IdempotentTask) -> bool:
         seen = way(lambda: self.idempotency)
@@ -80,10 +78,7 @@ def test_a_plain_thread_is_refused(task: Make, broker_app: Celery) -> None:
     assert "execution = self.idempotency" in str(error)
 
 
-def test_a_plain_thread_that_is_handed_the_execution_has_it(
-    task: Make,
-    broker_app: Celery,
-) -> None:
+def test_a_plain_thread_that_is_handed_the_execution_has_it(task: Make, broker_app: Celery) -> None:
     def body(self: IdempotentTask) -> Any:
         execution = self.idempotency
         in_a_plain_thread(lambda: execution.check() or execution)

@@ -11,19 +11,8 @@ from celery.backends.redis import RedisBackend
 from celery.states import SUCCESS
 
 from celery_idempotent import IdempotentTask
-from tests.flow.fused import (
-    BY_CELERY,
-    FUSED,
-    Offer,
-    long_text,
-    meta_of,
-    offer,
-    recorded,
-    sent_by,
-)
+from tests.flow.deliveries import BY_CELERY, FUSED, Offer, long_text, meta_of, recorded, sent_by
 from tests.servers.redis_server import RedisServer
-
-__all__ = ["offer"]  # the fixture
 
 
 class OwnBackend(RedisBackend):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
 
-from celery_idempotent import Idempotency, State
+from celery_idempotent import Decision, Idempotency, State
 from celery_idempotent.store.run_sync import run_sync
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -52,3 +52,93 @@ class Shop:
         ).idempotency_key_of(order)
         record = run_sync(self.idem.executor.store.get(key))
         return record and record.state
+
+
+class Money:
+    """A type that only pickle can serialize."""
+
+    def __init__(self, cents: int) -> None:
+        self.cents = cents
+
+    def __repr__(self) -> str:
+        return f"Money({self.cents})"
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+def same(one: Any, other: Any) -> bool:
+    """Returns whether two values are equal, and all of their parts have the same types."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Mapping):
+        return same(list(one), list(other)) and same(list(one.values()), list(other.values()))
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, (set, frozenset)):
+        return sorted(map(repr, one)) == sorted(map(repr, other))
+    return repr(one) == repr(other)  # NaN does not equal itself
+
+
+class Calls:
+    """Calls functions, blocks and steps of a kind, ``blocking`` or ``async``; all calls block."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._loop = asyncio.new_event_loop()
+
+    def close(self, idem: Idempotency) -> None:
+        """Closes the connections of `idem` and the event loop."""
+        idem.close()
+        self._loop.run_until_complete(idem.aclose())
+        self._loop.close()
+
+    def function(
+        self, idem: Idempotency, body: Callable[[str], Any], **options: Any
+    ) -> Callable[[str], Any]:
+        """Returns an idempotent function that returns what `body` returns."""
+        options = {"name": "shop.charge", "key": "{order}", **options}
+        if self._kind == "blocking":
+
+            def charge(order: str) -> Any:
+                return body(order)
+
+            return idem.idempotent(**options)(charge)
+
+        async def acharge(order: str) -> Any:
+            return body(order)
+
+        call = idem.idempotent(**options)(acharge)
+        return lambda order: self._loop.run_until_complete(call(order))
+
+    def complete(self, idem: Idempotency, key: str, value: Any, **options: Any) -> Any:
+        """Returns what ``complete(value)`` of a block returns, or what the block replays."""
+
+        async def acomplete() -> Any:
+            async with idem.execution(key, **options) as execution:
+                if execution.decision is Decision.REPLAY:
+                    return execution.replay
+                return await execution.complete(value)
+
+        if self._kind == "async":
+            return self._loop.run_until_complete(acomplete())
+        with idem.execution(key, **options) as execution:
+            if execution.decision is Decision.REPLAY:
+                return execution.replay
+            return execution.complete(value)
+
+    def step(
+        self, idem: Idempotency, key: str, body: Callable[[], Any], times: int = 1, **options: Any
+    ) -> list[Any]:
+        """Returns what the calls of one step return, in a block that does not complete."""
+
+        async def astep() -> list[Any]:
+            async with idem.execution(key, **options) as execution:
+                return [await execution.step("book", body) for _ in range(times)]
+
+        if self._kind == "async":
+            return self._loop.run_until_complete(astep())
+        with idem.execution(key, **options) as execution:
+            return [execution.step("book", body) for _ in range(times)]

@@ -275,21 +275,3 @@ def test_signals_are_sent(open_context: OpenContext, idem: Idempotency, run: Run
             signal.disconnect(receive)
     names = ["idempotency_begun", "idempotency_completed", "idempotency_replayed"]
     assert received == [(name, True) for name in names]
-
-
-def test_a_cancelled_block_releases_its_key(idem: Idempotency, run: Run, key: str) -> None:
-    async def run_block(entered: asyncio.Event) -> None:
-        async with idem.execution(key):
-            entered.set()
-            await asyncio.sleep(20)
-
-    async def use_context() -> None:
-        entered = asyncio.Event()
-        task = asyncio.create_task(run_block(entered))
-        await entered.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert state(idem, key) is None
-
-    run(use_context())

@@ -11,9 +11,7 @@ import redis
 import redis.asyncio
 from celery import Celery
 
-from celery_idempotent import (
-    Idempotency,
-)
+from celery_idempotent import Idempotency
 from celery_idempotent.errors import SettingsError
 from tests.servers.redis_server import RedisServer
 

@@ -215,25 +215,3 @@ def test_aclose_closes_the_connections_of_the_running_loop(
     for _ in range(3):
         asyncio.run(use_engine())
     bounded(0)
-
-
-def test_aclose_does_not_close_the_users_client(
-    server: RedisServer, key: str, client: redis.Redis
-) -> None:
-    async def use_engine() -> None:
-        idem = Idempotency(user_client, key_prefix=key)
-        async with idem.execution("1") as execution:
-            await execution.complete()
-        await idem.aclose()
-        assert user_client.connection_pool is pool
-        assert open_connections(client) > before
-
-    before = open_connections(client)
-    user_client = redis.asyncio.Redis.from_url(server.url)
-    pool = user_client.connection_pool
-
-    async def run_and_close() -> None:
-        await use_engine()
-        await user_client.aclose()
-
-    asyncio.run(run_and_close())

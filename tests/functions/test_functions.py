@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_idempotent import (
     ConflictError,
+    Decision,
     Idempotency,
     KeyReusedError,
     KeyRuleError,
-    ResultNotStoredError,
     StoreUnavailableError,
 )
+from celery_idempotent.errors import SettingsError
 from tests.functions.shop import Shop
 from tests.servers.redis_server import RedisServer
+from tests.waiting import SOON
 
 
 class Declined(Exception):
@@ -69,13 +71,6 @@ class TestOutcomes:
 
         with pytest.raises(KeyReusedError):
             charge(key, amount=2)
-
-    def test_store_result_false_stores_no_value(self, shop: Shop, key: str) -> None:
-        charge = shop.idempotent(lambda order: 1, store_result=False)
-        charge(key)
-
-        with pytest.raises(ResultNotStoredError):
-            charge(key)
 
     def test_arguments_without_a_canonical_form_are_rejected(self, shop: Shop) -> None:
         charge = shop.idempotent(lambda order: 1, key=None)
@@ -143,46 +138,6 @@ class TestConflicts:
         assert 0.1 <= shop.idempotent(call_again)(key) < 2
 
 
-class TestSteps:
-    def test_a_finished_step_is_not_repeated_by_the_next_run(self, shop: Shop, key: str) -> None:
-        done = []
-
-        def step(name: str) -> str:
-            done.append(name)
-            return name
-
-        if shop.kind == "blocking":
-
-            @shop.idem.idempotent(key="{order}", name="shop.steps")
-            def charge(order: str) -> Any:
-                value = shop.idem.current.step("reserve", step, "r-1")
-                if len(done) == 1:
-                    done.append("raised")
-                    raise Declined
-                return value
-
-            call: Callable[[], Any] = lambda: charge(key)  # noqa: E731
-        else:
-
-            async def async_step(name: str) -> str:
-                return step(name)
-
-            @shop.idem.idempotent(key="{order}", name="shop.steps")
-            async def acharge(order: str) -> Any:
-                value = await shop.idem.current.step("reserve", async_step, "r-1")
-                if len(done) == 1:
-                    done.append("raised")
-                    raise Declined
-                return value
-
-            call = lambda: shop.run(acharge(key))  # noqa: E731
-
-        with pytest.raises(Declined):
-            call()
-        assert call() == "r-1"
-        assert done == ["r-1", "raised"]
-
-
 class TestStoreUnavailable:
     URL = "redis://127.0.0.1:1"
 
@@ -239,3 +194,70 @@ class TestStoreUnavailable:
                 resume.cancel()
                 server.resume()
                 idem.close()
+
+
+def test_a_call_after_the_end_runs(shop: Shop, key: str) -> None:
+    charge = shop.idempotent(lambda order: {"charged": order}, until="finished")
+
+    assert [charge(key), charge(key)] == [{"charged": key}] * 2
+    assert shop.runs == [key, key]
+
+
+def test_a_call_during_a_run_waits_for_its_turn(idem: Idempotency, key: str) -> None:
+    running, go_on, runs = threading.Event(), threading.Event(), []
+
+    @idem.idempotent(key="{order}", until="finished", wait_timeout=SOON)
+    def charge(order: str, amount: int) -> int:
+        runs.append(f"start {amount}")
+        running.set()
+        assert go_on.wait(SOON)
+        runs.append(f"end {amount}")
+        return amount
+
+    results: list[int] = []
+    threads = [
+        threading.Thread(target=lambda n=amount: results.append(charge(key, n)))
+        for amount in (1, 2)
+    ]
+    threads[0].start()
+    assert running.wait(SOON)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join(SOON)
+
+    assert sorted(results) == [1, 2], "each call has its own arguments and its own result"
+    assert runs == ["start 1", "end 1", "start 2", "end 2"]
+
+
+def test_an_error_frees_the_turn(shop: Shop, key: str) -> None:
+    def decline(order: str) -> None:
+        raise ValueError(order)
+
+    charge = shop.idempotent(decline, until="finished")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=key):
+            charge(key)
+
+    assert len(shop.runs) == 2
+
+
+def test_a_block_is_refused_while_another_runs(idem: Idempotency, key: str) -> None:
+    how: dict[str, Any] = {"until": "finished", "on_conflict": "raise"}
+    with idem.execution(key, **how) as first, idem.execution(key, **how) as duplicate:
+        assert (first.decision, duplicate.decision) == (Decision.RUN, Decision.CONFLICT)
+        first.complete(1)
+    with idem.execution(key, **how) as second:
+        assert second.decision is Decision.RUN
+
+
+def test_bursts_collapse_at_publishing_only(idem: Idempotency) -> None:
+    with pytest.raises(SettingsError, match="until must be 'expired' or 'finished' outside tasks"):
+        idem.idempotent(key="{order}", until="started")(lambda order: None)
+
+
+def test_the_option_of_an_app_is_not_that_of_its_functions() -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(idempotency_until="started", idempotency_redis_url="redis://localhost")
+
+    assert Idempotency(app).settings.until == "expired"

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from celery_idempotent.record import layout
-from tests.golden import FOLDER
-from tests.golden.all_cases import CASES
+from tests.golden.cases import FOLDER
+from tests.golden.messages import CASES
 from tests.golden.shop import Shop
 from tests.servers.redis_server import RedisServer
 

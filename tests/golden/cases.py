@@ -1,9 +1,15 @@
-"""States of each kind: how this version leaves them, and what every later one does with them."""
+"""States of each kind: how this version leaves them, and what every later one does with them.
+
+``python -m tests.golden`` writes the states as this version stores them into the file of its
+layout. Cases that a file has are never written again: each file is kept for ever.
+tests/store/test_golden.py fixes the bytes that this version writes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,9 +26,10 @@ from celery_idempotent.record.payload import Payload, step_field
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from tests.golden.shop import LONG_MS, VALUE, Shop
-from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SECOND
-from tests.store.turns import THIRD, Turn
+from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SECOND, THIRD, Turn
 from tests.waiting import eventually
+
+FOLDER = Path(__file__).parent
 
 
 class Case(NamedTuple):

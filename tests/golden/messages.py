@@ -13,6 +13,7 @@ from celery_idempotent.doctor import key_changes, key_snapshot
 from celery_idempotent.key.key import default_root
 from celery_idempotent.task import canvas, message_headers
 from celery_idempotent.task.message_headers import MessageHeaders
+from tests.golden import cases
 from tests.golden.cases import Case
 from tests.golden.shop import LONG_MS, VALUE, Shop
 from tests.http.drivers.wsgi import environ, request
@@ -160,6 +161,7 @@ def is_quoted(shop: Shop, kept: Any) -> None:
 
 
 CASES = {
+    **cases.CASES,
     "a message that was put back": Case(put_back, is_put_back),
     "a message of a retry": Case(retry, is_retried),
     "a message without protection": Case(switch_off, is_switched_off),

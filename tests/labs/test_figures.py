@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 
 from labs.benchmarks import isolation
-from labs.benchmarks.costs import cost_of, exact_cost
+from labs.benchmarks.costs import cost_of
 from labs.benchmarks.environments import CONTROL
-from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread, format_number
+from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.interleaving import interleave, round_order
 from labs.benchmarks.measure import FIGURES, Measure, ProgressCallback
 from labs.benchmarks.measures import MEASURES
@@ -58,18 +58,6 @@ def test_goal_compares_the_measured_value(sign: str, met: tuple[bool, ...]) -> N
     assert tuple(Goal(2, sign).is_met_by(value) for value in (1.99, 2, 2.001)) == met
 
 
-def test_figure_without_a_goal_is_neither_met_nor_missed() -> None:
-    assert FREE.is_met is None
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(2, "2"), (2.0, "2"), (1.254, "1.25"), (12.34, "12.3"), (123.4, "123"), (5e6, "5,000,000")],
-)
-def test_number_has_three_digits_or_all_integral_digits(value: float, text: str) -> None:
-    assert format_number(value) == text
-
-
 def test_round_order_favours_no_name() -> None:
     names = dict.fromkeys("abcd")
     rounds = [list(round_order(names, number)) for number in range(8)]
@@ -96,31 +84,6 @@ class TestReport:
         assert REPORT.missed() == [SLOW]
         assert REPORT.summary == "1 of 2 goals are met"
 
-    def test_goals_are_counted_and_the_missed_ones_listed(self) -> None:
-        summary, _, table = REPORT.goals("benchmarks").partition("\n\n")
-
-        assert summary == "1 of 2 goals are met. The others:"
-        assert table.splitlines() == [
-            "|  |  | measured | interquartile range | goal |",
-            "| --- | --- | --: | --: | --- |",
-            "| an example | slow | 9.81 µs |  | ≤ 8 µs |",
-        ]
-
-    def test_figures_include_descriptions_and_plots(self) -> None:
-        page = REPORT.figures("benchmarks", {"example": ["benchmarks/example.svg"]})
-
-        assert page.startswith("### an example\n\nDescription of the example.\n\n|")
-        assert "| free | 1,234 |  |  |  |" in page
-        assert page.endswith("![an example](benchmarks/example.svg)")
-
-    def test_is_limited_to_one_page(self) -> None:
-        assert REPORT.figures("scaling", {}) == ""
-
-    def test_table_rows_have_equally_many_cells(self) -> None:
-        for table in (REPORT.goals("benchmarks"), REPORT.figures("benchmarks", {})):
-            bars = {line.count("|") for line in table.splitlines() if line.startswith("|")}
-            assert len(bars) == 1
-
     def test_compares_with_an_earlier_run(self) -> None:
         before = parse_values(REPORT.json())
         faster = MeasureResult([Figure("slow", 6, "µs", Goal(8)), Figure("new", 1)])
@@ -128,12 +91,6 @@ class TestReport:
         later = Report({Example(): faster}, "", 1, before).figures("benchmarks", {})
 
         assert "| slow | 9.81 µs | 6 µs |" in later
-
-    def test_includes_the_reason_of_missing_figures(self) -> None:
-        missing = Report({Example(): MeasureResult(missing="tool is not installed")}, "", 1)
-
-        assert "tool is not installed" in missing.figures("benchmarks", {})
-        assert not missing.failures()
 
     def test_json_has_raw_values_with_four_digits(self) -> None:
         result = MeasureResult([FAST], raw={"µs": {"a": [1.23456, 2]}})
@@ -153,26 +110,8 @@ class TestCosts:
         assert cost.more.median == 0.5
         assert cost.cells == ["time", "1 ms", "1.50 ms", "+0.50 ms", ""]
 
-    def test_table_has_all_costs_of_a_page(self) -> None:
-        cheaper = exact_cost("bytes", "", 3, 2, 4)
-        report = Report({Example(): MeasureResult(costs=[cheaper])}, "", 1)
-
-        assert report.costs("benchmarks").splitlines()[1:] == [
-            "| --- | --: | --: | --: | --: |",
-            "| bytes | 3 | 2 | −1 | 4 |",
-        ]
-        assert "bytes" not in report.costs("scaling")
-
 
 class TestPage:
-    def test_keeps_text_outside_the_marks(self) -> None:
-        text = "before\n<!-- goals -->\nold\n<!-- /goals -->\nafter"
-
-        once = replace_section(text, "goals", "new")
-
-        assert once == "before\n<!-- goals -->\n\nnew\n\n<!-- /goals -->\nafter"
-        assert replace_section(once, "goals", "new") == once
-
     def test_mark_is_optional_but_needs_its_end_mark(self) -> None:
         assert replace_section("nothing", "goals", "new") == "nothing"
         with pytest.raises(ValueError, match="no end mark"):
@@ -214,7 +153,3 @@ class TestIsolation:
         receiver, _sender = multiprocessing.Pipe(duplex=False)
 
         assert isolation._receive(receiver, 0.01, print).missing == "timed out after 0.01 s"
-
-
-def test_measure_names_are_unique() -> None:
-    assert len({measure.name for measure in MEASURES}) == len(MEASURES)

@@ -75,15 +75,3 @@ def test_a_trace_has_the_results_in_the_result_backend() -> None:
     assert counterexample is not None
 
     assert counterexample.steps[1][1] == "COMPLETED by A; T1 has SUCCESS A"
-
-
-def test_a_counterexample_is_formatted_as_a_numbered_trace() -> None:
-    mutant = next(each for each in MUTANTS if each.name == "no token check")
-    counterexample = mutant.search().counterexample
-    assert counterexample is not None
-
-    lines = list(format_counterexample(counterexample))
-
-    assert lines[0].startswith("  1. T1 is delivered to A")
-    assert "freezes" in "".join(lines)
-    assert lines[-1] == "  ✗  a stale token keeps the lease"

@@ -13,12 +13,10 @@ from redis import Redis
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.key.key import Key
-from celery_idempotent.store import commands
-from celery_idempotent.store.run_sync import run_sync
-from tests import command_line
-from tests.apps import close
+from tests.apps import close, run_command
 from tests.monitoring.shop import make_app
 from tests.servers.redis_server import RedisServer
+from tests.store.record_harness import RecordHarness
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +45,17 @@ class Shop:
 
     def celery(self, *arguments: str, code: int = 0, answer: str | None = None) -> str:
         """Runs ``celery -A shop idempotency …``; returns its output, asserts its exit code."""
-        return command_line.run(self.app, *arguments, code=code, answer=answer)
+        return run_command(self.app, *arguments, code=code, answer=answer)
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.celery(*arguments, "--json", code=code))
+
+    def add_task(self, body: Any, name: str, **options: Any) -> Any:
+        """Adds an idempotent task with these options."""
+        prefixed = {f"idempotency_{option}": value for option, value in options.items()}
+        return self.app.task(
+            body, base=IdempotentTask, name=name, shared=False, lazy=False, **prefixed
+        )
 
     def add_offloading_task(self, folder: Path) -> Any:
         """Adds a task whose result is stored in `folder`."""
@@ -58,46 +63,21 @@ class Shop:
         def scan() -> str:
             return "x" * 1_000
 
-        return self.app.task(
-            scan,
-            base=IdempotentTask,
-            name="shop.scan",
-            shared=False,
-            lazy=False,
-            idempotency_max_result_size=10,
-            idempotency_offload_backend=f"file://{folder}",
+        return self.add_task(
+            scan, "shop.scan", max_result_size=10, offload_backend=f"file://{folder}"
         )
 
     def begin(self, task: Any, *args: Any, lease_ms: int = 60_000, attempt: int = 1) -> Key:
         """Leaves the record of a call STARTED; with a lease of 0, the lease has expired."""
         key: Key = task.idempotency_key_of(*args)
         store = task.idempotency_configuration.executor.store
-        task_id, worker = f"task-of-{key.digest}", "celery@here/4711"
-        for number in range(attempt):
-            run_sync(
-                store.execute(commands.abandon(key, task_id, worker, root=bytes(8), grace_ms=0))
-            )
-            begun = run_sync(
-                store.execute(
-                    commands.begin(
-                        key,
-                        execution_id=b"%08d" % number,
-                        unanswered_ids=b"",
-                        root=bytes(8),
-                        task_id=task_id,
-                        worker=worker,
-                        lease_ms=lease_ms or 60_000,
-                        retention_ms=3_600_000,
-                        max_attempts=5,
-                        error_ms=3_600_000,
-                    )
-                )
-            )
-            assert begun.case == "begun"
+        harness = RecordHarness(store, self.client, key)
+        whose: dict[str, Any] = {"task_id": f"task-of-{key.digest}", "worker": "celery@here/4711"}
+        for _ in range(attempt):
+            harness.abandon(**whose)
+            harness.started(**whose, lease_ms=lease_ms or 60_000)
         if lease_ms == 0:
-            run_sync(
-                store.execute(commands.abandon(key, task_id, worker, root=bytes(8), grace_ms=0))
-            )
+            harness.abandon(**whose)
         return key
 
 

@@ -113,12 +113,9 @@ QUIET: dict[str, Mapping[str, str]] = {
     },
     "a worker that renews its messages": {RENEWED: f"60+60x{END}"},
     "a lease that expires for half a minute": {
-        "celery_idempotent_leases_expired": f"0x{HOUR} 1 0x{END}",
+        "celery_idempotent_leases_expired": f"0x{HOUR} 1 0x{END}"
     },
-    "one process that dies": {
-        decision("takeover"): once(),
-        **takeovers_after({0.1: once()}),
-    },
+    "one process that dies": {decision("takeover"): once(), **takeovers_after({0.1: once()})},
     "a host that dies with ten executions": {
         decision("run"): f"0+60x{END}",
         decision("takeover"): once(10),

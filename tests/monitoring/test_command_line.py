@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import IdempotentTask
 from celery_idempotent.cli import listing
 from celery_idempotent.record import steps
 from celery_idempotent.store import commands
@@ -144,16 +143,6 @@ class TestList:
         assert output.startswith("Error: Redis replied with an error: ")
         assert f"'{command}'" in output
 
-    def test_json_has_stable_field_names(self, shop: Shop) -> None:
-        shop.charge.apply((1, 999))
-
-        (record,) = list_json(shop)
-
-        assert list(record) == [
-            *("key", "label", "explicit", "task", "state", "task_id", "worker", "token"),
-            *("attempt", "started_at", "finished_at", "deadline", "ended_by", "expires_at"),
-        ]
-
     def test_ends_without_an_error_when_its_pipe_is_closed(
         self, server: RedisServer, shop: Shop
     ) -> None:
@@ -215,9 +204,7 @@ class TestShow:
         def pack(size: int) -> str:
             return "x" * size
 
-        options = {"name": "pack", "idempotency_key_prefix": "pack"}
-        task = shop.app.task(pack, base=IdempotentTask, shared=False, lazy=False, **options)
-        task.apply((2_000,))
+        shop.add_task(pack, "pack", key_prefix="pack").apply((2_000,))
         shop.client.set("pack:" + "x" * 22, "not a record")
 
         (listed,) = list_json(shop, "--task", "pack")
@@ -238,11 +225,6 @@ class TestShow:
         output = shop.celery("show", name.replace("KEY", str(key)).replace("DIGEST", key.digest))
 
         assert all(f"step-{number}" in output for number in range(20))
-
-    def test_finds_a_record_by_the_calls_own_key(self, shop: Shop) -> None:
-        shop.charge.apply((42, 999), idempotency_key="req-7f3a")
-
-        assert shop.json("show", "shop.charge", "--key", "req-7f3a")["state"] == "COMPLETED"
 
     def test_shows_the_error_and_relative_times(self, shop: Shop) -> None:
         shop.charge.apply((42, 13))
@@ -275,9 +257,7 @@ class TestShow:
         def give() -> Any:
             return result
 
-        options = {"name": "shop.give", "idempotency_serializer": "pickle"}
-        give = shop.app.task(give, base=IdempotentTask, shared=False, lazy=False, **options)
-        give.apply()
+        shop.add_task(give, "shop.give", serializer="pickle").apply()
 
         document = json.loads(
             shop.celery("show", "shop.give", "--json"), parse_constant=pytest.fail
@@ -290,9 +270,7 @@ class TestShow:
         def lose() -> None:
             raise CodeError("code")
 
-        options = {"name": "shop.lose", "idempotency_replay_errors": (CodeError,)}
-        lose = shop.app.task(lose, base=IdempotentTask, shared=False, lazy=False, **options)
-        lose.apply()
+        shop.add_task(lose, "shop.lose", replay_errors=(CodeError,)).apply()
 
         assert "CodeError" in shop.celery("show", "shop.lose")
         assert shop.json("show", "shop.lose")["error"]["type"] == "CodeError"

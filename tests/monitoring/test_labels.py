@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from celery_idempotent import Idempotency, IdempotentTask
+from celery_idempotent import Idempotency
 from tests.monitoring.conftest import Shop, list_json
 from tests.monitoring.shop import make_app
 from tests.servers.redis_server import RedisServer
@@ -22,16 +22,9 @@ def shop(server: RedisServer, client: Redis) -> Iterator[Shop]:
     def refund(order_id: Any, amount: int = 0) -> int:
         return amount
 
-    app.task(
-        refund,
-        base=IdempotentTask,
-        name="shop.refund",
-        shared=False,
-        lazy=False,
-        idempotency_key="refund:{order_id}",
-        idempotency_label="order {order_id}",
-    )
-    yield Shop(app, client)
+    shop = Shop(app, client)
+    shop.add_task(refund, "shop.refund", key="refund:{order_id}", label="order {order_id}")
+    yield shop
     app.close()
 
 

@@ -101,13 +101,6 @@ class TestForget:
         assert "forgotten" in shop.celery("forget", key, "--yes")
         assert not shop.client.exists(f"idem:{key}")
 
-    def test_deletes_the_offloaded_payload_as_well(self, shop: Shop, tmp_path: Path) -> None:
-        shop.add_offloading_task(tmp_path).apply()
-        assert len(list(tmp_path.iterdir())) == 1
-
-        assert "forgotten" in shop.celery("forget", "shop.scan", "--yes")
-        assert list(tmp_path.iterdir()) == []
-
     def test_requires_names_or_filters(self, shop: Shop) -> None:
         assert "name records, or select" in shop.celery("forget", code=2)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from celery_idempotent import Idempotency, IdempotentTask, Record, ResultNotStoredError, State
+from celery_idempotent import Idempotency, Record, ResultNotStoredError, State
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
@@ -125,7 +125,7 @@ def test_a_call_without_a_message_stores_no_error(shop: Shop) -> None:
     def lose() -> None:
         raise ValueError("lost")
 
-    lose = shop.app.task(lose, base=IdempotentTask, shared=False, lazy=False, name="shop.lose")
+    lose = shop.add_task(lose, "shop.lose")
     assert lose.apply().state == "FAILURE"
     with pytest.raises(ValueError, match="lost"):
         Idempotency(shop.app).idempotent(lose.run)()

@@ -16,8 +16,7 @@ from celery_idempotent.store.inspection.record_reader import RecordView
 from tests.apps import close
 from tests.monitoring.conftest import Shop, list_json
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import FIRST, SECOND, SHORT_MS, RecordHarness
-from tests.store.turns import Turn
+from tests.store.record_harness import FIRST, SECOND, SHORT_MS, RecordHarness, Turn
 from tests.waiting import eventually
 
 

@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_idempotent.testing.server import RedisServer, RedisServerError
 from tests.apps import close
-from tests.servers.processes import is_running, listening_addresses
+from tests.servers.program import is_running, listening_addresses
 from tests.waiting import SOON
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.public_api.describe import describe
-
-SNAPSHOT = Path(__file__).with_name("snapshot.txt")
+from tests.public_api.__main__ import SNAPSHOT, describe
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="signatures as by Python 3.11")

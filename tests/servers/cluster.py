@@ -19,10 +19,8 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from tests.servers.ports import Ports
-from tests.servers.program import Stoppable
+from tests.servers.program import Ports, Stoppable, wait_until
 from tests.servers.redis_server import RedisServer
-from tests.servers.waiting import wait_until
 
 __all__ = ["ClusterServers", "SlotMove"]
 

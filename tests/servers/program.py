@@ -6,18 +6,24 @@ temporary directory then remains.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import random
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from typing_extensions import Self
-
-__all__ = ["Program", "ServerError", "Stoppable"]
 
 _STOP_SECONDS = 10.0
 
@@ -142,3 +148,229 @@ class Program:
     def output_tail(self) -> str:
         """Returns the last two lines of output; the last one alone is often not informative."""
         return " ".join(line.strip() for line in self.output()[-2:]) or "it printed nothing."
+
+
+#: How long servers may take to agree. A Sentinel whose timer is late, as on a busy machine,
+#: does nothing for 30 seconds (its TILT mode).
+WAIT_SECONDS = 45.0
+POLL_INTERVAL = 0.01
+
+
+def wait_until(condition: Callable[[], bool], error: str) -> None:
+    """Polls `condition` until it is true.
+
+    Raises:
+        ServerError: it was not true within 45 s; the message begins with `error`.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ServerError(f"{error} within {WAIT_SECONDS:g} s.")
+        time.sleep(POLL_INTERVAL)
+
+
+# Each port and its cluster bus port, 10,000 above, are below the range that systems use for
+# outgoing connections: while a server is down, no client can be assigned its port or connect to
+# itself on it.
+_PORTS = range(20_000, 22_768)
+_BUS_OFFSET = 10_000
+
+
+class Ports(Stoppable):
+    """Unused ports on 127.0.0.1 whose cluster bus ports are unused as well.
+
+    On Linux the ports stay reserved until `stop`: no other process can be assigned them while a
+    server starts or is down. On other systems they are only unused at the time of the call.
+
+    Raises:
+        ServerError: fewer than `count` ports are free.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.numbers: list[int] = []
+        with ExitStack() as sockets:
+            for port in random.sample(_PORTS, len(_PORTS)):
+                try:
+                    for number in (port, port + _BUS_OFFSET):
+                        _reserve(sockets.enter_context(socket.socket()), number)
+                except OSError:
+                    continue
+                self.numbers.append(port)
+                if len(self.numbers) == count:
+                    break
+            else:
+                raise ServerError(f"No free port from {_PORTS.start} to {_PORTS.stop - 1}.")
+            reserved = sockets.pop_all() if sys.platform == "linux" else ExitStack()
+        self._release = weakref.finalize(self, reserved.close)
+
+    def stop(self) -> None:
+        """Releases the ports. A second call has no effect."""
+        self._release()
+
+
+def _reserve(holder: socket.socket, port: int) -> None:
+    """Binds a free port in such a way that only a server with SO_REUSEADDR can listen on it.
+
+    On Linux two sockets can share a port if both set SO_REUSEADDR and neither listens. Servers set
+    it; this socket sets it only after bind, so that the same port is not reserved twice.
+    """
+    holder.bind(("127.0.0.1", port))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Paths of PEM files: the authority to trust, the server's certificate chain and its key."""
+
+    authority: Path
+    chain: Path
+    key: Path
+
+    @classmethod
+    def make(cls, directory: Path) -> Certificate:
+        """Writes a new authority, and a certificate signed by it, into `directory`.
+
+        Raises:
+            ServerError: the package trustme is not installed.
+        """
+        try:
+            import trustme
+        except ImportError:
+            raise ServerError("A server with TLS needs trustme: pip install trustme") from None
+        certificate = cls(
+            directory / "authority.pem", directory / "server.pem", directory / "server.key"
+        )
+        authority = trustme.CA()
+        issued = authority.issue_cert("127.0.0.1", "localhost")
+        authority.cert_pem.write_to_path(certificate.authority)
+        issued.private_key_pem.write_to_path(certificate.key)
+        for pem in issued.cert_chain_pems:
+            pem.write_to_path(certificate.chain, append=True)
+        return certificate
+
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A dead orphan is a zombie until init reaps it.
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (ProcessLookupError, FileNotFoundError):  # it has just ended, or the system has no /proc
+        return not Path("/proc/self").exists()
+    return status.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def with_variable(name: str, value: str) -> list[int]:
+    """Returns the ids of processes with this environment variable, without zombies. Linux only."""
+    wanted = f"{name}={value}".encode()
+    pids: list[int] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (process / "environ").read_bytes().split(b"\0")
+        except OSError:  # ended, or owned by another user
+            continue
+        if wanted in variables:
+            pids.append(int(process.name))
+    return pids
+
+
+def listening_addresses(pids: Iterable[int]) -> set[tuple[str, int]]:
+    """Returns the addresses on which these processes accept TCP connections. Linux only."""
+    sockets: set[str] = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed in the meantime
+                sockets.add(str(descriptor.readlink()))
+    addresses: set[tuple[str, int]] = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                host, port = local.split(":")
+                addresses.add((_host(family, bytes.fromhex(host)), int(port, 16)))
+    return addresses
+
+
+def _host(family: socket.AddressFamily, packed: bytes) -> str:
+    """Converts an address, which the kernel prints as 32-bit words in native byte order."""
+    count = len(packed) // 4
+    return socket.inet_ntop(family, struct.pack(f"={count}I", *struct.unpack(f">{count}I", packed)))
+
+
+#: The binary itself: the wrapper in /usr/bin leaves processes behind.
+_DEBIAN = Path("/usr/lib/chromium/chromium-headless-shell")
+
+
+def find_chromium() -> str | None:
+    """Returns the path of the headless shell; None if there is none."""
+    if _DEBIAN.exists():
+        return str(_DEBIAN)
+    return shutil.which("chromium-headless-shell") or shutil.which("chrome-headless-shell")
+
+
+PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
+
+
+def die_with_parent(**_: object) -> None:
+    """Lets Linux kill the worker when the tests end; Celery then ends the pool."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+#: Where packages install libfaketime, below /usr.
+_DIRECTORIES = ("lib/*/faketime", "lib*/faketime", "local/lib/faketime")
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def find_faketime() -> Path | None:
+    """Returns the path of the installed libfaketime; Linux only."""
+    usr = Path("/usr")
+    paths = (path for pattern in _DIRECTORIES for path in usr.glob(f"{pattern}/libfaketime.so.1"))
+    return next(paths, None)
+
+
+class Clock:
+    """The real-time clock of a program that runs with `environment`.
+
+    Args:
+        directory: where the file that holds the offset is written.
+
+    Raises:
+        ServerError: libfaketime is not installed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        library = find_faketime()
+        if library is None:
+            raise ServerError(
+                "A server with its own clock needs libfaketime: apt-get install libfaketime."
+            )
+        self._file = directory / "clock"
+        self._offset = 0.0
+        self.step(0.0)
+        self.environment = {
+            **os.environ,
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def step(self, seconds: float) -> None:
+        """Sets the clock forward, or back for negative `seconds`, with immediate effect."""
+        self._offset += seconds
+        # Replaced atomically: an empty file would be read as an offset of zero.
+        replacement = self._file.with_suffix(".new")
+        replacement.write_text(f"{self._offset:+f}", encoding="ascii")
+        replacement.replace(self._file)
+
+    def remove_shared_memory(self, pid: int) -> None:
+        """Removes the shared memory of a started program; libfaketime leaves it after SIGKILL."""
+        for name in ("faketime_shm_", "sem.faketime_sem_"):
+            _SHARED_MEMORY.joinpath(f"{name}{pid}").unlink(missing_ok=True)

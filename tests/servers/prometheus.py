@@ -19,8 +19,7 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from tests.servers.ports import Ports
-from tests.servers.program import Program, ServerError, Stoppable
+from tests.servers.program import Ports, Program, ServerError, Stoppable
 from tests.waiting import POLL_INTERVAL, SOON, eventually
 
 

@@ -25,8 +25,7 @@ from pathlib import Path
 
 import amqp
 
-from tests.servers.ports import Ports
-from tests.servers.program import Program, ServerError, Stoppable
+from tests.servers.program import Ports, Program, ServerError, Stoppable
 
 __all__ = ["RabbitMQ", "RabbitMQError", "find_rabbitmq"]
 

@@ -28,11 +28,15 @@ from redis.retry import Retry
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.testing.server import in_package
-from tests.servers.certificate import Certificate
-from tests.servers.clock import Clock
-from tests.servers.ports import Ports
-from tests.servers.program import Program, ServerError, Stoppable
-from tests.servers.waiting import wait_until
+from tests.servers.program import (
+    Certificate,
+    Clock,
+    Ports,
+    Program,
+    ServerError,
+    Stoppable,
+    wait_until,
+)
 
 __all__ = ["RedisServer", "RedisServerError", "find_servers", "find_tls_servers"]
 
@@ -133,8 +137,7 @@ class RedisServer(Stoppable):
         directives |= {f"user {name}": rules for name, rules in (users or {}).items()}
         settings = directory / "server.conf"
         append_directives(
-            settings,
-            {"bind": "127.0.0.1", "dir": str(directory), **directives, **(config or {})},
+            settings, {"bind": "127.0.0.1", "dir": str(directory), **directives, **(config or {})}
         )
         command = [str(program), str(settings), *(["--sentinel"] if sentinel else [])]
         environment = own_clock.environment if own_clock else None

@@ -20,10 +20,8 @@ import redis
 from redis.exceptions import ResponseError
 from redis.sentinel import Sentinel
 
-from tests.servers.ports import Ports
-from tests.servers.program import Stoppable
+from tests.servers.program import Ports, Stoppable, wait_until
 from tests.servers.redis_server import RedisServer
-from tests.servers.waiting import wait_until
 
 __all__ = ["SentinelServers"]
 

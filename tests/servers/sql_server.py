@@ -24,8 +24,7 @@ from typing import Any, ClassVar
 import psycopg
 import pymysql
 
-from tests.servers.ports import Ports
-from tests.servers.program import Program, ServerError, Stoppable
+from tests.servers.program import Ports, Program, ServerError, Stoppable
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.02

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.exhaustive import exhaustive_except
-from tests.servers.processes import REPOSITORY, is_running
+from tests.servers.program import REPOSITORY, is_running
 from tests.servers.redis_server import find_servers
 from tests.waiting import eventually
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import sys
 
 import pytest
 
-from tests.servers import ports as ports_module
-from tests.servers.ports import Ports
-from tests.servers.program import ServerError
+from tests.servers import program
+from tests.servers.program import Ports, ServerError
 from tests.servers.redis_server import RedisServer
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux only")
@@ -20,10 +18,10 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="ports are reser
 def only(monkeypatch: pytest.MonkeyPatch) -> int:
     """Restricts the range of ports to one free port, which it returns."""
     # A range that no other test uses.
-    monkeypatch.setattr(ports_module, "_PORTS", range(19_000, 20_000))
+    monkeypatch.setattr(program, "_PORTS", range(19_000, 20_000))
     with Ports(1) as ports:
         (port,) = ports.numbers
-    monkeypatch.setattr(ports_module, "_PORTS", range(port, port + 1))
+    monkeypatch.setattr(program, "_PORTS", range(port, port + 1))
     return port
 
 
@@ -48,29 +46,7 @@ def test_a_port_stays_reserved_while_its_server_is_down(only: int) -> None:
         assert server.client().ping()
 
 
-def test_a_port_in_use_is_not_assigned(only: int) -> None:
-    with socket.create_server(("127.0.0.1", only)):
-        for start in (lambda: Ports(1), lambda: RedisServer.start(config={})):
-            with pytest.raises(ServerError, match="No free port"):
-                start()
-
-
 def test_a_port_whose_cluster_bus_port_is_in_use_is_not_assigned(only: int) -> None:
     bus = socket.create_server(("127.0.0.1", only + 10_000))
     with bus, pytest.raises(ServerError, match="No free port"):
         Ports(1)
-
-
-def test_a_reserved_port_refuses_connections(only: int) -> None:
-    with Ports(1), socket.socket() as client:
-        assert client.connect_ex(("127.0.0.1", only)) == errno.ECONNREFUSED
-
-
-def test_a_second_stop_does_not_release_the_next_reservation(only: int) -> None:
-    ports = Ports(1)
-    ports.stop()
-    with Ports(1):
-        ports.stop()
-        if sys.platform == "linux":
-            with pytest.raises(ServerError):
-                Ports(1)

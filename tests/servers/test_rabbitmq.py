@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,9 +15,8 @@ from kombu.connection import Connection
 from kombu.simple import SimpleQueue
 
 from tests.faults.proxy import Proxy
-from tests.servers import rabbitmq as rabbitmq_module
-from tests.servers.processes import REPOSITORY, is_running, listening_addresses, with_variable
-from tests.servers.rabbitmq import RabbitMQ, RabbitMQError, find_rabbitmq
+from tests.servers.program import REPOSITORY, is_running, listening_addresses, with_variable
+from tests.servers.rabbitmq import RabbitMQ, RabbitMQError
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.exhaustive
@@ -52,17 +50,6 @@ def port_of(broker: RabbitMQ) -> int:
 def processes_of(broker: RabbitMQ) -> list[int]:
     """Returns the ids of the broker, its name service and Erlang's helper processes."""
     return with_variable("HOME", str(broker._server.directory))
-
-
-@needs_rabbitmq
-def test_a_message_is_published_and_delivered(broker: RabbitMQ) -> None:
-    assert int(broker.version.split(".")[0]) >= 3
-    with connect(broker) as connection:
-        messages = queue(connection, "taken")
-        messages.put({"amount": 999})
-        message = messages.get(timeout=10)
-        assert message.payload == {"amount": 999}
-        message.ack()
 
 
 @needs_rabbitmq
@@ -144,31 +131,6 @@ def test_restart_keeps_the_url_and_durable_messages(broker: RabbitMQ, crash: boo
         message.ack()
 
 
-@needs_rabbitmq
-@needs_proc
-@pytest.mark.slow
-def test_outlives_the_thread_that_started_it_and_ends_with_stop() -> None:
-    brokers: list[RabbitMQ] = []
-    thread = threading.Thread(target=lambda: brokers.append(RabbitMQ.start()))
-    thread.start()
-    thread.join()
-    with brokers[0] as broker:
-        directory = Path(broker._environment["HOME"])
-        assert directory.exists()
-        with connect(broker) as connection:
-            queue(connection, "some").put("thing")
-        assert processes_of(broker)
-
-    eventually(lambda: not processes_of(broker))
-    assert not directory.exists()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port_of(broker)))
-    broker.stop()
-    for operation in (broker.kill, broker.restart, broker.close_connections):
-        with pytest.raises(RabbitMQError, match="stopped"):
-            operation()
-
-
 START_AND_WAIT = """
 from tests.servers.rabbitmq import RabbitMQ
 broker = RabbitMQ.start()
@@ -197,50 +159,3 @@ def test_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     assert owner.returncode == -signal.SIGKILL
     eventually(lambda: not any(is_running(int(pid)) for pid in pids))
     eventually(lambda: not with_variable("HOME", directory))
-
-
-def test_environment_variables_of_other_brokers_are_not_passed_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RABBITMQ_NODE_PORT", "1")
-    monkeypatch.setenv("ERL_EPMD_PORT", "1")
-    monkeypatch.setenv("UNRELATED", "1")
-    environment = rabbitmq_module._environment(Path("/directory"), 4369, 25672)
-    assert "RABBITMQ_NODE_PORT" not in environment
-    assert environment["ERL_EPMD_PORT"] == "4369"
-    assert environment["UNRELATED"] == "1"
-
-
-@needs_rabbitmq
-def test_an_invalid_config_raises_with_the_brokers_message() -> None:
-    with pytest.raises(RabbitMQError, match="did not start: .*no_such_setting"):
-        RabbitMQ.start(config={"no_such_setting": "1"})
-
-
-@needs_rabbitmq
-def test_the_port_of_another_broker_raises(broker: RabbitMQ) -> None:
-    with pytest.raises(RabbitMQError, match=f"Another broker listens at .*:{port_of(broker)}"):
-        RabbitMQ.start(port=port_of(broker))
-
-
-@needs_rabbitmq
-def test_script_on_path_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    script = find_rabbitmq()
-    assert script is not None
-    on_path = tmp_path / "rabbitmq-server"
-    on_path.symlink_to(script)
-    monkeypatch.setattr(rabbitmq_module, "_SERVER_SCRIPT", tmp_path / "nonesuch")
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert find_rabbitmq() == on_path
-
-
-@pytest.mark.parametrize("installed", ["epmd", "rabbitmq-server"])
-def test_a_missing_rabbitmq_raises_with_install_instructions(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: str
-) -> None:
-    (tmp_path / installed).touch(mode=0o755)
-    monkeypatch.setattr(rabbitmq_module, "_SERVER_SCRIPT", tmp_path / "nonesuch")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_rabbitmq() is None
-    with pytest.raises(RabbitMQError, match="apt-get install rabbitmq-server.*epmd on PATH"):
-        RabbitMQ.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 
@@ -13,13 +12,8 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from tests.apps import close
 from tests.exhaustive import exhaustive_except
-from tests.servers.ports import Ports
-from tests.servers.processes import is_running
-from tests.servers.redis_server import (
-    RedisServer,
-    RedisServerError,
-    find_servers,
-)
+from tests.servers.program import is_running
+from tests.servers.redis_server import RedisServer, find_servers
 from tests.waiting import eventually
 
 KINDS = list(find_servers())
@@ -66,13 +60,6 @@ def test_restart_keeps_the_url_and_durable_data(kind: str) -> None:
             assert server.client().get("key") == b"value"
 
 
-def test_restart_loses_data_that_is_not_durable() -> None:
-    with RedisServer.start() as server:
-        server.client().set("key", "value")
-        server.restart()
-        assert server.client().get("key") is None
-
-
 def test_a_killed_server_refuses_connections_until_restarted() -> None:
     with RedisServer.start() as server:
         server.kill()
@@ -91,22 +78,6 @@ def test_a_paused_server_replies_after_resume() -> None:
         assert server.client().ping()
 
 
-def test_a_paused_server_can_be_restarted_and_stopped() -> None:
-    with RedisServer.start() as server:
-        server.pause()
-        server.restart()
-        assert server.client().ping()
-        server.pause()
-
-
-def test_listens_on_the_requested_port() -> None:
-    (port,) = (ports := Ports(1)).numbers
-    with ports, RedisServer.start(port=port) as server:
-        assert server.url == f"redis://127.0.0.1:{port}/0"
-        with pytest.raises(RedisServerError, match=str(port)):
-            RedisServer.start(port=port)
-
-
 def test_outlives_the_thread_that_started_it() -> None:
     servers: list[RedisServer] = []
     thread = threading.Thread(target=lambda: servers.append(RedisServer.start()))
@@ -116,30 +87,6 @@ def test_outlives_the_thread_that_started_it() -> None:
         pid = server.client().info("server")["process_id"]
         with pytest.raises(TimeoutError):
             eventually(lambda: not is_running(pid), "it ends", seconds=0.2)
-
-
-def test_an_invalid_config_raises_with_the_servers_message() -> None:
-    with pytest.raises(RedisServerError, match="did not start: .*no-such-directive"):
-        RedisServer.start(config={"no-such-directive": "1"})
-
-
-@pytest.mark.parametrize("platform", ["linux", "darwin"])
-def test_a_program_that_cannot_be_executed_raises(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str
-) -> None:
-    (tmp_path / "redis-server").write_text("not a program")
-    (tmp_path / "redis-server").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "platform", platform)
-    with pytest.raises(RedisServerError, match="did not start: .*[Ee]xec"):
-        RedisServer.start("redis-server")
-
-
-def test_a_stopped_server_cannot_be_restarted() -> None:
-    server = RedisServer.start(KINDS[0])
-    server.stop()
-    with pytest.raises(RedisServerError, match="stopped"):
-        server.restart()
 
 
 def test_results_of_a_closed_app_are_collected_without_their_server() -> None:
@@ -155,16 +102,48 @@ def test_results_of_a_closed_app_are_collected_without_their_server() -> None:
         result.__del__()  # without `close`, the second one raises after twenty seconds
 
 
-def test_an_unknown_kind_raises_with_the_available_kinds() -> None:
-    with pytest.raises(RedisServerError, match=r"No nonesuch server here \(found: .*PATH"):
-        RedisServer.start("nonesuch")
+needs_tls = pytest.mark.tls
+needs_clock = pytest.mark.clock
 
 
-def test_programs_on_path_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = find_servers()[KINDS[0]]
-    for name in ("redis-server", "valkey-server"):
-        (tmp_path / name).symlink_to(program)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_servers()["redis-server"] == tmp_path / "redis-server"
-    with RedisServer.start("valkey-server") as server:
+@needs_tls
+def test_tls_clients_must_trust_the_servers_authority() -> None:
+    with RedisServer.start(tls=True) as server:
+        assert server.url.startswith("rediss://127.0.0.1:")
         assert server.client().ping()
+        assert server.client(db=1).connection_pool.connection_kwargs["db"] == 1
+
+        bare = server.url.partition("?")[0]
+        with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+            redis.Redis.from_url(bare, retry=None).ping()
+        with pytest.raises(redis.ConnectionError):
+            redis.Redis.from_url(bare.replace("rediss", "redis"), retry=None).ping()
+
+        server.restart()
+        assert server.client().ping()
+
+
+def seconds_of(client: redis.Redis) -> float:
+    seconds, microseconds = client.time()
+    return seconds + microseconds / 1e6
+
+
+@needs_clock
+def test_an_own_clock_can_be_stepped() -> None:
+    with RedisServer.start(clock=True) as server, RedisServer.start() as other:
+        client = server.client()
+        client.set("key", "value", ex=60)
+        before = seconds_of(other.client())
+        assert abs(seconds_of(client) - before) < 5
+
+        server.step_clock(-30)
+        assert abs(seconds_of(client) - before + 30) < 5
+        assert 85 < client.ttl("key") <= 90
+        server.step_clock(100)
+        assert abs(seconds_of(client) - before - 70) < 5
+        assert client.get("key") is None
+
+        server.restart()
+        assert abs(seconds_of(server.client()) - before - 70) < 5
+        assert abs(seconds_of(other.client()) - before) < 5
+        assert not list(Path("/dev/shm").glob(f"*faketime_s*_{client.info()['process_id']}"))

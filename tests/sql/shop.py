@@ -20,9 +20,9 @@ from celery import Celery, current_task
 from celery.signals import after_task_publish, worker_init
 
 from celery_idempotent import TASK_ID, IdempotentTask, signals
+from tests.servers.program import die_with_parent
 from tests.sql.databases import effects, new_engine, set_up_django
 from tests.waiting import eventually
-from tests.worker.parent_death import die_with_parent
 
 #: Where a process can be killed, in the order of a call.
 POINTS = (

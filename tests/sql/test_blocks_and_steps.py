@@ -22,7 +22,7 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.sql.database import step_databases
 from celery_idempotent.sql.outcomes import Claim
 from celery_idempotent.sql.transaction import Transaction
-from tests import command_line
+from tests.apps import run_command
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind
 from tests.sql.databases import TestDatabase, effects, new_engine
@@ -193,7 +193,7 @@ class TestTheEndOfAKey:
             ["purge", "--database", "tests.sql.shop:database"],
             ["forget", key, "--yes", "--database", "tests.sql.shop:database"],
         ):
-            command_line.run(app, *command)
+            run_command(app, *command)
 
         assert ship.apply((order,)).get() == 1
 

@@ -15,8 +15,7 @@ from celery_idempotent.contrib.sqlalchemy import outcomes
 from celery_idempotent.sql.database import forget_rows
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from tests import command_line
-from tests.apps import close
+from tests.apps import close, run_command
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
@@ -62,7 +61,7 @@ class Shop:
 
     def celery(self, *arguments: str, code: int = 0) -> str:
         """Runs ``celery -A shop idempotency …``."""
-        return command_line.run(self.app, *arguments, code=code)
+        return run_command(self.app, *arguments, code=code)
 
 
 @pytest.fixture

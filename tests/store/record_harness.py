@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import redis
 
 from celery_idempotent.key.key import Key, default_root
+from celery_idempotent.lease.clock import lease_now
+from celery_idempotent.lease.lease import Lease
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import BackendResult, LeaseExtension
+from celery_idempotent.store.commands import BackendResult, Command, LeaseExtension
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -25,6 +27,7 @@ NO_ARGUMENTS = Key(KEY.task, KEY.digest, b"")
 
 FIRST = "11111111-1111-4111-8111-111111111111"
 SECOND = "22222222-2222-4222-8222-222222222222"
+THIRD = "33333333-3333-4333-8333-333333333333"
 #: Execution ids.
 OWNER = b"8 bytes."
 WORKER = "celery@host/4711"
@@ -36,6 +39,8 @@ HOLD_MS = 90_000
 RETENTION_MS = 3_600_000
 ERROR_MS = 1_800_000
 
+#: A lease that the heartbeat renews during a test.
+RENEWED_MS = 300
 #: A lease that expires during a test.
 SHORT_MS = 50
 
@@ -106,46 +111,37 @@ class RecordHarness:
 
     # Transitions
 
+    def execute(self, command: Command) -> RecordReply:
+        return self._answer(run_sync(self.store.execute(command)))
+
     def begin(
         self,
         *,
         key: Key | None = None,
         execution_id: bytes | None = None,
-        unanswered_ids: bytes = b"",
         task_id: str = FIRST,
         root: bytes = b"",
-        generation: int = 0,
-        continues: bool = False,
         worker: str = WORKER,
         lease_ms: int = LEASE_MS,
         max_attempts: int = 5,
-        label: str = "",
-        next_turn_ms: int = 0,
-        min_retention_ms: int = 0,
+        unanswered_ids: bytes = b"",
+        **options: Any,
     ) -> RecordReply:
-        return self._answer(
-            run_sync(
-                self.store.execute(
-                    commands.begin(
-                        key or self.key,
-                        label=label,
-                        execution_id=execution_id or os.urandom(8),
-                        unanswered_ids=unanswered_ids,
-                        task_id=task_id,
-                        root=root or default_root(task_id),
-                        generation=generation,
-                        continues=continues,
-                        worker=worker,
-                        lease_ms=lease_ms,
-                        retention_ms=RETENTION_MS,
-                        max_attempts=max_attempts,
-                        error_ms=ERROR_MS,
-                        next_turn_ms=next_turn_ms,
-                        min_retention_ms=min_retention_ms,
-                    )
-                )
-            )
+        """`options`: those of `commands.begin` that are rarely used."""
+        command = commands.begin(
+            key or self.key,
+            execution_id=execution_id or os.urandom(8),
+            unanswered_ids=unanswered_ids,
+            task_id=task_id,
+            root=root or default_root(task_id),
+            worker=worker,
+            lease_ms=lease_ms,
+            retention_ms=RETENTION_MS,
+            max_attempts=max_attempts,
+            error_ms=ERROR_MS,
+            **options,
         )
+        return self.execute(command)
 
     def complete(
         self,
@@ -155,129 +151,86 @@ class RecordHarness:
         backend_result: BackendResult | None = None,
         sending_ms: int | None = None,
     ) -> RecordReply:
-        command = commands.complete(
-            self.key, token, result, RETENTION_MS, backend_result, sending_ms=sending_ms
+        return self.execute(
+            commands.complete(
+                self.key, token, result, RETENTION_MS, backend_result, sending_ms=sending_ms
+            )
         )
-        return self._answer(run_sync(self.store.execute(command)))
 
     def fail(
         self, token: int, error: Payload = ERROR, *, sending_ms: int | None = None
     ) -> RecordReply:
-        command = commands.fail(self.key, token, error, ERROR_MS, sending_ms=sending_ms)
-        return self._answer(run_sync(self.store.execute(command)))
+        return self.execute(commands.fail(self.key, token, error, ERROR_MS, sending_ms=sending_ms))
 
     def release(
-        self, token: int, hold_ms: int = 0, generation: int = 0, task_id: str = FIRST
-    ) -> RecordReply:
-        return self._answer(
-            run_sync(
-                self.store.execute(
-                    commands.release(
-                        self.key,
-                        token,
-                        hold_ms=hold_ms,
-                        retention_ms=RETENTION_MS,
-                        root=default_root(task_id),
-                        generation=generation,
-                    )
-                )
-            )
-        )
-
-    def end_with_error(
         self,
         token: int,
-        error: Payload = ERROR,
-        *,
+        hold_ms: int = 0,
+        generation: int = 0,
         task_id: str = FIRST,
         root: bytes = b"",
-        generation: int = 0,
-        error_ms: int = ERROR_MS,
-        sending_ms: int | None = None,
+        **error: Any,
+    ) -> RecordReply:
+        command = commands.release(
+            self.key,
+            token,
+            hold_ms=hold_ms,
+            retention_ms=RETENTION_MS,
+            root=root or default_root(task_id),
+            generation=generation,
+            **error,
+        )
+        return self.execute(command)
+
+    def end_with_error(
+        self, token: int, error: Payload = ERROR, *, error_ms: int = ERROR_MS, **options: Any
     ) -> RecordReply:
         """Release the key and store the error for the message."""
-        return self._answer(
-            run_sync(
-                self.store.execute(
-                    commands.release(
-                        self.key,
-                        token,
-                        hold_ms=0,
-                        retention_ms=RETENTION_MS,
-                        root=root or default_root(task_id),
-                        generation=generation,
-                        error=error,
-                        error_ms=error_ms,
-                        sending_ms=sending_ms,
-                    )
-                )
-            )
-        )
+        return self.release(token, error=error, error_ms=error_ms, **options)
 
     def extend(self, token: int, lease_ms: int = LEASE_MS) -> RecordReply:
-        (reply,) = run_sync(
-            self.store.extend([LeaseExtension(self.key, token, lease_ms, RETENTION_MS)])
-        )
+        return self._extend(LeaseExtension(self.key, token, lease_ms, RETENTION_MS))
+
+    def _extend(self, extension: LeaseExtension) -> RecordReply:
+        (reply,) = run_sync(self.store.extend([extension]))
         assert isinstance(reply, Reply)
         return self._answer(reply)
 
     def save_step(self, token: int, name: str = "reserve", value: bytes = b'"r-1"') -> RecordReply:
-        return self._answer(
-            run_sync(
-                self.store.execute(
-                    commands.save_step(
-                        self.key,
-                        token,
-                        steps.write(name, "json", value),
-                        lease_ms=LEASE_MS,
-                        retention_ms=RETENTION_MS,
-                    )
-                )
-            )
+        entry = steps.write(name, "json", value)
+        return self.execute(
+            commands.save_step(self.key, token, entry, lease_ms=LEASE_MS, retention_ms=RETENTION_MS)
         )
 
     def mark_continued(self, execution_id: bytes = OWNER, task_id: str = FIRST) -> RecordReply:
-        command = commands.mark_continued(self.key, default_root(task_id), execution_id)
-        return self._answer(run_sync(self.store.execute(command)))
+        return self.execute(commands.mark_continued(self.key, default_root(task_id), execution_id))
 
     def renew_continuation(
         self, execution_id: bytes = OWNER, lease_ms: int = LEASE_MS, task_id: str = FIRST
     ) -> RecordReply:
         """Extend the lease of a continuation; 0 ends it."""
         root = default_root(task_id)
-        extension = LeaseExtension(self.key, 0, lease_ms, RETENTION_MS, root, execution_id)
-        (reply,) = run_sync(self.store.extend([extension]))
-        assert isinstance(reply, Reply)
-        return self._answer(reply)
+        return self._extend(LeaseExtension(self.key, 0, lease_ms, RETENTION_MS, root, execution_id))
 
     def abandon(
         self,
         task_id: str = FIRST,
         worker: str = WORKER,
         grace_ms: int = 0,
-        reason: str = "",
-        error: Payload | None = None,
         root: bytes = b"",
-        sending_ms: int | None = None,
+        **options: Any,
     ) -> RecordReply:
-        return self._answer(
-            run_sync(
-                self.store.execute(
-                    commands.abandon(
-                        self.key,
-                        task_id,
-                        worker,
-                        root=root or default_root(task_id),
-                        grace_ms=grace_ms,
-                        reason=reason,
-                        error=error,
-                        error_ms=ERROR_MS,
-                        execution_id=OWNER,
-                        sending_ms=sending_ms,
-                    )
-                )
-            )
+        command = commands.abandon(
+            self.key,
+            task_id,
+            worker,
+            root=root or default_root(task_id),
+            grace_ms=grace_ms,
+            error_ms=ERROR_MS,
+            execution_id=OWNER,
+            **options,
         )
+        return self.execute(command)
 
     def reserve(
         self,
@@ -285,14 +238,12 @@ class RecordHarness:
         *,
         key: Key | None = None,
         hold_ms: int = HOLD_MS,
-        label: str = "",
-        waits: bool = False,
+        **options: Any,
     ) -> RecordReply:
-        reserve = commands.reserve(key or self.key, task_id, hold_ms, label, waits=waits)
-        return self._answer(run_sync(self.store.execute(reserve)))
+        return self.execute(commands.reserve(key or self.key, task_id, hold_ms, **options))
 
     def forget(self, shown: Record | str | None = None) -> RecordReply:
-        return self._answer(run_sync(self.store.execute(commands.forget(self.key, shown))))
+        return self.execute(commands.forget(self.key, shown))
 
     # States
 
@@ -385,3 +336,82 @@ class RecordHarness:
     def _answer(self, reply: Reply) -> RecordReply:
         record = layout.read(reply.raw, str(self.key), self.key.task) if reply.raw else None
         return RecordReply(reply.case, record, reply.now_ms)
+
+
+class Message(RecordHarness):
+    """The record of one message, and the transitions with its task id."""
+
+    def __init__(self, turn: RecordHarness, task_id: str, *, waits: bool) -> None:
+        super().__init__(turn.store, turn.client, turn.key.of_message(task_id))
+        self.task_id = task_id
+        self._waits = waits
+
+    def begin(self, **how: Any) -> RecordReply:
+        next_turn_ms = HOLD_MS if self._waits else 0
+        return super().begin(**{"task_id": self.task_id, "next_turn_ms": next_turn_ms, **how})
+
+    def publish(self, **how: Any) -> RecordReply:
+        """Reserve the turn, as publishing with deduplication does."""
+        return self.reserve(self.task_id, waits=self._waits, **how)
+
+    def give_back(self) -> None:
+        """End the reservation, as for a message that is discarded."""
+        assert self.reserve(self.task_id, hold_ms=0).case == "reserved"
+
+
+class Turn:
+    """The record of the turn, and three messages that want it."""
+
+    def __init__(self, turn: RecordHarness, *, waits: bool = False) -> None:
+        self.harness = turn
+        self.first, self.second, self.third = (
+            Message(turn, task_id, waits=waits) for task_id in (FIRST, SECOND, THIRD)
+        )
+
+    @property
+    def state(self) -> State | None:
+        return self.harness.state
+
+    @property
+    def holder(self) -> str | None:
+        """The task id that has the turn."""
+        return None if self.harness.raw is None else self.harness.record().task_id
+
+    @property
+    def waits(self) -> bool:
+        """Whether a message waits for the next turn."""
+        record = self.harness.record()
+        return not record.state.finished and b"W" in record.body[6:7]
+
+
+class Holder:
+    """An execution of `key` and its lease."""
+
+    def __init__(self, harness: RecordHarness, key: Key, lease_ms: int = RENEWED_MS) -> None:
+        sent_at = lease_now()
+        begun = harness.started(key=key, lease_ms=lease_ms)
+        self.losses = 0
+        self.begun = begun
+        self.lease = Lease(
+            harness.store,
+            LeaseExtension(key, begun.token, lease_ms, RETENTION_MS),
+            sent_at,
+            self._lost,
+        )
+
+    def _lost(self, raw: bytes) -> None:
+        self.losses += 1
+
+
+def keys(number: int) -> list[Key]:
+    return [Key("shop.charge", f"{each:022}") for each in range(number)]
+
+
+def deadline(harness: RecordHarness, key: Key) -> int:
+    record = run_sync(harness.store.get(key))
+    assert record is not None
+    return record.at_ms
+
+
+def await_later_deadline(harness: RecordHarness, key: Key, than: int) -> None:
+    eventually(lambda: deadline(harness, key) > than)

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
-from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
+from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands, scripts
 from celery_idempotent.store.run_sync import run_sync
 from tests.store import deployments
-from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SHORT_MS, RecordHarness
+from tests.store.record_harness import FIRST, RETENTION_MS, RecordHarness
 from tests.unit.record.raw import raw_record
 
 NAMES = (
@@ -40,10 +40,7 @@ steady = settings(
     deadline=None,
     max_examples=50,
     # The test function runs once for each deployment.
-    suppress_health_check=[
-        HealthCheck.function_scoped_fixture,
-        HealthCheck.differing_executors,
-    ],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
 
 GIVEN: dict[str, Callable[[RecordHarness], Any]] = {
@@ -166,11 +163,7 @@ class TestThroughTheStore:
         run_sync(
             harness.store.execute(
                 commands.save_step(
-                    harness.key,
-                    record.token,
-                    entry,
-                    lease_ms=lease_ms,
-                    retention_ms=retention_ms,
+                    harness.key, record.token, entry, lease_ms=lease_ms, retention_ms=retention_ms
                 )
             )
         )
@@ -204,11 +197,7 @@ class TestThroughTheStore:
             run_sync(
                 harness.store.execute(
                     commands.save_step(
-                        harness.key,
-                        before.token,
-                        b"s",
-                        lease_ms=lease_ms,
-                        retention_ms=-lease_ms,
+                        harness.key, before.token, b"s", lease_ms=lease_ms, retention_ms=-lease_ms
                     )
                 )
             )
@@ -223,46 +212,4 @@ class TestThroughTheStore:
 
         assert harness.record().body == large
         assert harness.begin().case == "finished"
-        assert harness.forget().case == "ok"
-
-
-#: A complete record of each state.
-WHOLE = {
-    letter: raw_record(
-        letter.encode(),
-        execution_id=b"" if letter != "S" else b"an execution id!",
-        form=b"json" if letter in "CF" else b"",
-        body=b'"text"' if letter in "CF" else b"",
-    )
-    for letter in "RSCF"
-}
-
-
-@pytest.mark.parametrize("letter", WHOLE)
-def test_a_truncated_record_stays_unchanged(harness: RecordHarness, letter: str) -> None:
-    whole = WHOLE[letter]
-    head = len(whole) - (6 if letter in "CF" else 0)
-    token = int.from_bytes(whole[2:9], "big")
-    for length in range(head):
-        raw = whole[:length]
-        harness.put(raw)
-
-        with pytest.raises(CorruptRecordError):
-            run_sync(harness.store.get(harness.key))
-        acts = [
-            commands.begin(
-                harness.key, execution_id=b"o", unanswered_ids=b"", root=bytes(8), task_id="a",
-                worker="w",
-                lease_ms=LEASE_MS,
-                retention_ms=RETENTION_MS, max_attempts=5, error_ms=1000,
-            ),
-            commands.reserve(harness.key, "a", SHORT_MS),
-            commands.complete(harness.key, token, Payload("json", b"1"), 1000),
-            commands.release(harness.key, token, hold_ms=0, retention_ms=1000, root=bytes(8)),
-            commands.abandon(harness.key, "a", "w", root=bytes(8), grace_ms=0),
-        ]  # fmt: skip
-        cases = [run_sync(harness.store.execute(act)).case for act in acts]
-
-        assert cases == ["corrupt", "corrupt", "lost", "lost", "lost"], length
-        assert harness.raw == raw
         assert harness.forget().case == "ok"

@@ -167,33 +167,6 @@ def test_any_number_of_tasks_can_send_commands_concurrently(
     assert {reply.case for reply in run_story(run, server.url)} == {"absent"}
 
 
-def test_the_breaker_opens_in_an_outage_and_closes_after_it(
-    server: RedisServer,
-) -> None:
-    with RedisServer.start(config={}) as own:
-
-        async def run(store: RecordStore) -> None:
-            await store.execute(begin())
-            own.kill()
-            for _ in range(2):
-                with pytest.raises(StoreUnavailableError):
-                    await store.execute(begin())
-            with pytest.raises(StoreUnavailableError, match="the next attempt is in"):
-                await store.execute(begin())
-            own.restart()
-            deadline = time.monotonic() + 20
-            while True:
-                try:
-                    await store.execute(begin())
-                except StoreUnavailableError:
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.05)
-                else:
-                    return
-
-        run_story(run, own.url, timeout=0.5)
-
-
 def test_too_few_replicas_are_an_error(harness: RecordHarness, server: RedisServer) -> None:
     async def run(store: RecordStore) -> None:
         with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):

@@ -199,15 +199,3 @@ class TestFrozenServerBehindTheBreaker:
 
                 assert PROBE_TIMEOUT * 0.9 <= taken < TIMEOUT / 2
                 assert len(proxy.requests) == requests + probes
-
-    def test_is_used_again_when_it_resumes(
-        self, harness: RecordHarness, server: RedisServer, clock: Clock
-    ) -> None:
-        short_timeout = RecordHarness(store_at(server.url, timeout=0.2), harness.client)
-        server.pause()
-        open_the_breaker(short_timeout)
-        server.resume()
-
-        clock.pass_delay()
-
-        assert short_timeout.begin().case == "begun"

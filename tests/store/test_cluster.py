@@ -14,7 +14,7 @@ from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from tests.servers.cluster import ClusterServers, SlotMove
-from tests.servers.waiting import wait_until
+from tests.servers.program import wait_until
 from tests.store import deployments
 from tests.store.deployments import Site
 from tests.store.record_harness import LEASE_MS, RETENTION_MS, SECOND, RecordHarness, store_at

@@ -12,8 +12,7 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.store.run_sync import run_sync
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import HOLD_MS, RecordHarness
-from tests.store.turns import Turn
+from tests.store.record_harness import HOLD_MS, RecordHarness, Turn
 
 VALUE = "x" * 98  # 100 bytes as JSON
 

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
 from celery_idempotent.store.run_sync import run_sync
@@ -66,23 +65,6 @@ def test_an_outcome_is_read_with_its_value(harness: RecordHarness) -> None:
     assert record.result == b'"charged"'
     assert record.finished_at is not None
     assert abs(record.finished_at - server_time(harness)) < MOMENT
-
-
-def test_reading_changes_nothing(harness: RecordHarness) -> None:
-    harness.completed()
-    before, left = harness.raw, harness.left_ms()
-
-    run_sync(harness.store.get(harness.key))
-
-    assert harness.raw == before
-    assert left - 5000 < harness.left_ms() <= left
-
-
-def test_an_unreadable_record_is_corrupt(harness: RecordHarness) -> None:
-    harness.put(b"Znewer")
-
-    with pytest.raises(CorruptRecordError, match=str(harness.key)):
-        run_sync(harness.store.get(harness.key))
 
 
 def test_a_record_without_an_expiry_can_be_read(harness: RecordHarness) -> None:

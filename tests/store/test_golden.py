@@ -14,8 +14,7 @@ import pytest
 from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.run_sync import run_sync
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import HOLD_MS, OWNER, RecordHarness
-from tests.store.turns import Turn
+from tests.store.record_harness import HOLD_MS, OWNER, RecordHarness, Turn
 
 #: Token and time, which differ from run to run: 7 and 6 bytes.
 CHANGING = slice(2, 15)
@@ -174,24 +173,6 @@ COMMANDS: dict[
 }
 
 
-@pytest.mark.parametrize("script", COMMANDS)
-def test_a_script_takes_no_other_commands(
-    harness: RecordHarness, server: RedisServer, script: str
-) -> None:
-    given, call, commands = COMMANDS[script]
-    call(harness, given(harness))  # loads the script
-    harness.client.flushdb()
-    token = given(harness)
-    harness.client.config_resetstat()
-
-    call(harness, token)
-
-    stats = harness.client.info("commandstats")
-    taken = {name.removeprefix("cmdstat_"): stats[name]["calls"] for name in stats}
-    expected = commands if isinstance(commands, dict) else dict.fromkeys(commands, 1)
-    assert {name: count for name, count in taken.items() if name in ALL} == expected
-
-
 def _begun_and_published(turn: Turn) -> int:
     token = turn.first.started(execution_id=OWNER).token
     turn.second.publish()
@@ -250,22 +231,27 @@ TURN_COMMANDS: dict[
 }
 
 
-@pytest.mark.parametrize("script", TURN_COMMANDS)
-def test_a_script_with_a_turn_takes_these_commands(
+@pytest.mark.parametrize("script", [*COMMANDS, *(f"turn: {name}" for name in TURN_COMMANDS)])
+def test_a_script_takes_no_other_commands(
     harness: RecordHarness, server: RedisServer, script: str
 ) -> None:
-    given, call, commands = TURN_COMMANDS[script]
-    turn = Turn(harness, waits=True)
-    call(turn, given(turn))  # loads the script
+    record: Any = harness
+    if script in COMMANDS:
+        given, call, commands = COMMANDS[script]
+    else:
+        given, call, commands = TURN_COMMANDS[script.removeprefix("turn: ")]  # type: ignore[assignment]
+        record = Turn(harness, waits=True)
+    call(record, given(record))  # loads the script
     harness.client.flushdb()
-    token = given(turn)
+    token = given(record)
     harness.client.config_resetstat()
 
-    call(turn, token)
+    call(record, token)
 
     stats = harness.client.info("commandstats")
     taken = {name.removeprefix("cmdstat_"): stats[name]["calls"] for name in stats}
-    assert {name: count for name, count in taken.items() if name in ALL} == commands
+    expected = commands if isinstance(commands, dict) else dict.fromkeys(commands, 1)
+    assert {name: count for name, count in taken.items() if name in ALL} == expected
 
 
 #: Of both records, without token and time, for each state of a key that may run again.
@@ -314,16 +300,5 @@ def test_names_of_messages_are_in_the_slot_of_their_key(harness: RecordHarness) 
     assert Turn(harness).first.name == f"idem:{{{harness.name}}}:xMYpJ2mKVu8-QbalnIdbkA"
 
 
-ALL = {
-    "get",
-    "set",
-    "del",
-    "time",
-    "pttl",
-    "pexpire",
-    "exists",
-    "hget",
-    "hset",
-    "strlen",
-    "publish",
-}
+ALL = {*("get", "set", "del", "time", "pttl", "pexpire"),
+       *("exists", "hget", "hset", "strlen", "publish")}  # fmt: skip

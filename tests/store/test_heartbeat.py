@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from celery_idempotent.key.key import Key
 from celery_idempotent.lease import heartbeat
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.heartbeat import Heartbeat
-from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store import commands, scripts
-from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.server import ServerTransport
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
-from tests.store.record_harness import HOLD_MS, RETENTION_MS, SECOND, RecordHarness, calls, store_at
-from tests.waiting import SOON, eventually
+from tests.store.record_harness import (
+    HOLD_MS,
+    RENEWED_MS,
+    SECOND,
+    Holder,
+    RecordHarness,
+    await_later_deadline,
+    calls,
+    deadline,
+    keys,
+    store_at,
+)
+from tests.waiting import POLL_INTERVAL, SOON, eventually
 
 #: The other files test the scripts on every kind of server.
 pytestmark = pytest.mark.parametrize(
@@ -30,46 +43,12 @@ pytestmark = pytest.mark.parametrize(
 )
 
 REPOSITORY = Path(__file__).parents[2]
-LEASE_MS = 300
 EXTEND = scripts.load("extend").sha
-
-
-class Holder:
-    """An execution of `key` and its lease."""
-
-    def __init__(self, harness: RecordHarness, key: Key, lease_ms: int = LEASE_MS) -> None:
-        sent_at = lease_now()
-        begun = harness.started(key=key, lease_ms=lease_ms)
-        self.losses = 0
-        self.begun = begun
-        self.lease = Lease(
-            harness.store,
-            LeaseExtension(key, begun.token, lease_ms, RETENTION_MS),
-            sent_at,
-            self._lost,
-        )
-
-    def _lost(self, raw: bytes) -> None:
-        self.losses += 1
-
-
-def keys(number: int) -> list[Key]:
-    return [Key("shop.charge", f"{each:022}") for each in range(number)]
 
 
 def extensions(harness: RecordHarness) -> int:
     """Return how many extensions the server has replied to."""
     return calls(harness.client, "evalsha") + calls(harness.client, "eval")
-
-
-def deadline(harness: RecordHarness, key: Key) -> int:
-    record = run_sync(harness.store.get(key))
-    assert record is not None
-    return record.at_ms
-
-
-def await_later_deadline(harness: RecordHarness, key: Key, than: int) -> None:
-    eventually(lambda: deadline(harness, key) > than)
 
 
 def test_a_lease_outlives_its_length(harness: RecordHarness, heart: Heartbeat) -> None:
@@ -78,7 +57,7 @@ def test_a_lease_outlives_its_length(harness: RecordHarness, heart: Heartbeat) -
     heart.start_renewal(holder.lease)
 
     first_end = holder.begun.at_ms
-    eventually(lambda: harness.now_ms() > first_end + 2 * LEASE_MS)
+    eventually(lambda: harness.now_ms() > first_end + 2 * RENEWED_MS)
     assert harness.begin(task_id=SECOND).case == "held"
     assert holder.lease.trusted
     assert not holder.losses
@@ -182,7 +161,7 @@ def test_a_lost_reply_does_not_lose_the_lease(
     heart.start_renewal(holder.lease)
 
     eventually(lambda: proxy.pending == 0)
-    eventually(lambda: deadline(proxied, proxied.key) > holder.begun.at_ms + LEASE_MS)
+    eventually(lambda: deadline(proxied, proxied.key) > holder.begun.at_ms + RENEWED_MS)
     assert not holder.losses
     assert holder.lease.trusted
     heart.stop_renewal(holder.lease)
@@ -201,19 +180,6 @@ def test_a_missing_reply_does_not_lose_the_lease(
     assert proxy.pending == 0
     assert proxied.begin(task_id=SECOND).case == "held"
     assert holder.lease.trusted
-    heart.stop_renewal(holder.lease)
-
-
-def test_flushed_scripts_do_not_lose_the_lease(harness: RecordHarness, heart: Heartbeat) -> None:
-    holder = Holder(harness, harness.key)
-    heart.start_renewal(holder.lease)
-
-    for _ in range(3):
-        harness.client.script_flush()
-        seen = deadline(harness, harness.key)
-        await_later_deadline(harness, harness.key, than=seen)
-
-    assert not holder.losses
     heart.stop_renewal(holder.lease)
 
 
@@ -237,15 +203,6 @@ def test_a_lease_that_was_taken_over_is_noticed_once(
     assert heart.held() == ()
     assert harness.raw == before
     assert holder.losses == 1
-
-
-def test_a_lease_abandoned_by_the_parent_is_lost(harness: RecordHarness, heart: Heartbeat) -> None:
-    holder = Holder(harness, harness.key)
-    harness.abandon(grace_ms=60_000)
-
-    heart.start_renewal(holder.lease)
-
-    eventually(lambda: holder.losses == 1)
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "hold"])
@@ -281,7 +238,7 @@ def test_a_reply_after_stop_renewal_is_ignored(
 
     heart.stop_renewal(released.lease)
 
-    eventually(lambda: deadline(proxied, other.lease.key) > other.begun.at_ms + LEASE_MS)
+    eventually(lambda: deadline(proxied, other.lease.key) > other.begun.at_ms + RENEWED_MS)
     assert released.losses == 0
     heart.stop_renewal(other.lease)
 
@@ -315,7 +272,7 @@ def test_the_thread_ends_when_there_has_been_no_lease_for_a_while(
         heart.start_renewal(holder.lease)
         thread = heart.renewer(harness.store).thread
         assert thread is not None
-        await_later_deadline(harness, key, than=holder.begun.at_ms + LEASE_MS)
+        await_later_deadline(harness, key, than=holder.begun.at_ms + RENEWED_MS)
         heart.stop_renewal(holder.lease)
 
         thread.join(SOON)
@@ -336,7 +293,7 @@ def test_an_unexpected_error_does_not_end_the_others(
     heart.start_renewal(bad.lease)
     heart.start_renewal(good.lease)
 
-    eventually(lambda: deadline(harness, good.lease.key) > good.begun.at_ms + LEASE_MS)
+    eventually(lambda: deadline(harness, good.lease.key) > good.begun.at_ms + RENEWED_MS)
     assert "in a handler" in caplog.text
     assert heart.held() == (good.lease,)
     heart.stop_renewal(good.lease)
@@ -354,7 +311,7 @@ def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
     for holder in (bad, good):
         heart.start_renewal(holder.lease)
 
-    await_later_deadline(harness, good.lease.key, than=good.begun.at_ms + LEASE_MS)
+    await_later_deadline(harness, good.lease.key, than=good.begun.at_ms + RENEWED_MS)
     assert f"The lease of {bad.lease.key} could not be extended" in caplog.text
     assert not bad.losses, "the server has not replied lost"
     for holder in (bad, good):
@@ -370,5 +327,120 @@ def test_leases_of_two_stores_are_extended(
         heart.start_renewal(holder.lease)
 
     for config, holder in zip((harness, elsewhere), holders, strict=True):
-        await_later_deadline(config, config.key, than=holder.begun.at_ms + LEASE_MS)
+        await_later_deadline(config, config.key, than=holder.begun.at_ms + RENEWED_MS)
         heart.stop_renewal(holder.lease)
+
+
+class TestFrozenServer:
+    def test_trust_ends_and_comes_back(
+        self, harness: RecordHarness, server: RedisServer, heart: Heartbeat
+    ) -> None:
+        holder = Holder(harness, harness.key)
+        heart.start_renewal(holder.lease)
+        assert holder.lease.trusted
+
+        server.pause()
+        try:
+            eventually(lambda: not holder.lease.trusted)
+            assert not holder.losses, "the server has not replied lost"
+        finally:
+            server.resume()
+
+        eventually(lambda: holder.lease.trusted)
+        assert harness.begin(task_id=SECOND).case == "held"
+        heart.stop_renewal(holder.lease)
+
+    @pytest.mark.exhaustive
+    def test_leases_on_other_servers_are_extended(
+        self, harness: RecordHarness, heart: Heartbeat
+    ) -> None:
+        """As many servers as would use up the lease, if one request followed the other."""
+        with ExitStack() as stack:
+            others = [stack.enter_context(RedisServer.start(deployments.ANY)) for _ in range(6)]
+            frozen = [
+                Holder(
+                    RecordHarness(store_at(other.url), stack.enter_context(other.client())),
+                    harness.key,
+                    lease_ms=2_000,
+                )
+                for other in others
+            ]
+            holder = Holder(harness, harness.key, lease_ms=2_000)
+            for each in (*frozen, holder):
+                heart.start_renewal(each.lease)
+
+            for other in others:
+                other.pause()
+
+            while harness.now_ms() < holder.begun.at_ms + 2 * 2_000:
+                time.sleep(POLL_INTERVAL)
+                assert holder.lease.trusted
+                assert harness.begin(task_id=SECOND).case == "held"
+            assert not any(each.lease.trusted for each in frozen)
+            for each in (*frozen, holder):
+                heart.stop_renewal(each.lease)
+
+    def test_an_unreachable_server_is_logged_and_tried_again(
+        self,
+        harness: RecordHarness,
+        server: RedisServer,
+        heart: Heartbeat,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        holder = Holder(harness, harness.key)
+        server.kill()
+
+        heart.start_renewal(holder.lease)
+
+        eventually(lambda: "1 lease not extended" in caplog.text)
+        assert not holder.losses
+        server.restart()
+        eventually(lambda: holder.losses == 1)  # the server restarted empty
+
+
+FORK = """
+import os, sys, time
+from celery_idempotent.lease.heartbeat import heartbeat
+from tests.store.record_harness import Holder, RecordHarness, deadline, keys, store_at
+from tests.waiting import eventually
+import redis
+from celery_idempotent.store import commands
+
+url = sys.argv[1]
+scene = RecordHarness(store_at(url), redis.Redis.from_url(url))
+mine, childs = keys(2)
+holder = Holder(scene, mine)
+heartbeat.start_renewal(holder.lease)
+eventually(lambda: deadline(scene, mine) > holder.begun.at_ms)
+child = os.fork()
+if child == 0:
+    assert heartbeat.held() == ()
+    own = Holder(scene, childs)
+    heartbeat.start_renewal(own.lease)
+    eventually(lambda: deadline(scene, childs) > own.begun.at_ms + 300)
+    assert heartbeat.held() == (own.lease,)
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7
+seen = deadline(scene, mine)
+eventually(lambda: deadline(scene, mine) > seen)
+assert heartbeat.held() == (holder.lease,)
+print("both beat")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_has_a_heartbeat_of_its_own(
+    server: RedisServer, harness: RecordHarness
+) -> None:
+    parent = subprocess.run(
+        # Newer versions of Python warn of a fork of a process with threads, which is tested here.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, server.url],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert parent.stdout == "both beat\n", parent.stderr

@@ -14,8 +14,7 @@ from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.store.record_store import RecordStore
 from tests.flow.deliveries import PACKAGE, SignalAtLine
 from tests.store import deployments
-from tests.store.record_harness import RecordHarness
-from tests.store.test_heartbeat import Holder, await_later_deadline, deadline, keys
+from tests.store.record_harness import Holder, RecordHarness, await_later_deadline, deadline, keys
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.record.record import State
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import scripts
 from celery_idempotent.store.run_sync import run_sync
 from tests.faults.proxy import Proxy
@@ -30,6 +31,12 @@ def warmed(proxied: RecordHarness) -> RecordHarness:
     return proxied
 
 
+def abandoned(harness: RecordHarness) -> Record:
+    harness.started()
+    harness.abandon()
+    return harness.record()
+
+
 def lose(proxy: Proxy, script: str) -> None:
     proxy.lose_reply(to=scripts.load(script).sha)
 
@@ -39,118 +46,56 @@ def assert_sent_twice(proxy: Proxy, script: str) -> None:
     assert len(proxy.requests_with(scripts.load(script).sha)) == 2
 
 
-def test_begin(warmed: RecordHarness, proxy: Proxy) -> None:
-    lose(proxy, "begin")
-
-    answer = warmed.begin()
-
-    assert_sent_twice(proxy, "begin")
-    assert (answer.case, answer.stored.attempt) == ("begun", 1)
-    assert answer.record == warmed.record()
-    assert warmed.complete(answer.token).case == "ok"
-
-
-def test_begin_that_takes_over(warmed: RecordHarness, proxy: Proxy) -> None:
-    dead = warmed.expired()
-    proxy.requests.clear()
-    lose(proxy, "begin")
-
-    answer = warmed.begin()
-
-    assert_sent_twice(proxy, "begin")
-    assert (answer.case, answer.stored.attempt) == ("begun", 2)
-    assert answer.token > dead.token
-
-
-def test_begin_of_a_retry(warmed: RecordHarness, proxy: Proxy) -> None:
-    warmed.held_for_retry()
-    proxy.requests.clear()
-    lose(proxy, "begin")
-
-    assert warmed.begin().case == "begun"
-    assert_sent_twice(proxy, "begin")
-
-
-def test_begin_that_finds_the_task_poisoned(warmed: RecordHarness, proxy: Proxy) -> None:
-    warmed.started()
-    warmed.abandon()
-    proxy.requests.clear()
-    lose(proxy, "begin")
-
-    answer = warmed.begin(max_attempts=1)
-
-    assert_sent_twice(proxy, "begin")
-    assert answer.case == "finished"
-    assert answer.stored.body == b"poisoned"
-
-
 @pytest.mark.parametrize(
-    ("script", "call"),
+    ("given", "case", "attempt"),
     [
-        ("complete", lambda harness, token: harness.complete(token)),
-        ("fail", lambda harness, token: harness.fail(token)),
-        ("release", lambda harness, token: harness.release(token)),
-        ("release", lambda harness, token: harness.release(token, HOLD_MS)),
-        ("extend", lambda harness, token: harness.extend(token)),
-        ("save_step", lambda harness, token: harness.save_step(token)),
-        ("abandon", lambda harness, token: harness.abandon()),
-        ("abandon", lambda harness, token: harness.abandon(grace_ms=1000)),
+        (None, "begun", 1),
+        (RecordHarness.expired, "begun", 2),
+        (RecordHarness.held_for_retry, "begun", 1),
+        (abandoned, "finished", 1),
     ],
-    ids=["complete", "fail", "release", "hold", "extend", "save_step", "abandon", "grace"],
+    ids=["absent", "a takeover", "a retry", "poisoned"],
 )
-def test_other_transitions(
-    warmed: RecordHarness,
-    proxy: Proxy,
-    script: str,
-    call: Callable[[RecordHarness, int], RecordReply],
-) -> None:
-    token = warmed.started().token
+def test_begin(warmed: RecordHarness, proxy: Proxy, given: Any, case: str, attempt: int) -> None:
+    before = given(warmed).token if given else 0
+    proxy.requests.clear()
+    lose(proxy, "begin")
+
+    answer = warmed.begin(max_attempts=1 if case == "finished" else 5)
+
+    assert_sent_twice(proxy, "begin")
+    assert (answer.case, answer.stored.attempt) == (case, attempt)
+    assert answer.record == warmed.record()
+    assert answer.token > before or case == "finished"
+
+
+#: Script, record before, call, and case of the reply.
+CALLS: dict[str, tuple[str, Callable[..., Record | None], Callable[..., RecordReply], str]] = {
+    "complete": ("complete", RecordHarness.started, RecordHarness.complete, "ok"),
+    "fail": ("fail", RecordHarness.started, RecordHarness.fail, "ok"),
+    "release": ("release", RecordHarness.started, RecordHarness.release, "ok"),
+    "hold": (
+        "release", RecordHarness.started, lambda h, token: h.release(token, HOLD_MS), "ok",
+    ),
+    "extend": ("extend", RecordHarness.started, RecordHarness.extend, "ok"),
+    "save_step": ("save_step", RecordHarness.started, RecordHarness.save_step, "ok"),
+    "abandon": ("abandon", RecordHarness.started, lambda h, _: h.abandon(), "ok"),
+    "grace": ("abandon", RecordHarness.started, lambda h, _: h.abandon(grace_ms=1000), "ok"),
+    "reserve": ("reserve", lambda _: None, lambda h, _: h.reserve(), "reserved"),
+    "continuation": ("continuation", RecordHarness.sending, lambda h, _: h.mark_continued(), "ok"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_other_calls(warmed: RecordHarness, proxy: Proxy, call: str) -> None:
+    script, given, send, case = CALLS[call]
+    record = given(warmed)
+    proxy.requests.clear()
     lose(proxy, script)
 
-    answer = call(warmed, token)
+    assert send(warmed, record.token if record else 0).case == case
 
     assert_sent_twice(proxy, script)
-    assert answer.case == "ok"
-
-
-def test_step_is_stored_once(warmed: RecordHarness, proxy: Proxy) -> None:
-    token = warmed.started().token
-    warmed.save_step(token, "one", b"1")
-    once = warmed.record().body
-    warmed.forget()
-    token = warmed.started().token
-    lose(proxy, "save_step")
-
-    warmed.save_step(token, "one", b"1")
-
-    assert warmed.record().body == once
-
-
-def test_reserve(warmed: RecordHarness, proxy: Proxy) -> None:
-    lose(proxy, "reserve")
-
-    assert warmed.reserve().case == "reserved"
-    assert_sent_twice(proxy, "reserve")
-    assert warmed.begin().case == "begun"
-
-
-def test_mark_continued(warmed: RecordHarness, proxy: Proxy) -> None:
-    warmed.sending()
-    lose(proxy, "continuation")
-
-    assert warmed.mark_continued().case == "ok"
-    assert_sent_twice(proxy, "continuation")
-
-
-def test_get(warmed: RecordHarness, proxy: Proxy) -> None:
-    done = warmed.completed()
-    lose(proxy, "get")
-
-    record = run_sync(warmed.store.get(warmed.key))
-
-    assert_sent_twice(proxy, "get")
-    assert record is not None
-    assert record.token == done.token
 
 
 def test_two_lost_replies_in_a_row(warmed: RecordHarness, proxy: Proxy) -> None:

@@ -162,11 +162,7 @@ class TestFrozenReplica:
 
     @pytest.mark.parametrize("transition", ["extend", "release", "forget"])
     def test_other_transitions_do_not_wait(
-        self,
-        harness: RecordHarness,
-        hasty: RecordHarness,
-        replica: RedisServer,
-        transition: str,
+        self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer, transition: str
     ) -> None:
         record = harness.started()
         replica.pause()

@@ -1,11 +1,17 @@
-"""Keys that may run again: one message at a time has the turn; copies of an ended one replay."""
+"""Keys that may run again: one message at a time has the turn; copies of an ended one replay.
+
+`test_table` compares each call with the model; here are the promises in examples.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import default_root
+from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
@@ -15,15 +21,17 @@ from tests.store.record_harness import (
     ERROR_MS,
     FIRST,
     HOLD_MS,
+    LEASE_MS,
     OTHER_ARGUMENTS,
     OWNER,
     RESULT,
     RETENTION_MS,
     SECOND,
     SHORT_MS,
+    THIRD,
     RecordHarness,
+    Turn,
 )
-from tests.store.turns import THIRD, Message, Turn
 from tests.waiting import eventually
 
 
@@ -33,42 +41,29 @@ def turn(harness: RecordHarness) -> Turn:
     return Turn(harness)
 
 
-def until_expired(message: Message, deadline_ms: int) -> None:
-    eventually(lambda: message.now_ms() >= deadline_ms)
+@pytest.fixture
+def collapsing(harness: RecordHarness) -> Turn:
+    """Messages with ``idempotency_until="started"``."""
+    return Turn(harness, waits=True)
 
 
 @pytest.mark.core
-def test_the_next_message_runs_after_the_end_and_a_copy_replays(turn: Turn) -> None:
-    first = turn.first.started()
-    assert turn.second.begin().case == "busy"
-    assert turn.first.complete(first.token).case == "ok"
-
-    second = turn.second.started()
-
-    assert second.token > first.token
-    for message, record in ((turn.first, turn.first.record()), (turn.second, second)):
-        copy = message.begin()
-        assert copy.stored.task_id == message.task_id
-        assert copy.case == ("finished" if record.state.finished else "held")
-
-
-def test_the_turn_shows_the_last_outcome(turn: Turn) -> None:
-    outcome = turn.first.completed()
-
-    assert turn.harness.record() == outcome
-    for record in (turn.harness, turn.first):
-        assert RETENTION_MS - 5000 < record.left_ms() <= RETENTION_MS
-
-
-def test_many_messages_may_run_and_every_copy_replays(turn: Turn) -> None:
-    for message in (turn.first, turn.second, turn.third) * 2:
-        reply = message.begin()
-        if reply.case == "begun":
-            message.complete(reply.token, Payload("json", message.task_id.encode()))
+def test_the_next_message_runs_after_the_end_and_copies_replay(turn: Turn) -> None:
+    for message in (turn.first, turn.second, turn.third):
+        running = message.started()
+        for other in (turn.first, turn.second, turn.third):
+            if other.raw is None:
+                assert other.begin().case == "busy"
+        payload = Payload("json", message.task_id.encode())
+        assert message.complete(running.token, payload).case == "ok"
+        assert turn.harness.record() == message.record(), "the turn shows the last outcome"
+        for record in (turn.harness, message):
+            assert RETENTION_MS - 5000 < record.left_ms() <= RETENTION_MS
 
     for message in (turn.first, turn.second, turn.third):
         copy = message.begin()
         assert (copy.case, copy.stored.body) == ("finished", message.task_id.encode())
+        assert copy.stored.task_id == message.task_id
 
 
 @pytest.mark.parametrize("generation", [0, 1])
@@ -77,6 +72,8 @@ def test_copies_get_the_error_that_ended_their_message(turn: Turn, generation: i
     assert turn.first.end_with_error(token, generation=generation).case == "ok"
 
     assert turn.state is None
+    name = turn.first.store.name(turn.first.key.entry(default_root(FIRST)))
+    assert ERROR_MS - 5000 < turn.first.client.pttl(name) <= ERROR_MS
     for older in range(generation + 1):
         copy = turn.first.begin(generation=older)
         assert (copy.case, copy.stored.body) == ("sent", ERROR.body)
@@ -94,9 +91,9 @@ def test_a_stored_error_is_of_one_message_only(turn: Turn) -> None:
 
 def test_other_arguments_are_a_conflict_and_no_reuse(turn: Turn) -> None:
     turn.first.started()
-
     others = OTHER_ARGUMENTS.of_message(SECOND)
 
+    assert turn.second.publish(key=others).case == "reused"
     assert turn.second.begin(key=others).case == "busy"
     turn.first.complete(turn.first.record().token)
     assert turn.second.begin(key=others).case == "begun"
@@ -123,15 +120,6 @@ def test_a_resent_end_leaves_the_next_run_alone(turn: Turn, end: str) -> None:
 
 
 class TestTakeover:
-    def test_of_the_same_message(self, turn: Turn) -> None:
-        dead = turn.first.expired()
-
-        reply = turn.first.begin()
-
-        assert (reply.case, reply.stored.attempt) == ("begun", 2)
-        assert reply.token > dead.token
-        assert turn.harness.record().token == reply.token
-
     def test_by_another_message_and_the_dead_one_comes_back(self, turn: Turn) -> None:
         dead = turn.first.expired()
 
@@ -140,10 +128,12 @@ class TestTakeover:
         assert running.token > dead.token
         assert turn.first.begin().case == "later"
         turn.second.complete(running.token)
-        assert turn.first.begin().stored.attempt == 2
+        again = turn.first.started()
+        assert again.attempt == 2
+        assert turn.harness.record().token == again.token
 
     @pytest.mark.parametrize("end", ["complete", "fail", "end_with_error", "extend", "save_step"])
-    def test_refuses_the_stale_execution_while_it_runs(self, turn: Turn, end: str) -> None:
+    def test_refuses_the_stale_execution(self, turn: Turn, end: str) -> None:
         stale = turn.first.expired()
         running = turn.second.started()
 
@@ -152,14 +142,8 @@ class TestTakeover:
         assert (reply.case, reply.stored.task_id) == ("lost", FIRST)
         assert not reply.stored.state.finished
         assert turn.harness.record() == running
-
-    @pytest.mark.parametrize("end", ["complete", "fail", "end_with_error", "extend", "save_step"])
-    def test_refuses_the_stale_execution_after_it(self, turn: Turn, end: str) -> None:
-        stale = turn.first.expired()
-        turn.second.completed()
-
+        turn.second.complete(running.token)
         reply = getattr(turn.first, end)(stale.token)
-
         assert (reply.case, reply.stored.task_id) == ("lost", FIRST)
         assert turn.first.begin().case == "begun"
 
@@ -190,19 +174,17 @@ class TestTakeover:
 
 
 class TestAbandon:
-    def test_the_same_message_takes_over_at_once(self, turn: Turn) -> None:
+    @pytest.mark.parametrize("same", [True, False], ids=["the same message", "another message"])
+    def test_the_next_message_takes_over_at_once(self, turn: Turn, same: bool) -> None:
         token = turn.first.started().token
 
         assert turn.first.abandon().case == "ok"
 
         assert turn.first.extend(token).case == "lost"
-        assert turn.first.begin().stored.attempt == 2
-
-    def test_another_message_takes_over_at_once(self, turn: Turn) -> None:
-        turn.first.started()
+        reply = (turn.first if same else turn.second).begin()
+        assert (reply.case, reply.stored.attempt) == ("begun", 2 if same else 1)
         turn.first.abandon()
-
-        assert turn.second.begin().case == "begun"
+        assert same or turn.harness.record() == reply.record
 
     def test_nobody_begins_before_the_child_is_dead(self, turn: Turn) -> None:
         turn.first.started()
@@ -213,14 +195,6 @@ class TestAbandon:
         assert turn.third.publish().case == "reserved"
         assert turn.third.begin().case == "later"
         assert turn.first.begin().case == "sent"
-
-    def test_leaves_a_turn_alone_that_another_message_has(self, turn: Turn) -> None:
-        turn.first.expired()
-        running = turn.second.started()
-
-        turn.first.abandon()
-
-        assert turn.harness.record() == running
 
 
 class TestRetry:
@@ -236,7 +210,8 @@ class TestRetry:
     def test_that_comes_too_late_waits_for_its_turn(self, turn: Turn) -> None:
         token = turn.first.started().token
         turn.first.release(token, SHORT_MS, generation=1)
-        until_expired(turn.first, turn.first.record().at_ms)
+        until_ms = turn.first.record().at_ms
+        eventually(lambda: turn.first.now_ms() >= until_ms)
         turn.second.started()
 
         assert turn.first.begin(generation=1).case == "later"
@@ -250,52 +225,32 @@ class TestRetry:
         assert turn.second.begin().case == "begun"
 
 
-class TestForget:
-    def test_a_forgotten_turn_is_free_and_the_execution_is_refused(self, turn: Turn) -> None:
-        token = turn.first.started().token
-        assert turn.harness.forget().case == "ok"
+def test_a_forgotten_turn_is_free_and_the_execution_is_refused(turn: Turn) -> None:
+    token = turn.first.started().token
+    assert turn.harness.forget().case == "ok"
 
-        assert turn.second.begin().case == "begun"
-        assert turn.first.complete(token).case == "lost"
-
-    def test_without_a_next_run_the_refusal_has_no_record(self, turn: Turn) -> None:
-        token = turn.first.started().token
-        turn.harness.forget()
-
-        for reply in (turn.first.complete(token), turn.first.end_with_error(token)):
-            assert (reply.case, reply.record) == ("lost", None)
+    for reply in (turn.first.complete(token), turn.first.end_with_error(token)):
+        assert (reply.case, reply.record) == ("lost", None)
+    assert turn.second.begin().case == "begun"
+    assert turn.first.complete(token).case == "lost"
 
 
 class TestPublishing:
     def test_reserves_a_free_turn(self, turn: Turn) -> None:
-        assert turn.first.publish().case == "reserved"
+        assert turn.first.publish().case == turn.first.publish().case == "reserved"
 
         assert (turn.state, turn.holder) == (State.RESERVED, FIRST)
         assert HOLD_MS - 5000 < turn.harness.left_ms() <= HOLD_MS
-        assert turn.second.begin().case == "busy"
-        assert turn.first.begin().case == "begun"
-
-    def test_while_one_waits_or_runs_gets_that_one(self, turn: Turn) -> None:
-        turn.first.publish()
         assert turn.second.publish().stored.task_id == FIRST
-        turn.first.started()
-
-        reply = turn.second.publish()
-
-        assert (reply.case, reply.stored.task_id) == ("held", FIRST)
-
-    def test_after_the_end_reserves_anew(self, turn: Turn) -> None:
-        turn.first.completed()
-
+        assert turn.second.begin().case == "busy"
+        turn.second.give_back()
+        assert turn.holder == FIRST
+        token = turn.first.started().token
+        assert turn.second.publish()[:2] == ("held", turn.harness.record())
+        turn.first.complete(token)
         assert turn.second.publish().case == "reserved"
-
-    def test_with_other_arguments_is_no_duplicate(self, turn: Turn) -> None:
-        turn.first.publish()
-        others = OTHER_ARGUMENTS.of_message(SECOND)
-        assert turn.second.publish(key=others).case == "reused"
-        turn.first.started()
-
-        assert turn.second.publish(key=others).case == "reused"
+        turn.second.give_back()
+        assert turn.state is None
 
     def test_after_a_crash_needs_no_reservation(self, turn: Turn) -> None:
         turn.first.expired()
@@ -321,25 +276,108 @@ class TestPublishing:
         assert turn.first.begin().case == "sent"
         assert turn.first.begin(root=b"another!").case == "begun"
 
-    def test_a_reservation_that_is_given_back_is_free(self, turn: Turn) -> None:
-        turn.first.publish()
-        turn.first.give_back()
-
-        assert turn.state is None
-        turn.first.publish()
-        turn.second.give_back()
-        assert turn.holder == FIRST
-
-    def test_of_the_same_task_id_may_be_repeated(self, turn: Turn) -> None:
-        turn.first.publish()
-
-        assert turn.first.publish().case == "reserved"
-
     def test_a_reservation_that_has_expired_is_free(self, turn: Turn) -> None:
         turn.first.publish(hold_ms=SHORT_MS)
         eventually(lambda: turn.second.publish().case == "reserved")
 
         assert turn.first.begin().case == "busy"
+
+
+class TestCollapsing:
+    @pytest.mark.core
+    @pytest.mark.parametrize("end", ["complete", "fail", "release", "end_with_error"])
+    def test_one_runs_one_waits_and_the_others_get_the_waiting_one(
+        self, collapsing: Turn, end: str
+    ) -> None:
+        collapsing.first.publish()
+        assert collapsing.third.publish().stored.task_id == FIRST
+        token = collapsing.first.started().token
+
+        assert collapsing.second.publish().case == "reserved"
+        reply = collapsing.third.publish()
+
+        assert (reply.case, reply.stored.task_id) == ("held", SECOND)
+        assert reply.stored.state is State.RESERVED
+        assert collapsing.waits
+        running = collapsing.harness.record()
+        assert steps.read(running.body, "key") == {}, "it is not taken for a step"
+        assert getattr(collapsing.first, end)(token).case == "ok"
+        assert (collapsing.state, collapsing.holder) == (State.RESERVED, SECOND)
+        assert HOLD_MS - 5000 < collapsing.harness.left_ms() <= HOLD_MS
+        assert collapsing.third.begin().case == "busy"
+        assert collapsing.second.begin().case == "begun"
+        assert not collapsing.waits
+
+    def test_the_reservation_is_kept_over_a_retry_a_crash_and_a_heartbeat(
+        self, collapsing: Turn
+    ) -> None:
+        token = collapsing.first.started().token
+        collapsing.second.publish()
+        collapsing.first.extend(token)
+        collapsing.first.save_step(token)
+        collapsing.first.release(token, HOLD_MS, generation=1)
+        assert collapsing.third.publish().stored.task_id == SECOND
+        assert collapsing.second.begin().case == "later"
+        collapsing.first.started(generation=1)
+        collapsing.first.abandon()
+        token = collapsing.first.started(generation=1).token
+
+        assert collapsing.third.publish().stored.task_id == SECOND
+        collapsing.first.complete(token)
+        assert collapsing.holder == SECOND
+
+    def test_a_waiting_message_that_meets_a_run_renews_its_reservation(
+        self, collapsing: Turn
+    ) -> None:
+        token = collapsing.first.started().token
+        collapsing.second.publish(hold_ms=LEASE_MS)
+
+        assert collapsing.second.begin().case == "later"
+
+        collapsing.first.complete(token)
+        assert collapsing.harness.left_ms() > LEASE_MS
+
+    def test_a_message_without_a_reservation_waits_if_no_other_does(self, collapsing: Turn) -> None:
+        collapsing.first.started()
+
+        assert collapsing.second.begin().case == "later"
+        assert collapsing.third.begin().case == "busy"
+        assert collapsing.third.publish().stored.task_id == SECOND
+
+    def test_a_waiting_reservation_that_has_expired_is_free(self, collapsing: Turn) -> None:
+        token = collapsing.first.started().token
+        collapsing.second.publish(hold_ms=SHORT_MS)
+
+        eventually(lambda: collapsing.third.publish().case == "reserved")
+
+        collapsing.first.complete(token)
+        assert collapsing.holder == THIRD
+
+    def test_a_reservation_that_is_given_back_makes_room(self, collapsing: Turn) -> None:
+        token = collapsing.first.started().token
+        collapsing.second.publish()
+        collapsing.second.give_back()
+        assert not collapsing.waits
+        assert collapsing.third.publish().case == "reserved"
+        collapsing.first.release(token, HOLD_MS, generation=1)
+
+        collapsing.first.give_back()  # a retry that is discarded
+
+        assert collapsing.holder == THIRD
+
+    def test_after_a_crash_one_message_waits(self, collapsing: Turn) -> None:
+        collapsing.first.expired()
+
+        assert collapsing.second.publish().case == "reserved"
+        assert collapsing.third.publish().stored.task_id == SECOND
+        assert collapsing.second.begin().case == "begun"
+
+    def test_other_arguments_than_the_waiting_ones_are_refused(self, collapsing: Turn) -> None:
+        others = OTHER_ARGUMENTS.of_message(SECOND)
+        collapsing.first.started()
+        assert collapsing.second.publish(key=others).case == "reserved"
+
+        assert collapsing.third.publish().case == "reused"
 
 
 class TestChangingTheMode:
@@ -367,20 +405,14 @@ class TestChangingTheMode:
         assert turn.harness.begin(task_id=THIRD).stored.task_id == SECOND
 
 
-class TestDamage:
-    def test_of_the_turn(self, turn: Turn) -> None:
-        turn.harness.put(b"damage")
+def test_a_damaged_turn_is_corrupt(turn: Turn) -> None:
+    turn.harness.put(b"damage")
 
-        reserve = commands.reserve(turn.first.key, FIRST, HOLD_MS)
-        reply = run_sync(turn.harness.store.execute(reserve))
-        assert (reply.case, reply.raw) == ("corrupt", b"damage")
+    reserve = commands.reserve(turn.first.key, FIRST, HOLD_MS)
+    reply = run_sync(turn.harness.store.execute(reserve))
+    assert (reply.case, reply.raw) == ("corrupt", b"damage")
+    calls: list[Callable[[], object]] = [turn.first.begin, turn.second.begin]
+    for call in calls:
         with pytest.raises(CorruptRecordError):
-            turn.first.begin()  # its reply has the damaged bytes
-        assert turn.first.raw is None
-
-
-def test_entries_expire(turn: Turn) -> None:
-    turn.first.end_with_error(turn.first.started().token)
-
-    name = turn.first.store.name(turn.first.key.entry(default_root(FIRST)))
-    assert ERROR_MS - 5000 < turn.first.client.pttl(name) <= ERROR_MS
+            call()  # its reply has the damaged bytes
+    assert turn.first.raw is None

@@ -104,11 +104,7 @@ def test_a_line_names_the_call_and_its_record_has_the_fields(lines: io.StringIO)
     )
     line.pop("taskName", None)
     assert line == log_extra(
-        "shop.charge:digest",
-        task_id="17",
-        label="order 100 %s",
-        token=1795275949160191,
-        attempt=1,
+        "shop.charge:digest", task_id="17", label="order 100 %s", token=1795275949160191, attempt=1
     )
 
 
@@ -138,5 +134,5 @@ def test_each_decision_and_outcome_is_reported_by_an_event() -> None:
 
     assert {event.decision for event in events} == {*DECISIONS, ""}
     assert {event.counter for event in events} == {
-        *(*OUTCOMES, "deduplicated", "refused_{reason}", "would_refuse_{reason}", ""),
+        *(*OUTCOMES, "deduplicated", "refused_{reason}", "would_refuse_{reason}", "")
     }

@@ -11,7 +11,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult
 
 from celery_idempotent.store.tracking import CHANNEL
-from tests import command_line
+from tests.apps import run_command
 from tests.servers.redis_server import RedisServer
 from tests.store.deployments import KINDS, documented_rules
 from tests.waiting import SOON, eventually
@@ -103,7 +103,7 @@ def test_publishers_wait_for_results(shop: Shop, order: str) -> None:
 def test_the_command_line(shop: Shop, order: str) -> None:
     charge.delay(order).get(timeout=SOON)
 
-    run, key = partial(command_line.run, shop.app), str(charge.idempotency_key_of(order))
+    run, key = partial(run_command, shop.app), str(charge.idempotency_key_of(order))
     assert key in run("list", "--json")
     assert key in run("show", key)
     run("stats", "--timeout", "0")

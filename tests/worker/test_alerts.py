@@ -23,7 +23,7 @@ from redis import Redis
 from celery_idempotent.store import commands
 from tests.faults.proxy import Proxy
 from tests.flow.deliveries import begin_elsewhere
-from tests.servers.ports import Ports
+from tests.servers.program import Ports
 from tests.servers.prometheus import Prometheus
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually

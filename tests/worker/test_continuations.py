@@ -22,7 +22,7 @@ from kombu.exceptions import EncodeError
 from redis import Redis
 
 from celery_idempotent import ResultNotStoredError, State
-from tests.servers.clock import Clock
+from tests.servers.program import Clock
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import (

@@ -14,7 +14,7 @@ import pytest
 
 from celery_idempotent import CallOutcome, KeyReusedError, ResultNotStoredError, State, outcome_of
 from celery_idempotent.store.reference import Reference
-from tests import command_line
+from tests.apps import run_command
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, check_duplicates
 from tests.worker.ledger import Ledger
@@ -256,7 +256,7 @@ class TestTaskIdOfADuplicate:
         found(shop, duplicate.id)
         pack.idempotency_forget(order)
 
-        message = command_line.run(shop.app, "show", duplicate.id, code=1)
+        message = run_command(shop.app, "show", duplicate.id, code=1)
         assert f"got the outcome of task {first.id} (attempt 1), under shop.pack:" in message
         assert "which is absent now" in message
 
@@ -276,7 +276,7 @@ def found(shop: Shop, task_id: str) -> Reference:
 def show(shop: Shop, task_id: str, *, whole: bool = False) -> dict[str, Any]:
     if not whole:
         found(shop, task_id)
-    document = json.loads(command_line.run(shop.app, "show", task_id, "--json"))
+    document = json.loads(run_command(shop.app, "show", task_id, "--json"))
     return document if whole else {name: document[name] for name in ("duplicate", "task_id", "key")}
 
 

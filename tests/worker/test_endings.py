@@ -10,7 +10,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from celery_idempotent import State
-from tests.servers.processes import is_running
+from tests.servers.program import is_running
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop

@@ -33,7 +33,7 @@ from sentry_sdk.transport import Transport
 from celery_idempotent.events.table import REFUSED_FOR
 from celery_idempotent.store import commands
 from tests.flow.deliveries import begin_elsewhere
-from tests.servers.ports import Ports
+from tests.servers.program import Ports
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Monitor, Shop

@@ -21,7 +21,7 @@ from celery_idempotent import PoisonedTaskError, State, signals
 from celery_idempotent.cli.target import resolve_records
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import changes
-from tests.command_line import run as celery
+from tests.apps import run_command as celery
 from tests.exhaustive import exhaustive_except
 from tests.servers.cluster import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ

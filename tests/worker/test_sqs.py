@@ -12,7 +12,7 @@ import pytest
 
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery import broker as brokers
-from tests.sqs import Queues
+from tests.aws import Queues
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, check_duplicates, check_retry
 from tests.worker.tasks import pack, try_later

@@ -22,8 +22,8 @@ from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.monitoring.bootstep import describe_settings
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from tests import command_line
-from tests.servers.ports import Ports
+from tests.apps import run_command
+from tests.servers.program import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
 from tests.worker.harness import Monitor, Shop, Worker
@@ -476,7 +476,7 @@ class TestInspect:
         (by_worker,) = (
             f for f in inspect(shop, "idempotency_doctor") if f["name"] == "rule-raised"
         )
-        findings = json.loads(command_line.run(shop.app, "doctor", "--json", code=1))["findings"]
+        findings = json.loads(run_command(shop.app, "doctor", "--json", code=1))["findings"]
 
         sampler = Sampler(shop.app, "")
         sampler.start()

@@ -16,8 +16,8 @@ from celery_idempotent.store.transport.server import ServerTransport
 from labs.benchmarks.bench import RETENTION_MS, Bench, private_server
 from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.measure import Measure, ProgressCallback
+from tests.servers.program import wait_until
 from tests.servers.redis_server import RedisServer
-from tests.servers.waiting import wait_until
 
 #: The default lease in seconds, and its renewals per lease.
 LEASE, RENEWALS_PER_LEASE = 60.0, 3

@@ -10,10 +10,9 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.dashboard.process import dashboard
 from tests.dashboard.shop import URL_VARIABLE
-from tests.dashboard.site import Site
-from tests.servers.ports import Ports
+from tests.dashboard.site import Site, dashboard
+from tests.servers.program import Ports
 
 pytestmark = [
     pytest.mark.browser,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from tests.faults.proxy import Proxy
 from tests.functions.conftest import LEASE
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
@@ -37,42 +36,8 @@ def keys(key: str) -> list[str]:
     return [f"{key}:{n}" for n in range(1000)]
 
 
-@pytest.fixture
-def proxy(server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(server.url) as proxy:
-        yield proxy
-
-
 def decisions(batch: Any) -> list[Decision]:
     return [entry.decision for entry in batch]
-
-
-def test_a_thousand_keys_take_few_requests(
-    proxy: Proxy, client: redis.Redis, keys: list[str]
-) -> None:
-    idem = Idempotency(proxy.url, key_prefix=keys[0])
-    with idem.begin_many(["warm"]) as warm:  # connects, and loads the scripts
-        warm.complete_many()
-
-    def executed() -> int:
-        stats: Any = client.info("commandstats")
-        return sum(stats.get(f"cmdstat_{n}", {}).get("calls", 0) for n in ("evalsha", "eval"))
-
-    executed_before, requests_before = executed(), len(proxy.requests)
-    batch = idem.begin_many(keys)
-    assert decisions(batch) == [Decision.RUN] * 1000
-    assert batch.complete_many({key: n for n, key in enumerate(keys)}) == {}
-    again = idem.begin_many(keys)
-
-    assert executed() - executed_before == 3000
-    assert [entry.replay for entry in again] == list(range(1000))
-    # The proxy counts what was sent before each piece of a reply as a request: a few for each round
-    # trip, more on a busy machine, and far fewer than one for each command.
-    requests = len(proxy.requests) - requests_before
-    print(f"\n3,000 commands in {requests} requests")
-    assert requests < 600
-    assert not heartbeat.held()
-    idem.close()
 
 
 def test_begin_complete_and_release_take_one_round_trip_each(
@@ -248,18 +213,6 @@ def test_wait_replicas_is_rejected(server: RedisServer) -> None:
 
     with pytest.raises(SettingsError, match="a batch does not wait for replicas"):
         engine.begin_many(["a"])
-
-
-def test_async_batches_behave_like_batches(idem: Idempotency, run: Run, keys: list[str]) -> None:
-    async def use_batch() -> None:
-        async with await idem.abegin_many(keys) as batch:
-            assert set(decisions(batch)) == {Decision.RUN}
-            assert await batch.complete_many(dict.fromkeys(keys[:999], "done")) == {}
-        again = await idem.abegin_many(keys)
-        assert decisions(again) == [Decision.REPLAY] * 999 + [Decision.RUN]
-        await again.release_many()
-
-    run(use_batch())
 
 
 @pytest.mark.parametrize("kind", ["blocking", "async"])

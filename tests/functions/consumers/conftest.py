@@ -12,12 +12,7 @@ from tests.functions.consumers.harness import SHORT_VISIBILITY, ConsumerHarness
 from tests.servers.redis_server import RedisServer
 
 
-@pytest.fixture(
-    params=[
-        "redis",
-        pytest.param("rabbitmq", marks=pytest.mark.rabbitmq),
-    ]
-)
+@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)])
 def broker(request: pytest.FixtureRequest, server: RedisServer) -> tuple[str, dict[str, Any]]:
     if request.param == "rabbitmq":
         return request.getfixturevalue("rabbitmq").url, {"confirm_publish": True}

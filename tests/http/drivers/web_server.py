@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import redis
 
-from tests.servers.ports import Ports
+from tests.servers.program import Ports
 from tests.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[3]

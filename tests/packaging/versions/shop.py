@@ -16,8 +16,8 @@ from celery.signals import worker_init
 
 import celery_idempotent
 from celery_idempotent import IdempotentTask, signals
+from tests.servers.program import die_with_parent
 from tests.worker.ledger import Ledger
-from tests.worker.parent_death import die_with_parent
 
 #: Names the version of a worker.
 VERSION = os.environ["SHOP_VERSION"]

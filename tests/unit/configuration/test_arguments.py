@@ -18,7 +18,7 @@ from kombu import serialization
 from celery_idempotent.configuration.arguments import normalised
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.rule import KeyRule
-from tests.unit.serializers import SERIALIZERS
+from tests.unit.payload.encoding import SERIALIZERS
 
 
 class Colour(str, Enum):
@@ -203,9 +203,7 @@ def test_values_without_a_canonical_form_are_rejected_in_one_line(
 
 
 @pytest.mark.parametrize("key", ["template", "callable"])
-def test_a_huge_number_is_rejected_by_a_rule_that_formats_it(
-    key: str,
-) -> None:
+def test_a_huge_number_is_rejected_by_a_rule_that_formats_it(key: str) -> None:
     rule = KeyRule("shop.charge", RULES[key], signature(charge), partial(normalised, "pickle"))
 
     with pytest.raises(KeyRuleError, match="shop.charge: idempotency_key .*ValueError"):

@@ -8,7 +8,7 @@ import pytest
 from celery.exceptions import ImproperlyConfigured
 
 from celery_idempotent.store.run_sync import run_sync
-from tests.unit.configuration.apps import celery, error_of, task_in
+from tests.unit.apps import celery, error_of, task_in
 
 KEY = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IHNlY3I="
 
@@ -89,10 +89,7 @@ class TestEncryptionKeys:
                 "'tests.unit.configuration.test_encryption_keys.nothing' raised",
             ),
             ("no.such.module", "'no.such.module' raised ModuleNotFoundError"),
-            (
-                keys_of_an_unavailable_vault,
-                "its function raised OSError instead of returning keys",
-            ),
+            (keys_of_an_unavailable_vault, "its function raised OSError instead of returning keys"),
             (lambda: KEY, "its function must return a tuple of Fernet keys, not str"),
             (lambda: None, "its function must return a tuple of Fernet keys, not NoneType"),
             (lambda: (), "is empty; set at least one key"),

@@ -14,7 +14,7 @@ import pytest
 from celery_idempotent import TASK_ID
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import Finding, key_changes, key_snapshot
-from tests.unit.doctor.apps import add, shop
+from tests.unit.apps import add, shop
 
 BY_ORDER = {"idempotency_key": "order:{order_id}"}
 
@@ -84,10 +84,7 @@ class TestChanges:
 
     def test_the_finding_names_what_has_changed(self) -> None:
         (finding,) = findings(
-            snapshot(**BY_ORDER),
-            renamed,
-            idempotency_key="o:{order}",
-            idempotency_result_ttl=600,
+            snapshot(**BY_ORDER), renamed, idempotency_key="o:{order}", idempotency_result_ttl=600
         )
 
         assert "rule: the template 'order:{order_id}' → the template 'o:{order}'" in finding.what

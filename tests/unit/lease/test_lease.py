@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib import import_module
 from types import SimpleNamespace
 from typing import cast
 
@@ -94,23 +93,6 @@ class TestClock:
         after = time.clock_gettime(time.CLOCK_BOOTTIME)
 
         assert before <= now <= after
-
-    @pytest.mark.parametrize(
-        "module",
-        [
-            "extensions.shadow",
-            "extensions.steps",
-            "flow.active_call",
-            "flow.continuation",
-            "flow.flow",
-            "lease.heartbeat",
-            "lease.asyncio_heartbeat",
-            "lease.lease",
-        ],
-    )
-    def test_is_the_one_of_all_that_count_the_time_of_a_lease(self, module: str) -> None:
-        """Two clocks would differ by the time for which the machine was suspended."""
-        assert import_module(f"celery_idempotent.{module}").lease_now is lease_now
 
 
 class TestDue:

@@ -1,7 +1,8 @@
-"""The alert rules agree with the metrics that a worker serves, and with the runbook."""
+"""Alert rules and the Grafana dashboard agree with the metrics of a worker, and the runbook."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,7 @@ RULES: list[dict[str, Any]] = [
 ]
 RUNBOOK = (DOCS / "runbook.md").read_text("utf-8")
 #: What ordinary traffic counts, and therefore raises no alert by itself.
-ORDINARY = {
-    *("run", "replay", "completed", "failed", "released", "interrupted"),
-    *signals.SHADOW,
-}
+ORDINARY = {*("run", "replay", "completed", "failed", "released", "interrupted"), *signals.SHADOW}
 
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 
@@ -41,17 +39,6 @@ def test_a_rule_has_a_severity_a_summary_and_an_entry(rule: dict[str, Any]) -> N
     row = re.search(rf"^\| \[{name}\]\(#{name.lower()}\) \| (\w+) \|", RUNBOOK, re.M)
     assert row
     assert row[1] == rule["labels"]["severity"]
-
-
-def test_the_runbook_has_an_entry_for_each_rule_in_order() -> None:
-    names = [rule["alert"] for rule in RULES]
-
-    assert re.findall(r"^## (Idem\w+)$", RUNBOOK, re.M) == names
-    assert re.findall(r"^\| \[(Idem\w+)\]", RUNBOOK, re.M) == names
-    entries = re.split(r"^## ", RUNBOOK, flags=re.M)[1:]
-    assert entries.pop().startswith("Findings of doctor")
-    for entry in entries:
-        assert re.findall(r"^\*\*(.*?)\*\*", entry, re.M) == ["Means.", "Look at.", "Do."], entry
 
 
 def test_the_commands_in_the_runbook_exist() -> None:
@@ -92,3 +79,25 @@ def test_every_value_of_a_label_raises_an_alert_or_is_ordinary() -> None:
             queried |= set(matcher.split("|"))
         assert queried - {"would_.+"} <= values
         assert values - queried <= ORDINARY, label
+
+
+DASHBOARD = json.loads((DOCS / "grafana.json").read_text("utf-8"))
+_METRIC = r"(celery_idempotent_\w+)(?:\{(.*?)\})?"
+_SUFFIXES = r"(_total|_bucket|_sum|_count)?$"
+
+
+def test_every_metric_and_label_is_served_by_a_worker() -> None:
+    served = {}
+    for metric in vars(Metrics()).values():
+        (described,) = metric.describe()
+        served[described.name] = {*metric._labelnames, "le", "instance"}
+    queried = set()
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            for name, labels in re.findall(_METRIC, target["expr"]):
+                short = re.sub(_SUFFIXES, "", name)
+                queried.add(short)
+                assert set(re.findall(r"(\w+)=", labels)) <= served[short]
+            for labels in re.findall(r"by \((.*?)\)", target["expr"]):
+                assert set(labels.split(", ")) <= set().union(*served.values())
+    assert queried == served.keys()

@@ -15,8 +15,8 @@ from celery_idempotent.payload.encryption_keys import Cipher
 from celery_idempotent.record.payload import ERROR, RESULT, Payload, step_field
 from celery_idempotent.record.record import State
 from tests.unit.payload.encoding import (
-    KEY,
     PLAIN,
+    SERIALIZERS,
     MemoryStorage,
     OutOfStockError,
     decode,
@@ -25,7 +25,6 @@ from tests.unit.payload.encoding import (
     encode_error,
     make_codec,
 )
-from tests.unit.serializers import SERIALIZERS
 
 OLD, NEW, LOST = (Fernet.generate_key() for _ in range(3))
 PREFIX = "idem"
@@ -98,17 +97,6 @@ class TestRotation:
         assert decode(before, codec=both) == decode(after, codec=both) == SECRET
         assert decode(after, codec=ENCRYPTING) == SECRET
 
-    def test_results_of_a_removed_key_cannot_be_decrypted(self) -> None:
-        before = encode(SECRET, codec=make_codec(cipher=Cipher([OLD], PREFIX)))
-
-        with pytest.raises(DecryptionError) as caught:
-            decode(before, codec=ENCRYPTING)
-        assert str(caught.value) == (
-            "the result of shop.charge:digest cannot be decrypted: its key is not in "
-            "idempotency_encryption_keys, or it was tampered with; add the key, or forget the "
-            "record to start afresh"
-        )
-
     def test_without_keys_the_error_names_the_setting(self) -> None:
         for payload, state in [
             (encode(SECRET, codec=ENCRYPTING), State.COMPLETED),
@@ -133,13 +121,6 @@ class TestTampering:
             body[position] ^= 1
             with pytest.raises(DecryptionError):
                 decode(Payload(payload.format, bytes(body)), codec=ENCRYPTING)
-
-    def test_truncation_is_detected(self) -> None:
-        payload = encode("x", codec=ENCRYPTING)
-
-        for length in range(len(payload.body)):
-            with pytest.raises(DecryptionError):
-                decode(Payload(payload.format, payload.body[:length]), codec=ENCRYPTING)
 
     @given(st.binary(max_size=200))
     def test_arbitrary_bytes_are_rejected(self, body: bytes) -> None:
@@ -201,12 +182,6 @@ class TestKeys:
             "create one with cryptography.fernet.Fernet.generate_key()"
         )
         assert caught.value.__suppress_context__
-
-    def test_may_be_strings(self) -> None:
-        cipher = Cipher([NEW.decode()], PREFIX)
-
-        encrypted = cipher.encrypt(PAYLOAD, KEY, RESULT)
-        assert Cipher([NEW], PREFIX).decrypt(encrypted, KEY, RESULT) == PAYLOAD
 
     def test_must_not_be_empty(self) -> None:
         with pytest.raises(SettingsError, match="idempotency_encryption_keys is empty"):

@@ -16,14 +16,7 @@ from uuid import uuid4
 import pytest
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
-from celery.exceptions import (
-    Ignore,
-    Reject,
-    Retry,
-    TaskPredicate,
-    WorkerShutdown,
-    WorkerTerminate,
-)
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerShutdown, WorkerTerminate
 from celery.utils.serialization import get_pickleable_exception
 from kombu.serialization import prepare_accept_content
 
@@ -39,7 +32,6 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from tests.unit.payload.encoding import (
-    Explodes,
     OutOfStockError,
     app,
     decode,
@@ -193,12 +185,6 @@ class TestErrors:
         assert type(again) is type(first)
         assert str(again) == str(first) == "LockedError('sku-7')"
 
-    def test_keep_their_type_and_arguments(self) -> None:
-        again = decode(encode_error(OutOfStockError("sku-7", 5)), state=State.FAILED)
-
-        assert type(again) is OutOfStockError
-        assert again.args == ("sku-7", 5)
-
     @both_codecs
     def test_keep_their_arguments_however_often_they_are_stored(
         self, result_codec: ResultCodec
@@ -223,11 +209,6 @@ class TestErrors:
 
         assert type(again) is ValueError
         assert again.args == ("<class 'object'>",)
-
-    def test_are_encoded_as_json_which_executes_nothing(self) -> None:
-        payload = encode_error(ValueError(Explodes, "a"))
-
-        assert payload.format == "json"
 
     def test_are_decoded_even_if_the_app_does_not_accept_json(self) -> None:
         payload = encode_error(ValueError("a"))

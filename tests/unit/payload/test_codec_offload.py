@@ -8,11 +8,7 @@ from threading import get_ident
 
 import pytest
 
-from celery_idempotent.errors import (
-    CorruptRecordError,
-    ResultNotStoredError,
-    StoreUnavailableError,
-)
+from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import RESULT, Payload, step_field
@@ -43,34 +39,6 @@ class TestOffloadStorage:
         assert storage.objects == {"shop.charge:digest:17": b'"' + b"x" * 1000 + b'"'}
         assert decode(payload, codec=codec) == "x" * 1000
 
-    def test_does_not_store_small_payloads(self) -> None:
-        storage = MemoryStorage()
-
-        encode("x", codec=make_codec(offload_storage=storage))
-
-        assert storage.objects == {}
-
-    def test_that_fails_to_store_leaves_the_reason(self, caplog: pytest.LogCaptureFixture) -> None:
-        codec = make_codec(offload_storage=MemoryStorage(unavailable=True))
-
-        payload = encode("x" * 1000, max_size=100, codec=codec)
-
-        with pytest.raises(ResultNotStoredError, match="offload_backend could not store"):
-            decode(payload, codec=codec)
-        assert "shop.charge:digest:17" in caplog.text
-
-    def test_that_no_longer_has_the_object_is_an_error(self) -> None:
-        payload = encode(
-            "x" * 1000, max_size=100, codec=make_codec(offload_storage=MemoryStorage())
-        )
-
-        with pytest.raises(ResultNotStoredError) as caught:
-            decode(payload, codec=make_codec(offload_storage=MemoryStorage()))
-        assert str(caught.value) == (
-            "shop.charge:digest has completed, but its result is no longer in "
-            "idempotency_offload_backend: shop.charge:digest:17"
-        )
-
     def test_that_is_not_configured_is_an_error(self) -> None:
         payload = encode(
             "x" * 1000, max_size=100, codec=make_codec(offload_storage=MemoryStorage())
@@ -78,18 +46,6 @@ class TestOffloadStorage:
 
         with pytest.raises(ResultNotStoredError, match="has no idempotency_offload_backend"):
             decode(payload)
-
-    def test_that_is_unavailable_does_not_mean_that_the_object_is_gone(self) -> None:
-        storage = MemoryStorage()
-        payload = encode("x" * 1000, max_size=100, codec=make_codec(offload_storage=storage))
-        storage.unavailable = True
-
-        with pytest.raises(StoreUnavailableError) as caught:
-            decode(payload, codec=make_codec(offload_storage=storage))
-        assert str(caught.value) == (
-            "idempotency_offload_backend cannot be read for the result of shop.charge:digest: "
-            "OSError"
-        )
 
     def test_gets_the_retention(self) -> None:
         storage = MemoryStorage()

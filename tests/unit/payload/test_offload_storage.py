@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent.payload.offload import OffloadStorage
-from tests.s3 import Bucket
+from tests.aws import Bucket
 
 NAME = "shop.charge%2Fx:~PN0MlSPt3FmEwTzQ5dHvBQ:1763726400123457"
 

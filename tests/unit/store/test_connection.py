@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_idempotent.errors import CorruptRecordError, SettingsError, StoreUnavailableError
+from celery_idempotent.errors import SettingsError
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.transport.connection import connect, translate_error
+from celery_idempotent.store.transport.connection import connect
 from celery_idempotent.store.url import is_redis_url, redacted
 
 
@@ -210,16 +207,6 @@ class TestSentinels:
 
 
 class TestUserClient:
-    def test_is_used_as_it_is(self) -> None:
-        client = Redis()
-
-        assert connect(StoreConfig(client=client)) is client
-
-    def test_may_be_a_callable(self) -> None:
-        client = Redis()
-
-        assert connect(StoreConfig(client=lambda: client)) is client
-
     def test_of_another_type_is_an_error(self) -> None:
         with pytest.raises(SettingsError, match="idempotency_redis_client is a builtins.dict"):
             connect(StoreConfig(client=dict))
@@ -246,20 +233,3 @@ def test_the_config_does_not_show_secrets() -> None:
     config = StoreConfig(url="redis://:secret@host/0", options={"password": "secret"})
 
     assert "secret" not in f"{config} {config!r}"
-
-
-def test_errors_of_redis_py_are_translated() -> None:
-    wrong_type = translate_error(
-        ResponseError("WRONGTYPE Operation against a key"), "shop.charge:a"
-    )
-    no_memory = translate_error(ResponseError("OOM command not allowed"), "shop.charge:a")
-    refused = translate_error(RedisConnectionError("Connection refused"), "shop.charge:a")
-    late = translate_error(RedisTimeoutError("Timeout reading from socket"), "shop.charge:a")
-
-    assert isinstance(wrong_type, CorruptRecordError)
-    assert "shop.charge:a" in str(wrong_type)
-    assert isinstance(no_memory, StoreUnavailableError)
-    assert "OOM" in str(no_memory)
-    for error in (refused, late):
-        assert isinstance(error, StoreUnavailableError)
-        assert "cannot be reached" in str(error)

@@ -1,14 +1,117 @@
-"""The loader of the scripts."""
+"""The loader of the scripts, and their heads: names, order and replies match the body."""
 
 from __future__ import annotations
 
+import re
 from hashlib import sha1
+from pathlib import Path
 
 import pytest
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.store import scripts
 from celery_idempotent.store.scripts import Reply
+
+FOLDER = Path(__file__).parents[3] / "lua"
+#: The beginning of each script, and the end of some.
+STARTS, ENDS = ["layout", "prelude"], ["epilogue"]
+NAMES = sorted({path.stem for path in FOLDER.glob("*.lua")} - {*STARTS, *ENDS})
+
+
+def head_and_body(name: str) -> tuple[dict[str, tuple[str, ...]], str]:
+    text = scripts.read_source(name)
+    head = scripts.read_head(text)
+    whole = "\n".join([text, *map(scripts.read_source, head["INCLUDE"])])
+    return head, re.sub(r"--.*", "", whole)
+
+
+def taken_from(array: str, body: str) -> list[str]:
+    """Return the names that the body gives to KEYS or ARGV, in order."""
+    unpacked = re.findall(rf"local ([\w, ]+?)\s*=\s*unpack\({array}\)", body)
+    if unpacked:
+        (names,) = unpacked
+        assert f"{array}[" not in body
+        return [name.strip() for name in names.split(",")]
+    single = re.findall(rf"local (\w+)\s*=\s*{array}\[(\d+)\]", body)
+    assert len(single) == len(re.findall(rf"{array}\b", body))
+    assert [int(config) for _, config in single] == list(range(1, len(single) + 1))
+    return [name for name, _ in single]
+
+
+def cases_in(body: str) -> list[set[str]]:
+    """Return the cases of each `reply(…)`: two of `reply(sent and 'ok' or 'lost', raw)`."""
+    without_inner_calls = re.sub(r"redis\.p?call\([^()]*\)", "", body)
+    first_arguments = re.findall(r"reply\(([^,)]*)", without_inner_calls)
+    return [set(re.findall(r"'(\w+)'", argument)) for argument in first_arguments]
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEachScript:
+    def test_takes_the_arguments_of_its_head_in_that_order(self, name: str) -> None:
+        head, body = head_and_body(name)
+
+        assert list(head["ARGV"]) == taken_from("ARGV", body)
+
+    def test_touches_the_keys_of_its_head_only(self, name: str) -> None:
+        head, body = head_and_body(name)
+
+        assert list(head["KEYS"]) == taken_from("KEYS", body)
+        others = head["KEYS"][1:]
+        assert head["KEYS"] == ("turn",) or head["KEYS"][0] == "record"
+        assert others in ((), ("turn",), ("entry",), ("entry", "turn"), ("result", "turn"))
+        targets = re.findall(r"redis\.p?call\('\w+', ([^,)]+)", body)
+        # A key of the head that a function got, and the entry of another message in the same slot.
+        own = {"key", "former"} if name == "begin" else {"key"}
+        assert set(targets) <= {*head["KEYS"], *own}
+
+    def test_gives_the_replies_of_its_head_and_no_others(self, name: str) -> None:
+        head, body = head_and_body(name)
+
+        given = cases_in(body)
+
+        assert set().union(*given) == set(head["REPLIES"])
+        assert all(given)
+        assert len(set(head["REPLIES"])) == len(head["REPLIES"])
+
+    def test_every_name_in_its_head_is_explained(self, name: str) -> None:
+        head, _ = head_and_body(name)
+        lines = [line for line in scripts.read_source(name).splitlines() if line.startswith("--")]
+
+        for entry in (*head["KEYS"], *head["ARGV"], *head["REPLIES"]):
+            assert any(re.match(rf"--   {entry} +\S", line) for line in lines), entry
+
+    def test_does_not_call_time_itself(self, name: str) -> None:
+        # The prelude reads the server's time, which replies have; what precedes it reads its own.
+        script = scripts.read_source(name).rpartition(scripts.PRELUDE_LINE)[2]
+
+        assert "'TIME'" not in script
+
+    def test_declares_every_variable(self, name: str) -> None:
+        # A missing `local` is an error in Redis, but only when the line is executed.
+        _, body = head_and_body(name)
+        declared = {
+            word
+            for names in re.findall(r"local ([\w\s,]+?)\s*(?:=|$)", body, re.MULTILINE)
+            for word in re.findall(r"\w+", names)
+        }
+        assigned = re.findall(r"^\s*([\w, ]+?)\s*=[^=]", body, re.MULTILINE)
+        for names in assigned:
+            if not names.startswith("local "):
+                assert {n.strip() for n in names.split(",")} <= declared
+
+
+def test_every_included_file_is_used() -> None:
+    ends = {name for script in NAMES for name in head_and_body(script)[0]["INCLUDE"]}
+
+    assert sorted(ends) == ENDS
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_start_declares_nothing_global(name: str) -> None:
+    body = re.sub(r"--.*", "", scripts.read_source(name))
+
+    assert re.findall(r"^(?!local |  |end|\s*$).*", body, re.MULTILINE) == []
+
 
 HEAD = """\
 -- sample: shows what a head looks like.

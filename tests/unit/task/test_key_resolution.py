@@ -9,7 +9,6 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_idempotent import TASK_ID, IdempotentTask
-from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.key import Key, default_root
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.canvas import REPLACED_HEADER, identity_of
@@ -110,11 +109,6 @@ def test_in_a_replacement_only_the_successor_continues_under_the_key(
     assert resolved == (key.part(ID) if is_part else key)
     root = default_root(ID) if is_part else b"root"
     assert identity_of(key, request, ID) == (root, 10**9)
-
-
-def test_arguments_without_a_canonical_form_are_an_error() -> None:
-    with pytest.raises(KeyRuleError, match="argument 'order'"):
-        key_of(task_with(), object())
 
 
 def test_items_of_map_ignore_the_key_in_their_message() -> None:

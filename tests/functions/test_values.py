@@ -1,4 +1,7 @@
-"""The first caller gets a value that is equal to that of every duplicate, in all its types."""
+"""The first caller gets a value that is equal to that of every duplicate, in all its types.
+
+A value that cannot be serialized is refused, and its key is completed without it.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,21 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+import redis
 from celery import Celery
 from cryptography.fernet import Fernet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from celery_idempotent import Idempotency, ResultNotStoredError
+from celery_idempotent import Idempotency, ResultNotStoredError, State
+from celery_idempotent.errors import SettingsError
 from celery_idempotent.payload.offload import OffloadStorage
+from celery_idempotent.store.run_sync import run_sync
 from tests.exhaustive import exhaustive_except
-from tests.functions.values.calls import Calls, Money, Point, same
+from tests.functions.shop import Calls, Money, Point, Shop, same
 from tests.servers.redis_server import RedisServer
-from tests.unit.serializers import SERIALIZERS
+from tests.unit.payload.encoding import SERIALIZERS
 
 
 @pytest.fixture(params=["blocking", "async"])
@@ -29,17 +35,6 @@ def calls(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Calls]:
     calls = Calls(request.param)
     yield calls
     calls.close(idem)
-
-
-def test_the_first_caller_got_a_tuple_and_the_duplicate_a_list(
-    calls: Calls, idem: Idempotency, key: str
-) -> None:
-    charge = calls.function(idem, lambda order: (1, 2))
-
-    first, duplicate = charge(key), charge(key)
-
-    assert same(first, duplicate)
-    assert first == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -217,16 +212,6 @@ def test_complete_returns_what_a_replay_returns(calls: Calls, idem: Idempotency,
     assert first == [1, {"2": 3}]
 
 
-def test_a_step_returns_the_same_in_the_next_execution(
-    calls: Calls, idem: Idempotency, key: str
-) -> None:
-    first = calls.step(idem, key, lambda: (1, {2: 3}), times=2)
-    again = calls.step(idem, key, lambda: "of a second run")
-
-    assert same(first, [[1, {"2": 3}]] * 2)
-    assert same(again, [[1, {"2": 3}]])
-
-
 def test_a_step_whose_value_is_too_large_returns_it_to_its_own_execution(
     calls: Calls, idem: Idempotency, key: str
 ) -> None:
@@ -256,7 +241,7 @@ class TestWithoutProtection:
     ) -> None:
         charge = calls.function(idem, lambda order: [Money(1)])
 
-        with pytest.raises(ResultNotStoredError, match=r"^shop\.charge.*calls\.Money, inside"):
+        with pytest.raises(ResultNotStoredError, match=r"^shop\.charge.*shop\.Money, inside"):
             charge("1")
 
     def test_with_store_result_false_it_is_returned_as_it_is(
@@ -275,3 +260,124 @@ class TestWithoutProtection:
         assert same(calls.step(idem, "1", lambda: (1, {2: 3})), [[1, {"2": 3}]])
         with pytest.raises(ResultNotStoredError, match=r"^step 'book' of calls:"):
             calls.step(idem, "1", lambda: Money(1))
+
+
+MONEY = "tests.functions.shop.Money"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ({"total": [Money(1)]}, f"serialize the type {MONEY}, inside a value of type dict"),
+        (Money(1), f"serialize the type {MONEY}"),
+        ({(1, 2): 3}, "serialize the type tuple as a key, inside a value of type dict"),
+        ({"__type__": "nonesuch", "__value__": 1}, "restore the type dict"),
+    ],
+    ids=["nested", "plain", "key", "not restored"],
+)
+def test_the_error_names_function_type_serializer_and_remedy(
+    shop: Shop, key: str, value: Any, reason: str
+) -> None:
+    charge = shop.idempotent(lambda order: value)
+
+    with pytest.raises(ResultNotStoredError) as first:
+        charge(key)
+    with pytest.raises(ResultNotStoredError) as duplicate:
+        charge(key)
+
+    message = str(first.value)
+    assert message.startswith("shop.charge:")
+    assert message.endswith(
+        f": idempotency_serializer 'json' cannot {reason}; return plain types, or set another "
+        "idempotency_serializer, or idempotency_store_result=False"
+    )
+    assert message.startswith(str(duplicate.value))
+    assert shop.runs == [key]
+    assert shop.state(key) is State.COMPLETED
+
+
+def test_with_store_result_false_any_value_is_returned_as_it_is(shop: Shop, key: str) -> None:
+    value = (Money(1), {1, 2})
+    charge = shop.idempotent(lambda order: value, store_result=False)
+
+    assert charge(key) is value
+    with pytest.raises(ResultNotStoredError, match="idempotency_store_result is off"):
+        charge(key)
+
+
+def test_a_value_that_is_too_large_has_the_types_of_a_smaller_one(shop: Shop, key: str) -> None:
+    charge = shop.idempotent(lambda order: (1,) * 100, max_result_size=100)
+
+    assert charge(key) == [1] * 100
+    with pytest.raises(ResultNotStoredError, match="idempotency_max_result_size"):
+        charge(key)
+
+
+def test_a_block_with_such_a_value_has_completed(calls: Calls, idem: Idempotency, key: str) -> None:
+    for value in ([Money(1)], "of a second execution"):
+        with pytest.raises(ResultNotStoredError, match=f"the type {MONEY}, inside a value"):
+            calls.complete(idem, key, value)
+
+    record = run_sync(idem.executor.store.get(idem.key_of(key)))
+    assert record is not None
+    assert record.state is State.COMPLETED
+
+
+def test_a_block_with_store_result_false_returns_the_value_as_it_is(
+    calls: Calls, idem: Idempotency, key: str
+) -> None:
+    value = (Money(1),)
+
+    assert calls.complete(idem, key, value, store_result=False) is value
+
+
+def test_a_step_with_such_a_value_has_finished(calls: Calls, idem: Idempotency, key: str) -> None:
+    with pytest.raises(ResultNotStoredError) as first:
+        calls.step(idem, key, lambda: [Money(1)])
+    with pytest.raises(ResultNotStoredError) as again:
+        calls.step(idem, key, lambda: "of a second run")
+
+    message = str(first.value)
+    assert message.startswith("step 'book' of calls:")
+    assert message.endswith(
+        f"the type {MONEY}, inside a value of type list; return plain types, or set another "
+        "idempotency_serializer"
+    )
+    assert message.startswith(str(again.value))
+
+
+OLD, NEW = Fernet.generate_key(), Fernet.generate_key()
+SECRET = "VISA-1111-1111-1111"
+
+
+def engine(server: RedisServer, prefix: str, *keys: bytes) -> Idempotency:
+    return Idempotency(server.url, key_prefix=prefix, encryption_keys=keys)
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_the_result_of_a_function_is_encrypted(
+    server: RedisServer, client: redis.Redis, key: str, kind: str
+) -> None:
+    idem, calls = engine(server, key, OLD), Calls(kind)
+    runs = []
+    card = calls.function(idem, lambda order: runs.append(order) or SECRET)
+
+    assert card("1") == card("1") == SECRET
+    assert runs == ["1"]
+    (name,) = client.scan_iter(f"{key}:*")
+    stored: Any = client.get(name)
+    assert b"!json" in stored
+    assert b"VISA" not in stored
+    calls.close(idem)
+
+
+def test_an_invalid_encryption_key_is_rejected_at_once(server: RedisServer, key: str) -> None:
+    with pytest.raises(SettingsError, match="key 1 of 1 is not a Fernet key"):
+        engine(server, key, b"secret")
+
+
+def test_encryption_keys_are_rejected_for_a_single_function(server: RedisServer, key: str) -> None:
+    idem = engine(server, key, OLD)
+
+    with pytest.raises(SettingsError, match="encryption_keys can only be set for the whole engine"):
+        idem.idempotent(encryption_keys=(NEW,))(lambda: None)

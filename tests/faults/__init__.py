@@ -1,1 +1,0 @@
-"""Network faults, injected by a TCP proxy."""

@@ -1,1 +1,0 @@
-"""The engine for callers that are not tasks, on real servers."""

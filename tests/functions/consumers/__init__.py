@@ -1,1 +1,0 @@
-"""Kombu consumers."""

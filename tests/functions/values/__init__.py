@@ -1,1 +1,0 @@
-"""Values that functions, blocks and steps return."""

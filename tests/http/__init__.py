@@ -1,1 +1,0 @@
-"""The HTTP middleware: its rules, and its behaviour behind real servers."""

@@ -1,1 +1,0 @@
-"""Workers of two versions of this library on one queue."""

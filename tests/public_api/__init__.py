@@ -1,1 +1,0 @@
-"""A snapshot of the public interface: every change shows as a difference in ``snapshot.txt``."""

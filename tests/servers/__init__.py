@@ -1,1 +1,0 @@
-"""Private servers that only this project's tests need: replicas, TLS, clusters, RabbitMQ."""

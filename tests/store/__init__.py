@@ -1,1 +1,0 @@
-"""The contract of records, on every kind of Redis that is installed."""

@@ -1,0 +1,640 @@
+"""The transitions of a key, one after another, on every kind of deployment.
+
+`test_table` compares each script with the model on each kind of record: its reply, the bytes and
+the expiry. Here are the promises in examples, and what only Python reads and writes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.key.key import Key
+from celery_idempotent.printable import MAX_BYTES
+from celery_idempotent.record import layout
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record, State
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import UNREADABLE, LeaseExtension
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.store.scripts import Reply
+from tests.store.record_harness import (
+    ERROR,
+    ERROR_MS,
+    FIRST,
+    HOLD_MS,
+    LEASE_MS,
+    NO_ARGUMENTS,
+    OTHER_ARGUMENTS,
+    OTHER_WORKER,
+    OWNER,
+    RESULT,
+    RETENTION_MS,
+    SECOND,
+    SHORT_MS,
+    WORKER,
+    RecordHarness,
+)
+from tests.unit.record.raw import raw_record
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.core
+
+#: Another execution id.
+THIS = b"another!"
+
+GIVEN: tuple[Callable[[RecordHarness], Record], ...] = (
+    RecordHarness.started,
+    RecordHarness.expired,
+    RecordHarness.reserved,
+    RecordHarness.held_for_retry,
+    RecordHarness.completed,
+    RecordHarness.failed,
+    RecordHarness.poisoned,
+)
+given_any = pytest.mark.parametrize("given", GIVEN, ids=lambda given: given.__name__)
+
+
+class TestBegin:
+    def test_of_an_absent_key_grants_a_lease_by_the_servers_clock(
+        self, harness: RecordHarness
+    ) -> None:
+        before = harness.now_ms()
+        reply = harness.begin()
+
+        record = harness.record()
+        assert (reply.case, reply.record) == ("begun", record)
+        assert (record.state, record.attempt) == (State.STARTED, 1)
+        assert (record.task_id, record.worker) == (FIRST, WORKER)
+        assert record.fingerprint == harness.key.fingerprint
+        assert before <= reply.now_ms <= harness.now_ms()
+        assert record.at_ms == reply.now_ms + LEASE_MS
+
+    @pytest.mark.parametrize("task_id", [FIRST, SECOND], ids=["redelivery", "duplicate"])
+    def test_is_held_while_an_execution_runs(self, harness: RecordHarness, task_id: str) -> None:
+        running = harness.started()
+
+        reply = harness.begin(task_id=task_id, worker=OTHER_WORKER)
+
+        assert (reply.case, reply.record) == ("held", running)
+        assert harness.record() == running
+
+    @pytest.mark.parametrize("given", [RecordHarness.started, RecordHarness.expired])
+    def test_sent_again_by_the_same_execution_has_the_same_reply(
+        self, harness: RecordHarness, given: Any
+    ) -> None:
+        first = given(harness, execution_id=OWNER)
+
+        again = harness.begin(execution_id=OWNER)
+
+        assert (again.case, again.token, again.stored.attempt) == ("begun", first.token, 1)
+        assert again.stored.at_ms == again.now_ms + LEASE_MS
+        assert harness.complete(first.token).case == "ok"
+
+    def test_continues_one_without_a_reply_which_uses_up_no_attempt(
+        self, harness: RecordHarness
+    ) -> None:
+        owners = [os.urandom(8) for _ in range(5)]
+        unanswered = harness.started(execution_id=owners[2], max_attempts=1)
+        assert harness.begin(unanswered_ids=os.urandom(80)).case == "held"
+
+        reply = harness.begin(unanswered_ids=b"".join(owners), max_attempts=1)
+
+        assert (reply.case, reply.stored.attempt) == ("begun", 1)
+        assert reply.token > unanswered.token
+        assert harness.complete(unanswered.token).case == "lost"
+
+    def test_takes_over_at_the_deadline_and_not_before(self, harness: RecordHarness) -> None:
+        dead = harness.started(lease_ms=SHORT_MS)
+        replies = []
+
+        def begun() -> bool:
+            replies.append(harness.begin(task_id=SECOND, worker=OTHER_WORKER))
+            return replies[-1].case == "begun"
+
+        eventually(begun)
+
+        assert all(reply.case == "held" and reply.now_ms < dead.at_ms for reply in replies[:-1])
+        reply = replies[-1]
+        assert reply.now_ms >= dead.at_ms
+        assert reply.token > dead.token
+        assert (reply.stored.attempt, reply.stored.task_id) == (2, SECOND)
+        assert reply.stored.worker == OTHER_WORKER
+
+    def test_after_max_attempts_fails_the_key_as_poisoned(self, harness: RecordHarness) -> None:
+        attempts = [harness.expired(max_attempts=3) for _ in range(3)]
+        assert [each.attempt for each in attempts] == [1, 2, 3]
+
+        reply = harness.begin(task_id=SECOND, worker=OTHER_WORKER, max_attempts=3)
+
+        assert (reply.case, reply.record) == ("finished", harness.record())
+        assert (reply.stored.state, reply.stored.attempt) == (State.FAILED, 3)
+        assert (reply.stored.format, reply.stored.body) == ("", b"poisoned")
+        assert reply.stored.worker == WORKER, "the one that died last"
+        assert ERROR_MS - 5000 < harness.left_ms() <= ERROR_MS
+        assert harness.complete(attempts[-1].token).case == "lost"
+
+    def test_counts_up_to_255_attempts(self, harness: RecordHarness) -> None:
+        for _ in range(255):
+            harness.started(max_attempts=255)
+            harness.abandon()
+
+        assert harness.record().attempt == 255
+        assert harness.begin(max_attempts=255).stored.state is State.FAILED
+        assert harness.record().attempt == 255
+
+    def test_of_a_reserved_key_is_for_its_task_id_until_the_reservation_expires(
+        self, harness: RecordHarness
+    ) -> None:
+        reservation = harness.reserved()
+        reply = harness.begin(task_id=SECOND)
+        assert (reply.case, reply.record) == ("held", reservation)
+        assert harness.begin().case == "begun"
+        harness.forget()
+
+        harness.reserve(hold_ms=SHORT_MS)
+
+        eventually(lambda: harness.begin(task_id=SECOND).case == "begun")
+        assert harness.record().attempt == 1
+
+    @given_any
+    def test_or_reserve_with_other_arguments_is_a_reuse(
+        self, harness: RecordHarness, given: Callable[[RecordHarness], Record]
+    ) -> None:
+        given(harness)
+        before = harness.raw
+
+        for reply in (harness.begin(key=OTHER_ARGUMENTS), harness.reserve(key=OTHER_ARGUMENTS)):
+            assert reply.case == "reused"
+            assert reply.stored.task_id in (FIRST, SECOND)
+        assert harness.raw == before
+
+    def test_without_a_fingerprint_on_one_side_is_no_reuse(self, harness: RecordHarness) -> None:
+        harness.started(key=NO_ARGUMENTS)
+        harness.abandon()
+        harness.started()
+        harness.abandon()
+
+        assert harness.begin(key=NO_ARGUMENTS).case == "begun"
+        assert harness.record().fingerprint == harness.key.fingerprint
+
+
+class TestExtend:
+    def test_sets_the_deadline_from_now(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.client.pexpire(harness.name, 60_000)
+
+        for lease_ms in (2 * LEASE_MS, SHORT_MS):
+            reply = harness.extend(running.token, lease_ms=lease_ms)
+            assert (reply.case, harness.record().at_ms) == ("ok", reply.now_ms + lease_ms)
+        assert harness.left_ms() > RETENTION_MS
+
+    def test_of_many_leases_has_a_reply_for_each(self, harness: RecordHarness) -> None:
+        keys = [Key("shop.charge", f"{number:022}") for number in range(4)]
+        tokens = [harness.started(key=key).token for key in keys]
+        run_sync(harness.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS)))
+        name = harness.store.name(keys[2])
+        harness.client.delete(name)
+        harness.client.rpush(name, "not a record")
+        harness.client.expire(name, 60)
+        pairs = zip(keys, tokens, strict=True)
+        leases = [LeaseExtension(key, token, LEASE_MS, RETENTION_MS) for key, token in pairs]
+
+        replies = run_sync(harness.store.extend(leases))
+
+        cases = [reply.case if isinstance(reply, Reply) else type(reply) for reply in replies]
+        assert cases == ["ok", "lost", CorruptRecordError, "ok"]
+        assert str(keys[2]) in str(replies[2])
+        assert run_sync(harness.store.extend([])) == []
+
+
+class TestOutcome:
+    @pytest.mark.parametrize(
+        ("settle", "state", "outcome", "kept_ms"),
+        [
+            (RecordHarness.complete, State.COMPLETED, RESULT, RETENTION_MS),
+            (RecordHarness.fail, State.FAILED, ERROR, ERROR_MS),
+        ],
+        ids=["complete", "fail"],
+    )
+    def test_is_stored_for_its_retention_and_ends_the_steps(
+        self, harness: RecordHarness, settle: Any, state: State, outcome: Payload, kept_ms: int
+    ) -> None:
+        running = harness.started()
+        harness.save_step(running.token)
+
+        reply = settle(harness, running.token)
+
+        record = harness.record()
+        assert reply.case == "ok"
+        assert (record.state, (record.format, record.body)) == (state, outcome)
+        assert (record.token, record.attempt) == (running.token, 1)
+        assert (record.task_id, record.worker) == (FIRST, WORKER)
+        assert record.at_ms == reply.now_ms
+        assert kept_ms - 5000 < harness.left_ms() <= kept_ms
+        before = harness.raw
+        assert settle(harness, running.token).case == "ok", "sent again"
+        assert harness.raw == before
+        duplicate = harness.begin(task_id=SECOND)
+        assert (duplicate.case, duplicate.record) == ("finished", record)
+        assert harness.reserve(SECOND).case == "finished"
+
+    def test_of_a_stale_execution_is_refused_with_what_is_stored(
+        self, harness: RecordHarness
+    ) -> None:
+        stale = harness.expired()
+        successor = harness.started(task_id=SECOND)
+        for refused in (harness.complete, harness.fail, harness.extend, harness.save_step):
+            reply = refused(stale.token)
+            assert (reply.case, reply.record) == ("lost", successor)
+        harness.complete(successor.token, Payload("json", b"the successor's"))
+
+        for settle in (harness.complete, harness.fail):
+            reply = settle(stale.token)
+            assert (reply.case, reply.stored.body) == ("lost", b"the successor's")
+        assert harness.fail(successor.token).case == "lost", "no resend of complete"
+        harness.forget()
+        assert harness.complete(stale.token)[:2] == ("lost", None)
+
+    def test_is_accepted_after_the_lease_without_a_takeover(self, harness: RecordHarness) -> None:
+        running = harness.expired()
+
+        assert harness.extend(running.token).case == "ok"
+        assert harness.begin(task_id=SECOND).case == "held"
+        assert harness.complete(running.token).case == "ok"
+
+    def test_has_any_bytes(self, harness: RecordHarness) -> None:
+        payload = Payload("json+gzip", bytes(range(256)) * 4096)
+
+        harness.complete(harness.started().token, payload)
+
+        assert (harness.record().format, harness.record().body) == payload
+
+    def test_is_kept_for_a_call_that_met_its_execution(self, harness: RecordHarness) -> None:
+        min_retention_ms = 2 * RETENTION_MS
+        running = harness.started(min_retention_ms=min_retention_ms)
+        assert harness.begin(task_id=SECOND, min_retention_ms=min_retention_ms).case == "held"
+        harness.complete(running.token)
+
+        assert min_retention_ms - 5000 < harness.left_ms() <= min_retention_ms
+        assert harness.begin(task_id=SECOND).case == "finished"
+
+    def test_is_kept_for_it_through_a_takeover(self, harness: RecordHarness) -> None:
+        min_retention_ms = 2 * RETENTION_MS
+        harness.started()
+        harness.begin(task_id=SECOND, min_retention_ms=min_retention_ms)
+        harness.abandon(reason="process_lost", grace_ms=60_000)
+        harness.begin(task_id=SECOND, min_retention_ms=3 * min_retention_ms)
+        assert harness.record().ended_by == "process_lost"
+        harness.abandon()
+        time.sleep(0.002)
+
+        successor = harness.begin(task_id=SECOND)
+
+        assert (successor.case, successor.stored.attempt) == ("begun", 2)
+        assert 0 < layout.begun(harness.raw or b"").orphaned_seconds < 60
+        harness.complete(successor.token)
+        assert 3 * min_retention_ms - 5000 < harness.left_ms() <= 3 * min_retention_ms
+
+
+class TestRelease:
+    def test_frees_the_key_and_attempts_start_again(self, harness: RecordHarness) -> None:
+        harness.expired()
+        running = harness.started()
+
+        for _ in range(2):
+            assert harness.release(running.token).case == "ok"
+            assert harness.raw is None
+
+        assert harness.begin().stored.attempt == 1
+
+    def test_reserves_the_key_for_a_retry(self, harness: RecordHarness) -> None:
+        harness.expired()
+        running = harness.started()
+
+        reply = harness.release(running.token, HOLD_MS)
+
+        record = harness.record()
+        assert reply.case == harness.release(running.token, HOLD_MS).case == "ok"
+        assert (record.state, record.task_id, record.attempt) == (State.RESERVED, FIRST, 0)
+        assert record.at_ms == reply.now_ms + HOLD_MS
+        assert HOLD_MS - 5000 < harness.left_ms() <= HOLD_MS
+        assert harness.complete(running.token).case == "lost"
+        assert harness.begin(task_id=SECOND).case == "held"
+        assert harness.begin().stored.attempt == 1
+        assert layout.begun(harness.raw or b"").orphaned_seconds == 0
+
+    @pytest.mark.parametrize("hold_ms", [0, HOLD_MS], ids=["free", "hold"])
+    def test_keeps_finished_steps(self, harness: RecordHarness, hold_ms: int) -> None:
+        running = harness.started()
+        harness.save_step(running.token)
+
+        harness.release(running.token, hold_ms)
+
+        assert harness.left_ms() > RETENTION_MS - 5000
+        assert harness.reserve().case == "reserved"
+        assert harness.begin(key=OTHER_ARGUMENTS).case == "reused"
+        assert harness.begin().stored.attempt == 1
+        assert harness.steps == {"reserve": ("json", b'"r-1"')}
+
+    def test_of_a_replacement_that_failed_keeps_its_error(self, harness: RecordHarness) -> None:
+        body = layout.write_replacement(5, FIRST, b"")
+        harness.complete(harness.started().token, Payload("=task", body), sending_ms=0)
+        replaced = harness.record()
+        assert harness.release(replaced.token).case == "lost", "without an error"
+
+        for _ in range(2):
+            assert harness.end_with_error(replaced.token, generation=4).case == "ok"
+
+        copy = harness.begin(generation=4)
+        assert (copy.case, copy.stored.body) == ("sent", ERROR.body)
+        begun = harness.begin(key=OTHER_ARGUMENTS, task_id=SECOND)
+        assert begun.case == "begun"
+        assert begun.token > replaced.token
+
+
+class TestAbandon:
+    def test_ends_the_lease_at_once_with_a_reason(self, harness: RecordHarness) -> None:
+        dead = harness.started()
+        harness.save_step(dead.token)
+        assert not layout.is_abandoned(harness.client.get(harness.name), dead.token, WORKER)
+
+        assert harness.abandon(reason="hard_time_limit").case == "ok"
+
+        assert harness.record().ended_by == "hard_time_limit"
+        raw = harness.client.get(harness.name)
+        assert layout.is_abandoned(raw, dead.token, WORKER)
+        assert not layout.is_abandoned(raw, dead.token, OTHER_WORKER)
+        assert not layout.is_abandoned(b"S", dead.token, WORKER)
+        assert harness.abandon().case == "ok"
+        assert harness.complete(dead.token).case == "lost"
+        successor = harness.begin(task_id=SECOND, worker=OTHER_WORKER)
+        assert (successor.case, successor.stored.attempt) == ("begun", 2)
+        assert successor.token > dead.token
+        assert successor.stored.ended_by is None
+        assert "reserve" in harness.steps
+        assert not layout.is_abandoned(harness.client.get(harness.name), dead.token, WORKER)
+        assert harness.abandon().case == "lost"
+
+    def test_holds_the_key_during_the_grace_period(self, harness: RecordHarness) -> None:
+        running = harness.started(execution_id=OWNER)
+
+        reply = harness.abandon(grace_ms=LEASE_MS // 2)
+
+        assert harness.record().at_ms == reply.now_ms + LEASE_MS // 2
+        for refused in (harness.complete, harness.extend, harness.save_step, harness.release):
+            assert refused(running.token).case == "lost"
+        # An abandoned record has no execution id, and every text contains the empty one.
+        assert harness.begin(unanswered_ids=os.urandom(8)).case == "held"
+        harness.forget()
+        harness.started()
+        harness.abandon(grace_ms=SHORT_MS)
+        eventually(lambda: harness.begin(task_id=SECOND).case == "begun")
+
+    def test_recognises_a_worker_with_a_long_name(self, harness: RecordHarness) -> None:
+        worker = "celery@" + "é" * 200 + "/4711"
+        stored = harness.started(worker=worker).worker
+
+        assert worker.endswith(stored)
+        assert len(stored.encode()) >= 250
+        assert harness.abandon(FIRST, OTHER_WORKER).case == "lost"
+        assert harness.abandon(FIRST, worker).case == "ok"
+
+
+class TestContinuation:
+    @pytest.mark.parametrize("given", [RecordHarness.sending, RecordHarness.sending_error])
+    def test_is_sent_by_one_delivery_at_a_time(self, harness: RecordHarness, given: Any) -> None:
+        done = given(harness)
+        assert done.sending
+        assert harness.begin(continues=True).case == "held"
+
+        assert harness.mark_continued().case == harness.mark_continued().case == "ok"
+
+        noted = harness.record()
+        assert not noted.sending
+        assert (noted.state, noted.body, noted.token) == (done.state, done.body, done.token)
+        assert harness.begin(continues=True).case == "sent"
+
+    @pytest.mark.parametrize("given", [RecordHarness.sending, RecordHarness.sending_error])
+    def test_is_taken_over_when_its_lease_has_ended(
+        self, harness: RecordHarness, given: Any
+    ) -> None:
+        given(harness)
+        assert harness.begin(unanswered_ids=OWNER, continues=True).case == "finished", "put back"
+        harness.forget()
+        given(harness)
+        assert harness.renew_continuation(lease_ms=0).case == "ok"
+
+        taken = harness.begin(execution_id=THIS, continues=True)
+
+        assert (taken.case, taken.stored.sending) == ("finished", True)
+        assert harness.mark_continued().case == harness.renew_continuation().case == "lost"
+        assert harness.renew_continuation(THIS).case == "ok"
+        assert harness.begin(continues=True).case == "held"
+
+    def test_is_taken_over_from_a_process_that_has_died(self, harness: RecordHarness) -> None:
+        harness.sending()
+        assert harness.abandon(worker=OTHER_WORKER).case == "lost"
+        assert harness.begin(continues=True).case == "held"
+
+        assert harness.abandon().case == harness.abandon().case == "sending"
+
+        assert harness.begin(continues=True).case == "finished"
+
+    def test_of_a_duplicate_is_its_own(self, harness: RecordHarness) -> None:
+        harness.completed()
+        second: dict[str, Any] = {"task_id": SECOND, "continues": True}
+
+        assert harness.begin(**second, execution_id=THIS).case == "finished"
+        assert harness.begin(**second).case == "held"
+        assert harness.begin(task_id=SECOND).case == "finished", "it has no continuation"
+        assert harness.mark_continued(THIS, SECOND).case == "ok"
+        assert harness.begin(**second).case == "sent"
+        assert harness.begin(task_id="third", continues=True).case == "finished"
+
+
+class TestForget:
+    @given_any
+    def test_deletes_any_record(
+        self, harness: RecordHarness, given: Callable[[RecordHarness], Record]
+    ) -> None:
+        record = given(harness)
+        for other in (record.token - 1, record.token + 1, 0):
+            reply = harness.forget(replace(record, token=other))
+            assert (reply.case, reply.record) == ("changed", record)
+        assert harness.forget(UNREADABLE).case == "changed"
+        assert harness.record() == record
+
+        assert harness.forget(record).case == "ok"
+
+        assert harness.raw is None
+        for shown in (record, UNREADABLE, None):
+            assert harness.forget(shown).case == "absent"
+        given(harness)
+        assert harness.forget().case == "ok"
+        assert harness.begin(task_id=SECOND).stored.attempt == 1
+
+    def test_leaves_an_outcome_that_was_not_shown(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.complete(running.token)
+
+        assert harness.forget(running)[:2] == ("changed", harness.record())
+        assert harness.state is State.COMPLETED
+
+    def test_leaves_an_execution_that_was_not_shown(self, harness: RecordHarness) -> None:
+        reserved = harness.reserved()
+        harness.put(raw_record(b"S", token=reserved.token))
+
+        assert harness.forget(reserved).case == "changed"
+        assert harness.state is State.STARTED
+
+    def test_deletes_a_shown_execution_after_an_extension(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.extend(running.token)
+        harness.save_step(running.token)
+
+        assert harness.forget(running).case == "ok"
+
+    @pytest.mark.parametrize("given", [RecordHarness.sending, RecordHarness.sending_error])
+    def test_deletes_a_shown_outcome_after_its_continuation_was_sent(
+        self, harness: RecordHarness, given: Any
+    ) -> None:
+        outcome = given(harness)
+        harness.mark_continued()
+
+        assert harness.forget(outcome).case == "ok"
+
+    def test_reports_attempts_of_a_death_as_absent(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.abandon(error=ERROR)
+
+        assert harness.forget(running).case == harness.forget(UNREADABLE).case == "absent"
+        assert harness.raw is not None
+        assert harness.forget().case == "absent"
+        assert harness.raw is None
+
+    @pytest.mark.parametrize("raw", [b"", b"S", b"Znewer", b"{}"])
+    @pytest.mark.parametrize("shown", [None, UNREADABLE])
+    def test_deletes_an_unreadable_record(
+        self, harness: RecordHarness, raw: bytes, shown: str | None
+    ) -> None:
+        record = harness.completed()
+        harness.put(raw)
+        command = commands.forget(harness.key, record)
+        assert run_sync(harness.store.execute(command)).case == "changed"
+
+        assert harness.forget(shown).case == "ok"
+        assert harness.raw is None
+
+
+def test_a_value_of_another_type_is_a_corrupt_record(harness: RecordHarness) -> None:
+    shown = harness.completed()
+    harness.client.delete(harness.name)
+    harness.client.hset(harness.name, "field", "value")
+    harness.client.expire(harness.name, 60)
+    calls: list[Callable[[], object]] = [
+        harness.begin,
+        harness.reserve,
+        lambda: harness.complete(17),
+        lambda: harness.fail(17),
+        lambda: harness.release(17),
+        lambda: harness.save_step(17),
+        harness.abandon,
+        harness.mark_continued,
+        lambda: run_sync(harness.store.get(harness.key)),
+        lambda: harness.forget(shown),
+    ]
+
+    for call in calls:
+        with pytest.raises(CorruptRecordError, match=str(harness.key)):
+            call()
+    assert harness.client.hgetall(harness.name) == {b"field": b"value"}
+    assert harness.forget(UNREADABLE).case == "ok"
+    assert not harness.client.exists(harness.name)
+
+
+class TestTokens:
+    def test_grow_across_takeovers_releases_and_forgetting(self, harness: RecordHarness) -> None:
+        ends: list[Callable[[int], object]] = [
+            lambda token: harness.abandon(),
+            harness.release,
+            lambda token: harness.release(token, HOLD_MS),
+            lambda token: (harness.complete(token), harness.forget()),
+            lambda token: (harness.fail(token), harness.client.delete(harness.name)),
+            lambda token: harness.forget(),
+        ]
+
+        tokens = []
+        for end in ends * 3:
+            tokens.append(harness.started().token)
+            end(tokens[-1])
+
+        assert tokens == sorted(set(tokens))
+
+    def test_are_the_servers_time_in_microseconds(self, harness: RecordHarness) -> None:
+        replies = []
+        for _ in range(20):
+            replies.append(harness.begin())
+            harness.release(replies[-1].token)
+
+        assert all(reply.token // 1000 == reply.now_ms for reply in replies)
+        # A token that was rounded to fourteen digits would end in two zeros.
+        assert any(reply.token % 100 for reply in replies)
+
+    @pytest.mark.parametrize("last", [2**53 - 3, 9_007_199_254_740_001, 7_777_777_777_777_777])
+    def test_grow_by_one_past_the_clock_to_the_last_digit(
+        self, harness: RecordHarness, last: int
+    ) -> None:
+        # As after the server's clock was set back.
+        nobody: dict[str, Any] = {"worker": b"", "execution_id": b""}
+        fingerprint = harness.key.fingerprint
+        ahead = harness.now_ms() + HOLD_MS
+        harness.put(raw_record(b"R", token=last, at_ms=ahead, task_id=b"a", **nobody))
+        assert harness.reserve("a").token == last + 1
+        harness.put(raw_record(b"R", token=last, at_ms=1, fingerprint=fingerprint, **nobody))
+        assert harness.started(task_id=SECOND).token == last + 1
+        harness.put(raw_record(b"S", token=last, at_ms=1, fingerprint=fingerprint))
+
+        assert harness.started().token == last + 1
+        assert harness.extend(last).case == harness.complete(last).case == "lost"
+        assert harness.complete(last + 1).case == "ok"
+
+
+class TestLabel:
+    def test_stays_in_the_record_and_costs_its_bytes(self, harness: RecordHarness) -> None:
+        label = "order 42 · Straße"
+        harness.completed()
+        without = len(harness.raw or b"")
+        harness.forget()
+        harness.reserve(label=label)
+        harness.release(harness.started(label=label).token, HOLD_MS)
+        token = harness.started(label=label).token
+        harness.save_step(token)
+        harness.abandon()
+        assert harness.record().label == label
+
+        assert harness.completed(task_id=FIRST, label=label).label == label
+        assert len(harness.raw or b"") - without == len(label.encode())
+        assert harness.record().fingerprint == harness.key.fingerprint
+        assert harness.begin(task_id=SECOND, label="another").case == "finished"
+        assert harness.begin(key=OTHER_ARGUMENTS, label=label).case == "reused"
+
+    @pytest.mark.parametrize("key", [None, NO_ARGUMENTS], ids=["fingerprint", "no fingerprint"])
+    def test_of_the_longest_size_fits(self, harness: RecordHarness, key: Any) -> None:
+        longest = "x" * MAX_BYTES
+
+        assert harness.completed(key=key, label=longest).label == longest
+
+    def test_that_another_program_wrote_is_escaped(self, harness: RecordHarness) -> None:
+        harness.completed(label="order 42 · Straße")
+        raw = harness.raw
+        assert raw is not None
+        harness.put(raw.replace("Straße".encode(), b"\x1b[2J\xff\n\n"))
+
+        assert harness.record().label == "order 42 · \\x1b[2J\ufffd\\x0a\\x0a"

@@ -1,1 +1,0 @@
-"""Code of a user, checked by mypy and pyright in `make lint`; nothing here is run."""

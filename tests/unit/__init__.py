@@ -1,1 +1,0 @@
-"""Pure rooms and pure parts: no server, and no process but for golden keys and a refused start."""

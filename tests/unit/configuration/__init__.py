@@ -1,1 +1,0 @@
-"""Tests of the configuration of apps and tasks."""

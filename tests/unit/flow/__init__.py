@@ -1,1 +1,0 @@
-"""The executor without a server."""

@@ -1,1 +1,0 @@
-"""Leases without a server."""

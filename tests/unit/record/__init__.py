@@ -1,1 +1,0 @@
-"""Tests of celery_idempotent.record."""

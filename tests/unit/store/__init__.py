@@ -1,1 +1,0 @@
-"""Scripts, commands, transports and URLs."""

@@ -1,1 +1,0 @@
-"""Tests of message headers and of the times of messages."""
