@@ -76,6 +76,8 @@ class DiskFull(OneServer):
         self._limit_files(1)
 
     def heal(self) -> None:
+        with self.store.client() as client:
+            assert client.info("persistence")["aof_last_write_status"] == "err"
         self._limit_files(resource.RLIM_INFINITY)
 
     def _limit_files(self, size: int) -> None:
