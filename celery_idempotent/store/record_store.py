@@ -368,12 +368,12 @@ class RecordStore:
             await self._transport.ping()
 
     async def _probe(self) -> None:
-        transport = self._transport.with_timeout(PROBE_TIMEOUT, retry=False)
-        try:
-            with translated_errors():
+        with translated_errors():  # redis-py opens a file for each new client
+            transport = self._transport.with_timeout(PROBE_TIMEOUT, retry=False)
+            try:
                 await transport.ping()
-        finally:
-            await transport.aclose()
+            finally:
+                await transport.aclose()
 
     async def aclose(self) -> None:
         """Closes the connections (of the running event loop); the next command reconnects."""

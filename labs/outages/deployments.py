@@ -12,6 +12,7 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 
+from labs.chaos.workers import children_of
 from labs.outages.outage import Deployment, Outage, Repeater
 from tests.faults.proxy import Proxy
 from tests.servers.cluster import ClusterServers
@@ -75,6 +76,8 @@ class DiskFull(OneServer):
         self._limit_files(1)
 
     def heal(self) -> None:
+        with self.store.client() as client:
+            assert client.info("persistence")["aof_last_write_status"] == "err"
         self._limit_files(resource.RLIM_INFINITY)
 
     def _limit_files(self, size: int) -> None:
@@ -146,6 +149,26 @@ class NoMoreClients(OneServer):
 
     def heal(self) -> None:
         self._client.config_set("maxclients", self._limit)
+
+
+class NoDescriptors(OneServer):
+    """The worker loses its connections, and has no descriptor for new ones."""
+
+    def inject(self) -> None:
+        pid = self.worker.process.pid
+        self._limits = {
+            each: resource.prlimit(each, resource.RLIMIT_NOFILE)
+            for each in (pid, *children_of(pid))
+        }
+        for each, (_, most) in self._limits.items():
+            resource.prlimit(each, resource.RLIMIT_NOFILE, (3, most))
+        with self.store.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+
+    def heal(self) -> None:
+        for each, limits in self._limits.items():
+            with suppress(ProcessLookupError):
+                resource.prlimit(each, resource.RLIMIT_NOFILE, limits)
 
 
 class Loading(Killed):
@@ -355,6 +378,7 @@ OUTAGES = (
     Outage(name="busy", title="endless script of another client (BUSY)", deployment=Busy),
     Outage(name="rights", title="rights revoked (NOPERM)", deployment=RightsRevoked),
     Outage(name="clients", title="no more clients (maxclients)", deployment=NoMoreClients),
+    Outage(name="descriptors", title="descriptors of the worker used up", deployment=NoDescriptors),
     Outage(name="loading", title="store killed, and slow to load (LOADING)", deployment=Loading),
     Outage(
         name="snapshot",

@@ -8,12 +8,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.worker.harness import WorkerProcess
+
 
 class Deployment:
     """The servers of one run; leaving the ``with`` block stops them.
 
     A subclass starts them in :meth:`start` and enters each into `self.servers`.
     """
+
+    #: The worker, once it has started.
+    worker: WorkerProcess
 
     def __init__(self) -> None:
         self.servers = ExitStack()

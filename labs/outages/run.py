@@ -66,6 +66,7 @@ def run(
         if outage.at_start:
             restored_at = _inject(outage, deployment, scheduler)
         with _Client(outage, app_settings, folder) as client:
+            deployment.worker = client.worker
             for number, message in enumerate(_messages(messages, outage.name)):
                 if number == int(SHARE_BEFORE_OUTAGE * messages) and not outage.at_start:
                     restored_at = _inject(outage, deployment, scheduler)
@@ -116,7 +117,7 @@ class _Client:
         self.restarts = 0
         self.ledger = Ledger(folder / f"{outage.name}.ledger")
         self._app = make_app(settings)
-        self._worker = WorkerProcess(
+        self.worker = WorkerProcess(
             outage.name,
             ("--concurrency", str(PROCESSES)),
             {SETTINGS_VARIABLE: json.dumps(settings)},
@@ -124,7 +125,7 @@ class _Client:
             app=NAME,
         )
         if not outage.at_start:
-            self._worker.ready()
+            self.worker.ready()
 
     def publish(self, message: Message) -> None:
         """Publishes a message, again until the broker accepts it."""
@@ -162,14 +163,14 @@ class _Client:
 
     def _supervise(self) -> None:
         """Restarts the worker if it has exited, like a service manager."""
-        if self._worker.status == "exited":
-            self._worker.start()
+        if self.worker.status == "exited":
+            self.worker.start()
             self.restarts += 1
 
     def __enter__(self) -> _Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._worker.kill("SIGKILL")
+        self.worker.kill("SIGKILL")
         self._app.close()
         self.ledger.close()

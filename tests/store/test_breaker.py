@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 import time
@@ -199,3 +200,22 @@ class TestFrozenServerBehindTheBreaker:
 
                 assert PROBE_TIMEOUT * 0.9 <= taken < TIMEOUT / 2
                 assert len(proxy.requests) == requests + probes
+
+
+def test_a_probe_without_a_descriptor_fails_as_without_a_reply(
+    server: RedisServer, harness: RecordHarness, clock: Clock
+) -> None:
+    server.kill()
+    open_the_breaker(harness)
+    server.restart()
+    clock.pass_delay()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
+    try:
+        with pytest.raises(StoreUnavailableError, match="Too many open files"):
+            harness.begin()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+    clock.pass_delay()
+    assert harness.begin().case == "begun"
