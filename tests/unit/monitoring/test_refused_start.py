@@ -40,8 +40,15 @@ def charge(order_id, amount): ...
                 "seconds, at least 1, at most a year, or None, not 0.5"
             ),
         ),
+        (
+            "broker_url='memory://'",
+            (
+                "idempotency_redis_url is not set, and neither the result backend nor the broker "
+                "is Redis: set it to the URL of the Redis server for the records"
+            ),
+        ),
     ],
-    ids=["name", "value"],
+    ids=["name", "value", "no Redis"],
 )
 def test_an_invalid_setting_is_reported_in_one_line(
     tmp_path: Path, settings: str, sentence: str
