@@ -66,12 +66,10 @@ NOT_JOINED = "wrong, Celery could not join the chord"
 #: A process was killed within so many seconds after an effect, before its outcome was stored.
 KILLED_AFTER, KILLED = 0.2, "again, killed after its effect"
 EXPLAINED = {VANISHED, UNIT_VANISHED, NOT_JOINED, KILLED}
-#: The id and the root of a task in a command that stores its message.
-MESSAGE = re.compile(r'^(LPUSH|RPUSH|HSET unacked) .*?"id": "([^"]+)".*?"root_id": "([^"]+)"')
-
-
 #: Celery discards the message of a task that the worker does not know.
 UNKNOWN = "task unknown to its worker"
+#: The id and the root of a task in a command that stores its message.
+MESSAGE = re.compile(r'^(LPUSH|RPUSH|HSET unacked) .*?"id": "([^"]+)".*?"root_id": "([^"]+)"')
 
 
 class Published(NamedTuple):
