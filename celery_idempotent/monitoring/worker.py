@@ -12,9 +12,8 @@ from typing import Any
 
 from celery import signals as celery_signals
 
-from celery_idempotent import shared_counters, signals
+from celery_idempotent import shared_counters
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
-from celery_idempotent.record.record import Record
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +41,7 @@ def _on_set_up(instance: Any, **_: Any) -> None:
     from celery_idempotent import doctor
     from celery_idempotent.configuration import app_tasks, broker
     from celery_idempotent.doctor import Severity
+    from celery_idempotent.monitoring import events
 
     app = instance.app
     try:
@@ -56,7 +56,7 @@ def _on_set_up(instance: Any, **_: Any) -> None:
             logger.log(level, "A setting or fault weakens idempotency: %s", finding.line)
         if names := [task.name for task in app_tasks.tasks(app)]:
             shared_counters.start(names)
-            _connect_events()
+            events.connect()
             _start_metrics(app.conf.get("idempotency_metrics"), names)
     except SettingsError as error:
         raise SystemExit(f"Error: {error}") from None
@@ -95,56 +95,3 @@ def _on_process_start(**_: Any) -> None:
 def _on_shutdown(**_: Any) -> None:
     if shared_counters.current is not None:
         shared_counters.current.shutting_down = True
-
-
-def _connect_events() -> None:
-    """Connects the signals that send Celery events, for Flower and ``celery events``.
-
-    The process that runs the task sends them while the worker's task events are enabled (``-E``,
-    ``celery control enable_events``, Flower). A monitor shows the event's name as the task's state
-    until Celery's own event about the end of the task arrives.
-    """
-    signals.replayed.connect(_on_replayed, weak=False)
-    signals.conflicted.connect(_on_conflicted, weak=False)
-    signals.taken_over.connect(_on_taken_over, weak=False)
-    signals.refused.connect(_on_refused, weak=False)
-    signals.shadowed.connect(_on_shadowed, weak=False)
-
-
-def _on_replayed(sender: Any, key: str, label: str, record: Record, **_: Any) -> None:
-    _send(sender, "task-replayed", label, key=key, first_uuid=record.task_id)
-
-
-def _on_conflicted(
-    sender: Any, key: str, label: str, record: Record, policy: str, **_: Any
-) -> None:
-    _send(sender, "task-conflicted", label, key=key, holder_uuid=record.task_id, policy=policy)
-
-
-def _on_taken_over(sender: Any, key: str, label: str, attempt: int, **_: Any) -> None:
-    _send(sender, "task-taken-over", label, key=key, attempt=attempt)
-
-
-def _on_refused(sender: Any, key: str, label: str, reason: str, at: str, **_: Any) -> None:
-    if at == "begin":
-        _send(sender, "task-refused", label, key=key, reason=reason)
-
-
-def _on_shadowed(sender: Any, key: str, label: str, decision: str, **_: Any) -> None:
-    if decision != "would_run":
-        _send(sender, f"task-{decision.replace('_', '-')}", label, key=key)
-
-
-def _send(task: Any, name: str, label: str, **fields: Any) -> None:
-    counters = shared_counters.current
-    if counters is None or not counters.task_events_enabled:
-        return
-    if not getattr(task, "send_events", False):
-        return
-    if label:
-        fields["label"] = label
-    try:
-        # No retries: a failed event must not delay the task.
-        task.send_event(name, retry=False, **fields)
-    except Exception as error:
-        logger.debug("The event %s could not be sent: %s", name, error)
