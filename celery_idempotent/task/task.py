@@ -82,7 +82,7 @@ class _WrittenBackend:
 class _RequestStack(LocalStack):
     """The requests of a task. One that has ended loses its call, which refers to the request.
 
-    A cycle of references would stay until Python collects garbage.
+    Otherwise, only the garbage collector would free them.
     """
 
     def pop(self) -> Any:

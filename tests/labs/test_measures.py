@@ -31,7 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "profile": {"ROUNDS": 2, "EACH": 3},
     "process": {"IMPORTS": 1, "WORKERS": 1, "TASKS": 3},
     "sql": {"ROUNDS": 2, "EACH": 3},
-    "soak": {"MINUTES": 0.1},
+    "soak": {"MINUTES": 0.1, "SAMPLE_INTERVAL": 0.5},
     "server": {"ROUNDS": 2, "ROUNDS_OF_OTHERS": 1, "EACH": 3},
     "client": {"ROUNDS": 2, "EACH": 3},
     "keys": {"ROUNDS": 2, "EACH": 3},

@@ -31,8 +31,6 @@ from tests.servers.redis_server import RedisServer
 
 #: Seconds for which results and records are kept, so that their number does not grow.
 RETENTION = 20
-#: Seconds between faults, and between samples.
-FAULT_INTERVAL, SAMPLE_INTERVAL = 30.0, 10.0
 #: Seconds between the requests to each web process; of these, every so many is a duplicate.
 REQUEST_INTERVAL, DUPLICATES = 0.1, 4
 #: Seconds for which the server is frozen.
@@ -40,7 +38,7 @@ FREEZE = 2.0
 
 MB = 1_000_000
 LOAD = "labs.benchmarks.soak_load"
-WORKER, PUBLISHER, WEB, DASHBOARD = "worker", "publisher", "web process", "dashboard"
+WORKER, PUBLISHER, WEB, DASHBOARD = "worker", "publisher", "web", "dashboard"
 
 
 class Sample(NamedTuple):
@@ -61,27 +59,24 @@ class ServerSample(NamedTuple):
 
 
 class Soak(Measure):
-    """Plain Celery and celery-idempotent side by side, with the same load and the same faults.
+    """Plain Celery and celery-idempotent side by side, under the same load and faults.
 
-    Each has a worker with two processes, a publisher, and an ASGI application that publishes a
-    message for each request; celery-idempotent also has its middleware and its dashboard, which is
-    loaded again and again. Every fourth call is a duplicate. Results and records are kept for 20
-    seconds, so that Redis should not grow either.
+    Each has a worker with two processes, a publisher, and an ASGI application that publishes;
+    celery-idempotent also has its middleware and its dashboard. Every fourth call is a duplicate.
+    Results and records are kept for 20 seconds. Every half minute, in turn, connections are cut,
+    scripts flushed, Redis frozen, Redis killed and restarted, or a process of each pool killed.
 
-    Every half minute there is a fault: all connections are cut, the scripts are flushed, Redis is
-    frozen for two seconds, Redis is killed and restarted, the youngest process of each pool is
-    killed.
-
-    Growth is the difference between the medians of the second and the last quarter of the time. The
-    goals are for the growth beyond that of plain Celery.
+    The figures below the calls are growths, from the second to the last quarter of the time.
     """
 
     name = "soak"
-    title = "hours of load and faults"
+    title = "load and faults"
     section = "soak"
 
     MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
     timeout = 60 * MINUTES + 300
+    #: In seconds.
+    FAULT_INTERVAL, SAMPLE_INTERVAL = 30.0, 10.0
 
     def measure(self, progress: ProgressCallback) -> MeasureResult:
         with (
@@ -94,18 +89,21 @@ class Soak(Measure):
             faults = cycle(_faults(server, client, environments))
             started_at = time.monotonic()
             ends_at = started_at + 60 * self.MINUTES
-            fault_at, sample_at = started_at + FAULT_INTERVAL, started_at + SAMPLE_INTERVAL
+            fault_at, sample_at = (
+                started_at + self.FAULT_INTERVAL,
+                started_at + self.SAMPLE_INTERVAL,
+            )
             samples: list[tuple[float, dict[tuple[str, str], Sample], ServerSample]] = []
             injected = restarts = 0
             while (now := time.monotonic()) < ends_at:
                 if now >= fault_at:
                     next(faults)()
-                    injected, fault_at = injected + 1, fault_at + FAULT_INTERVAL
+                    injected, fault_at = injected + 1, fault_at + self.FAULT_INTERVAL
                 restarts += sum(each.restart_exited() for each in environments.values())
                 if now >= sample_at:
                     processes, redis = load.sample(), _sample_server(client, environments)
                     samples.append(((now - started_at) / 60, processes, redis))
-                    sample_at += SAMPLE_INTERVAL
+                    sample_at += self.SAMPLE_INTERVAL
                     progress(min(1.0, (now - started_at) / (60 * self.MINUTES)))
                 load.send_requests()
             calls = {name: _calls(each) for name, each in environments.items()}
@@ -234,28 +232,14 @@ def _result(samples: Samples, counts: Mapping[str, int], calls: Mapping[str, int
             ]
             for name in calls
         }
-        ours, of_celery = curves[OURS.name], curves[PLAIN.name]
-        growth = _growth([each.memory for _, each in ours]) / MB
-        if of_celery:
-            growth_of_celery = _growth([each.memory for _, each in of_celery]) / MB
-            figures += [
-                Figure(f"{role}: memory, growth", growth, "MB"),
-                Figure(f"{role}: memory, growth with plain Celery", growth_of_celery, "MB"),
-            ]
-            growth -= growth_of_celery
-        beyond = " beyond that of plain Celery" if of_celery else ""
-        figures += [
-            Figure(f"{role}: memory, growth{beyond}", growth, "MB", Goal(1)),
-            Figure(f"{role}: memory, at the end", ours[-1][1].memory / MB, "MB"),
-            *(
-                Figure(
-                    f"{role}: {field}, growth",
-                    _growth([getattr(each, field) for _, each in ours]),
-                    goal=Goal(0),
-                )
-                for field in ("descriptors", "threads")
-            ),
-        ]
+        growth = {
+            name: _growth([each.memory for _, each in points]) / MB
+            for name, points in curves.items()
+            if points
+        }
+        figures += [Figure(f"{role}, {name}", each, "MB") for name, each in growth.items()]
+        difference = growth[OURS.name] - growth.get(PLAIN.name, 0.0)
+        figures.append(Figure(f"{role}, difference", difference, "MB", Goal(1)))
         plots.append(
             Curves(
                 f"Resident memory, {role}",
@@ -270,23 +254,20 @@ def _result(samples: Samples, counts: Mapping[str, int], calls: Mapping[str, int
                 },
             )
         )
+    for field in ("descriptors", "threads"):
+        for name in calls:
+            counts_of = [
+                sum(getattr(each, field) for (owner, _), each in processes.items() if owner == name)
+                for _, processes, _ in samples
+            ]
+            figures.append(Figure(f"{field}, {name}", _growth(counts_of)))
     servers = [server for *_, server in samples]
+    connections, memory = (
+        _growth([getattr(each, field) for each in servers]) for field in ("connections", "memory")
+    )
     figures += [
-        Figure(
-            "connections to Redis, growth",
-            _growth([each.connections for each in servers]),
-            goal=Goal(0),
-        ),
-        Figure(
-            "memory of Redis, growth",
-            _growth([each.memory for each in servers]) / MB,
-            "MB",
-            Goal(1),
-        ),
-        *(
-            Figure(f"keys in Redis, {name}, growth", _growth([each.keys[name] for each in servers]))
-            for name in calls
-        ),
+        Figure("connections to Redis", connections, goal=Goal(0)),
+        Figure("memory of Redis", memory / MB, "MB", Goal(1)),
     ]
     return MeasureResult(figures, plots, {"samples": [_raw(*each) for each in samples]})
 
