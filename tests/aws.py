@@ -1,4 +1,4 @@
-"""Runs an SQS server, provided by moto in a thread of this process."""
+"""Runs servers of SQS and S3, provided by moto in a thread of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shop with a real worker, for the browser."""
+"""A shop with a real worker for the browser, and the dashboard as a process."""
 
 from __future__ import annotations
 

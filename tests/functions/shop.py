@@ -1,4 +1,4 @@
-"""The same idempotent function as a blocking one and as a coroutine function."""
+"""The same function, block or step for blocking code and for coroutines, and values to return."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Runs a server program as a child process with its own temporary directory.
 
 The program ends when its owner discards it. On Linux it also ends when its owner is killed; the
-temporary directory then remains.
+temporary directory then remains. Also what servers need: ports, a certificate, a clock of their
+own, and a look at processes.
 """
 
 from __future__ import annotations

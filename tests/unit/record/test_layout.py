@@ -1,4 +1,4 @@
-"""Reading the bytes of a record."""
+"""Reading the bytes of a record, and its properties."""
 
 from __future__ import annotations
 

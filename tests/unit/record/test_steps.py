@@ -1,4 +1,4 @@
-"""Finished steps in the body of a record."""
+"""Finished steps in the body of a record, and reservations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pause of a worker that cannot publish a message again."""
+"""The pause of a worker that cannot publish a message again; countdowns and etas."""
 
 from __future__ import annotations
 
