@@ -126,6 +126,15 @@ class RedisBroker(OwnConnection):
         channel = self.channel
         channel.qos.restore_visible(num=channel.unacked_restore_limit, interval=1)
 
+    def close(self) -> None:
+        """See `OwnConnection`; kombu leaves the descriptor of its poller to garbage collection."""
+        poller = self._connection and self._connection.transport.cycle.poller
+        try:
+            super().close()
+        finally:
+            if poller:
+                poller.close()
+
 
 def score_of(channel: Any, seconds: float) -> float:
     """Returns the score of a message that is to be redelivered in `seconds`."""

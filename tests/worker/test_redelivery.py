@@ -4,15 +4,19 @@ timeout of an hour, and those of a living one do not.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_idempotent.redelivery.broker import RedisBroker
 from tests.faults.proxy import Proxy
@@ -239,6 +243,28 @@ class TestWhatIsRenewed:
             broker.close()
 
         assert shop.redis.zscore("unacked_index", tag) is None
+
+
+def test_a_broker_that_is_down_costs_no_descriptors() -> None:
+    """kombu leaves the pollers of its connections to the garbage collector."""
+    descriptors = Path("/proc/self/fd")
+    with (
+        RedisServer.start() as server,
+        Celery(broker=server.url, set_as_current=False).connection_for_read() as connection,
+    ):
+        broker = RedisBroker(connection)
+        broker.restore()
+        server.kill()
+        gc.disable()
+        try:
+            before = len(list(descriptors.iterdir()))
+            for _ in range(5):
+                with pytest.raises(RedisConnectionError):
+                    broker.restore()
+                broker.close()
+            assert len(list(descriptors.iterdir())) <= before
+        finally:
+            gc.enable()
 
 
 @contextmanager
