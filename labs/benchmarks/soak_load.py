@@ -23,7 +23,7 @@ from celery_idempotent import Idempotency
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, anonymous
 from labs.comparison.app import app, config
 from labs.comparison.contestants import OURS
-from tests.worker.parent_death import die_with_parent
+from tests.servers.program import die_with_parent
 
 #: Messages per second that the publisher publishes, if the worker keeps up.
 RATE = 100

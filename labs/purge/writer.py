@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database
-from celery_idempotent.sql.outcomes import Claim, Ended
+from celery_idempotent.sql.outcomes import Claim, OutcomeValues
 from celery_idempotent.sql.transaction import Transaction
 
 _CLAIMS_PER_SECOND = 100
@@ -36,6 +36,6 @@ def write(url: str, pipe: Connection) -> None:
         transaction, claim = Transaction(database), a_claim()
         assert transaction.begin([claim]) == [None]
         claims.append((time.perf_counter() - started) * 1000)
-        ended = Ended(State.COMPLETED, "json", b"1", 86_400_000)
+        ended = OutcomeValues(State.COMPLETED, "json", b"1", 86_400_000)
         transaction.commit({claim: ended})
         time.sleep(max(0.0, 1 / _CLAIMS_PER_SECOND - (time.perf_counter() - started)))
