@@ -40,8 +40,6 @@ TASK = "shop.charge"
 LEASE_MS, RETENTION_MS = 60_000, 3_600_000
 #: Event loops that share the clients.
 LOOPS = 2
-#: Calls a second in each loop that begin to wait.
-ARRIVALS = 250
 #: Leases that one client renews in one round trip.
 LEASES_PER_CLIENT = 1_000
 
@@ -135,12 +133,7 @@ async def wait(url: str, waiters: int) -> tuple[float, int]:
         async with idem.execution("hot") as execution:
             return execution.decision
 
-    tasks = []
-    for _ in range(waiters):
-        tasks.append(asyncio.create_task(one()))
-        # One after the other: a loop opens a connection for each begin that is under way.
-        await asyncio.sleep(1 / ARRIVALS)
-    decisions = await asyncio.gather(*tasks)
+    decisions = await asyncio.gather(*(one() for _ in range(waiters)))
     ended_at = time.time()
     await idem.aclose()
     return ended_at, decisions.count(Decision.REPLAY)

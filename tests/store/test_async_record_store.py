@@ -20,6 +20,7 @@ from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
+from celery_idempotent.store.transport.server import MAX_CONNECTIONS
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
@@ -159,12 +160,34 @@ def test_a_command_is_resent_when_its_connection_is_closed(server: RedisServer) 
 def test_any_number_of_tasks_can_send_commands_concurrently(
     harness: RecordHarness, server: RedisServer
 ) -> None:
-    # A pool of redis-py 8 is limited to a hundred connections by default.
+    before = harness.client.info("clients")["connected_clients"]
+
     async def run(store: RecordStore) -> list[Reply]:
-        gets = [commands.get(type(KEY)(KEY.task, f"{n}")) for n in range(150)]
-        return await asyncio.gather(*map(store.execute, gets))
+        gets = [commands.get(type(KEY)(KEY.task, f"{n}")) for n in range(2_000)]
+        replies = await asyncio.gather(*map(store.execute, gets))
+        # Opening one connection each would take seconds, and more than a server allows.
+        opened = harness.client.info("clients")["connected_clients"] - before
+        assert opened <= MAX_CONNECTIONS
+        return replies
 
     assert {reply.case for reply in run_story(run, server.url)} == {"absent"}
+
+
+def test_no_task_waits_for_a_connection_longer_than_the_timeout(silent: RedisServer) -> None:
+    async def run(store: RecordStore) -> float:
+        await store.ping()
+        silent.pause()
+        began = time.monotonic()
+        try:
+            calls = [store.execute(begin()) for _ in range(5 * MAX_CONNECTIONS)]
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            silent.resume()
+        assert {*map(type, errors)} == {StoreUnavailableError}
+        return time.monotonic() - began
+
+    # At most three attempts, which begin within the timeout.
+    assert run_story(run, silent.url, timeout=1.0) < 4
 
 
 def test_too_few_replicas_are_an_error(harness: RecordHarness, server: RedisServer) -> None:

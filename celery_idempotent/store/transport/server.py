@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -76,6 +77,8 @@ class BaseTransport:
         return PerLoop(make, close) if self.is_async else PerProcess(make, close)
 
 
+#: Connections of one event loop, which may have any number of calls under way.
+MAX_CONNECTIONS = 100
 #: Seconds before each resend. The first is immediate: the connection may just have been stale.
 RESEND_DELAYS = (0.0, 0.1)
 
@@ -144,40 +147,45 @@ class ServerTransport(BaseTransport):
                 commands may be lost, and error replies are ignored.
         """
         pool = self._pool.get()
-        try:
-            connection, unread = pool.idle.pop()
-        except IndexError:
-            connection, unread = await pool.connect(), 0
-        replies: list[Any] = []
-        try:
-            sent = connection.send_packed_command([packed], check_health=False)
-            if self.is_async:
-                await sent
-            while wait and len(replies) < count:
-                try:
-                    reply = connection.read_response(disable_decoding=True)
-                    if self.is_async:
-                        reply = await reply
-                except ResponseError as error:
-                    if isinstance(error, ReadOnlyError) and not unread:
-                        raise
-                    reply = error
-                if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
-                    # A RESP3 push message, which redis-py before 6 with hiredis returns like a
-                    # reply. No command sent here replies with such a list.
-                    continue
-                if unread:
-                    unread -= 1
-                else:
-                    replies.append(reply)
-        except BaseException:
-            # After an interruption, a reply may still arrive; no other command must read it.
-            await result_of(connection.disconnect(True))
-            raise
-        pool.idle.append((connection, 0 if wait else unread + count))
-        if pool.closed:  # meanwhile
-            await pool.close_idle()
-        return replies
+        since = monotonic()
+        async with pool.slots:
+            if self.is_async and monotonic() - max(since, pool.replied_at) > self.timeout:
+                raise RedisTimeoutError(f"none of {MAX_CONNECTIONS} connections has a reply")
+            try:
+                connection, unread = pool.idle.pop()
+            except IndexError:
+                connection, unread = await pool.connect(), 0
+            replies: list[Any] = []
+            try:
+                sent = connection.send_packed_command([packed], check_health=False)
+                if self.is_async:
+                    await sent
+                while wait and len(replies) < count:
+                    try:
+                        reply = connection.read_response(disable_decoding=True)
+                        if self.is_async:
+                            reply = await reply
+                    except ResponseError as error:
+                        if isinstance(error, ReadOnlyError) and not unread:
+                            raise
+                        reply = error
+                    if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
+                        # A RESP3 push message, which redis-py before 6 with hiredis returns like a
+                        # reply. No command sent here replies with such a list.
+                        continue
+                    if unread:
+                        unread -= 1
+                    else:
+                        replies.append(reply)
+            except BaseException:
+                # After an interruption, a reply may still arrive; no other command must read it.
+                await result_of(connection.disconnect(True))
+                raise
+            pool.replied_at = monotonic()
+            pool.idle.append((connection, 0 if wait else unread + count))
+            if pool.closed:  # meanwhile
+                await pool.close_idle()
+            return replies
 
     def pool_of(self, name: str) -> Any:
         """Returns redis-py's connection pool for the server that has the record `name`."""
@@ -198,6 +206,11 @@ class _Pool:
         self.pool = self._client.connection_pool
         #: Connections, each with its number of unread replies.
         self.idle: list[tuple[Any, int]] = []
+        #: Of the connections in use; a thread needs no more than one.
+        is_async = library is redis.asyncio
+        self.slots: Any = asyncio.Semaphore(MAX_CONNECTIONS) if is_async else nullcontext()
+        #: When the last command has ended.
+        self.replied_at = 0.0
         self.closed = False
 
     async def connect(self) -> Any:
