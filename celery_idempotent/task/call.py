@@ -106,9 +106,8 @@ class TaskCall:
         self.execution: Execution | None = None
         self.began_at = monotonic()
         own_limit = self.is_whole_message and not request.is_eager
-        next_turn_ms = (
-            0 if request.is_eager else settings.next_turn_ms
-        )  # an eager call is not requeued
+        # An eager call is not requeued.
+        next_turn_ms = 0 if request.is_eager else settings.next_turn_ms
         if next_turn_ms and request.expires is not None:
             next_turn_ms = max(1, min(next_turn_ms, round(seconds_until(request.expires) * 1000)))
         self.data = Call(
