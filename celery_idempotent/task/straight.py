@@ -16,6 +16,7 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from json import dumps
 from typing import Any
+from weakref import ref
 
 from celery import Task
 from celery.app.task import Context
@@ -199,7 +200,9 @@ class StraightCall:
     def __init__(
         self, line: Line, task: Task, request: Context, arguments: Any, key: Key, root: bytes
     ) -> None:
-        self._line, self.sender, self._request = line, task, request
+        self._line, self.sender = line, task
+        # Weak, since the request refers to its call: only the garbage collector would free them.
+        self._request_ref = ref(request)
         self._arguments, self.key, self._root = arguments, key, root
         self.task_id: str = request.id
         self._stored_id = layout.write_task_id(self.task_id)
@@ -215,10 +218,18 @@ class StraightCall:
             made = vars(self).setdefault("_in_flow", self._make())
         return made
 
+    @property
+    def _request(self) -> Context:
+        request = self._request_ref()
+        if request is None:
+            raise IdempotencyError(f"the message of {self.sender.name} has ended")
+        return request
+
     def _make(self) -> TaskCall:
         headers = message_headers.MessageHeaders(root=self._root)
         configuration, (args, kwargs) = self._line.configuration, self._arguments
-        call = TaskCall(self.sender, configuration, self._request, args, kwargs, self.key, headers)
+        request = self._request
+        call = TaskCall(self.sender, configuration, request, args, kwargs, self.key, headers)
         call.began_at, active = self._began_at, call.active
         active.execution_id, active.decision = self._execution_id, self.decision
         if self.lease is not None:
@@ -243,7 +254,7 @@ class StraightCall:
             call_of_context.set(self)
             running.add(self)
             request.idempotency_call = self
-            has_ended = self._begin() and (self.settled or self._run(limit))
+            has_ended = self._begin(request) and (self.settled or self._run(request, limit))
         except BaseException as error:
             limit.phase = FLOW
             limit.leave()
@@ -257,7 +268,7 @@ class StraightCall:
             return self.outcome.value
         return self._go_on()
 
-    def _begin(self) -> bool:
+    def _begin(self, request: Context) -> bool:
         """Sends the begin; returns whether the message may run or has ended."""
         line, root, fingerprint = self._line, self._root, self.key.fingerprint
         digest = self.key.digest.encode()
@@ -273,7 +284,7 @@ class StraightCall:
             seconds = lease_now() - self._sent_at
             report(table.BEGIN_REPLIED, self, case=case.decode(), seconds=seconds)
         if case == b"finished":
-            return line.writes_result and self._replay(raw)
+            return line.writes_result and self._replay(request, raw)
         return case == b"begun" and self._grant(raw)
 
     def _grant(self, raw: bytes) -> bool:
@@ -288,23 +299,23 @@ class StraightCall:
         report(table.RUN, self)
         return True
 
-    def _run(self, limit: SoftLimit) -> bool:
+    def _run(self, request: Context, limit: SoftLimit) -> bool:
         """Runs the body and stores its value; returns False if the flow has to go on."""
         args, kwargs = self._arguments
         try:
             limit.phase = BODY
             if limit.error is None:  # else the limit was reached before
-                self._request.idempotency_without_body = False
+                request.idempotency_without_body = False
                 self.sender.before_start(self.task_id, args, kwargs)
                 self.outcome = Result(self.sender.run(*args, **kwargs))
             limit.phase = FLOW
         except BaseException as error:
             limit.phase = FLOW
             self.outcome = self.outcome or Failure(error)
-        return self._complete()
+        return self._complete(request)
 
-    def _complete(self) -> bool:
-        outcome, request, line = self.outcome, self._request, self._line
+    def _complete(self, request: Context) -> bool:
+        outcome, line = self.outcome, self._line
         if (
             not isinstance(outcome, Result)
             or "_in_flow" in vars(self)
@@ -338,7 +349,7 @@ class StraightCall:
         self.result_written = case == b"written"
         return True
 
-    def _replay(self, raw: bytes) -> bool:
+    def _replay(self, request: Context, raw: bytes) -> bool:
         """Answers with the outcome of another message; returns False if the flow has to."""
         line, settings = self._line, self._line.configuration.settings
         try:
@@ -349,7 +360,7 @@ class StraightCall:
             value = loads(text)
         except Exception:
             return False  # the flow reports the error
-        name, meta = line.result_of(self._request, text)
+        name, meta = line.result_of(request, text)
         if record.task_id == self.task_id or len(meta) > settings.max_result_size:
             return False
         slots: Any = self.key.digest.encode(), len(name), name, len(meta), meta

@@ -16,7 +16,6 @@ from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
-from celery.utils.threads import LocalStack
 from kombu.exceptions import EncodeError
 
 from celery_idempotent.clock import monotonic
@@ -77,20 +76,6 @@ class _WrittenBackend:
 
     def mark_as_done(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
-
-
-class _RequestStack(LocalStack):
-    """The requests of a task. One that has ended loses its call, which refers to the request.
-
-    Otherwise, only the garbage collector would free them.
-    """
-
-    def pop(self) -> Any:
-        """See Celery."""
-        request = super().pop()
-        if request is not None:
-            vars(request).pop("idempotency_call", None)
-        return request
 
 
 def _call_of(request: Context) -> TaskCall | None:
@@ -168,8 +153,6 @@ class IdempotentTask(Task):
     def on_bound(cls, app: Celery) -> None:
         """Raises an error for invalid options when the task is registered."""
         super().on_bound(app)
-        if not isinstance(cls.request_stack, _RequestStack):
-            cls.request_stack = _RequestStack()
         own_backend = inspect.getattr_static(cls, "backend")
         cls._replaces_backend = own_backend is not vars(IdempotentTask)["backend"]
         cls._configuration = None

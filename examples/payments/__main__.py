@@ -7,7 +7,7 @@ import sys
 try:
     from .cli import main
 except KeyboardInterrupt:  # importing Celery takes a while
-    print("SoftLimitReached before the demo started.", file=sys.stderr)
+    print("Interrupted before the demo started.", file=sys.stderr)
     sys.exit(130)
 
 if __name__ == "__main__":

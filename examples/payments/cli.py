@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         evidence = _run(options, stderr)
     except KeyboardInterrupt:
-        stderr.print("SoftLimitReached: worker and server are stopped, no report was made.")
+        stderr.print("Interrupted: worker and server are stopped, no report was made.")
         return INTERRUPTED
     except (EventsFileError, RedisServerError, WorkerError, NotKilledError, OSError) as error:
         stderr.print(str(error), markup=False)

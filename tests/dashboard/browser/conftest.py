@@ -18,13 +18,13 @@ from tests.servers.redis_server import RedisServer
 SOON_MS = 30_000
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     with RedisServer.start(config={"databases": "2"}) as server:
         yield server
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def shared_site(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with open_site(server, tmp_path_factory.mktemp("site")) as site:
         environment = {URL_VARIABLE: server.url}
@@ -47,7 +47,7 @@ def order() -> str:
     return uuid4().hex[:8]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     expect.set_options(timeout=SOON_MS)
     with sync_playwright() as playwright:
