@@ -332,6 +332,7 @@ def test_commands_are_those_of_the_flow(
     deliveries, store = Deliveries(broker_app, task), task.idempotency_configuration.executor.store
     sent: list[bytes] = []
     calls: list[straight.StraightCall] = []
+    requests: list[Any] = []
     send_packed, execute = store.send_packed, straight.StraightCall.execute
 
     def send(packed: bytes, count: int = 1) -> list[Any]:
@@ -340,6 +341,7 @@ def test_commands_are_those_of_the_flow(
 
     def run(call: straight.StraightCall) -> Any:
         calls.append(call)
+        requests.append(call._request)  # a call refers to it weakly
         return execute(call)
 
     def packed(command: commands.Command) -> bytes:
