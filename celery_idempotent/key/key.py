@@ -101,9 +101,7 @@ class Key(str):
 
 def default_root(task_id: str) -> bytes:
     """Returns the root of a message without one: all with its task id are copies."""
-    # As `digest`, without a call.
-    data = b"root" + task_id.encode(errors="surrogatepass")
-    return blake2b(data, digest_size=ROOT_BYTES, person=VERSION).digest()
+    return digest(b"root" + task_id.encode(errors="surrogatepass"), ROOT_BYTES)
 
 
 def fingerprint_of(arguments: bytes) -> bytes:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,7 +115,11 @@ class ServerTransport(BaseTransport):
         packed, started_at = b"".join(map(pack, commands)), monotonic()
         for delay in (*RESEND_DELAYS, None):
             try:
-                replies = await self.send_once(packed, len(commands))
+                if self.is_async:
+                    async with self._pool.get().turn(self.timeout):
+                        replies = await self.send_once(packed, len(commands))
+                else:
+                    replies = await self.send_once(packed, len(commands))
                 break
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
                 # The other idle connections have most likely been lost with this one.
@@ -147,45 +151,40 @@ class ServerTransport(BaseTransport):
                 commands may be lost, and error replies are ignored.
         """
         pool = self._pool.get()
-        since = monotonic()
-        async with pool.slots:
-            if self.is_async and monotonic() - max(since, pool.replied_at) > self.timeout:
-                raise RedisTimeoutError(f"none of {MAX_CONNECTIONS} connections has a reply")
-            try:
-                connection, unread = pool.idle.pop()
-            except IndexError:
-                connection, unread = await pool.connect(), 0
-            replies: list[Any] = []
-            try:
-                sent = connection.send_packed_command([packed], check_health=False)
-                if self.is_async:
-                    await sent
-                while wait and len(replies) < count:
-                    try:
-                        reply = connection.read_response(disable_decoding=True)
-                        if self.is_async:
-                            reply = await reply
-                    except ResponseError as error:
-                        if isinstance(error, ReadOnlyError) and not unread:
-                            raise
-                        reply = error
-                    if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
-                        # A RESP3 push message, which redis-py before 6 with hiredis returns like a
-                        # reply. No command sent here replies with such a list.
-                        continue
-                    if unread:
-                        unread -= 1
-                    else:
-                        replies.append(reply)
-            except BaseException:
-                # After an interruption, a reply may still arrive; no other command must read it.
-                await result_of(connection.disconnect(True))
-                raise
-            pool.replied_at = monotonic()
-            pool.idle.append((connection, 0 if wait else unread + count))
-            if pool.closed:  # meanwhile
-                await pool.close_idle()
-            return replies
+        try:
+            connection, unread = pool.idle.pop()
+        except IndexError:
+            connection, unread = await pool.connect(), 0
+        replies: list[Any] = []
+        try:
+            sent = connection.send_packed_command([packed], check_health=False)
+            if self.is_async:
+                await sent
+            while wait and len(replies) < count:
+                try:
+                    reply = connection.read_response(disable_decoding=True)
+                    if self.is_async:
+                        reply = await reply
+                except ResponseError as error:
+                    if isinstance(error, ReadOnlyError) and not unread:
+                        raise
+                    reply = error
+                if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
+                    # A RESP3 push message, which redis-py before 6 with hiredis returns like a
+                    # reply. No command sent here replies with such a list.
+                    continue
+                if unread:
+                    unread -= 1
+                else:
+                    replies.append(reply)
+        except BaseException:
+            # After an interruption, a reply may still arrive; no other command must read it.
+            await result_of(connection.disconnect(True))
+            raise
+        pool.idle.append((connection, 0 if wait else unread + count))
+        if pool.closed:  # meanwhile
+            await pool.close_idle()
+        return replies
 
     def pool_of(self, name: str) -> Any:
         """Returns redis-py's connection pool for the server that has the record `name`."""
@@ -206,12 +205,24 @@ class _Pool:
         self.pool = self._client.connection_pool
         #: Connections, each with its number of unread replies.
         self.idle: list[tuple[Any, int]] = []
-        #: Of the connections in use; a thread needs no more than one.
-        is_async = library is redis.asyncio
-        self.slots: Any = asyncio.Semaphore(MAX_CONNECTIONS) if is_async else nullcontext()
-        #: When the last command has ended.
-        self.replied_at = 0.0
         self.closed = False
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
+        #: When the last turn has ended with a reply.
+        self._replied_at = 0.0
+
+    @asynccontextmanager
+    async def turn(self, timeout: float) -> AsyncIterator[None]:
+        """Waits until less than `MAX_CONNECTIONS` calls of the event loop are under way.
+
+        Raises:
+            RedisTimeoutError: if none of them has got a reply for `timeout` seconds.
+        """
+        since = monotonic()
+        async with self._turns:
+            if monotonic() - max(since, self._replied_at) > timeout:
+                raise RedisTimeoutError(f"none of {MAX_CONNECTIONS} connections has a reply")
+            yield
+            self._replied_at = monotonic()
 
     async def connect(self) -> Any:
         connection = self.pool.connection_class(**self.pool.connection_kwargs)
