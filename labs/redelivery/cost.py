@@ -53,14 +53,14 @@ def measure(seconds: float | None) -> tuple[float, Counter[str]]:
                 lab.work.apply_async((str(number), 0), queue="held", countdown=3600)
             eventually(lambda: site.redis.zcard("unacked_index") == MESSAGES, "all are held")
             time.sleep(5)
-            before = _processor_seconds(process.pid), _commands(site)
+            before = processor_seconds(process.pid), _commands(site)
             time.sleep(SECONDS)
-            return _processor_seconds(process.pid) - before[0], _commands(site) - before[1]
+            return processor_seconds(process.pid) - before[0], _commands(site) - before[1]
         finally:
             site.stop()
 
 
-def _processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 

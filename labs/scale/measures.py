@@ -17,7 +17,6 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from celery_idempotent import Decision, Idempotency
@@ -32,6 +31,7 @@ from celery_idempotent.store.commands import Command, LeaseExtension
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
+from labs.redelivery.cost import processor_seconds
 from tests.servers.cluster import ClusterServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
@@ -76,9 +76,8 @@ def _run(work: Callable[..., Awaitable[Any]], share: Any) -> Any:
 
 
 def cpu_seconds(server: RedisServer) -> float:
-    pid = server.client().info("server")["process_id"]
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text("ascii").split()[0]) for task in tasks) / 1e9
+    with server.client() as client:
+        return processor_seconds(client.info("server")["process_id"])
 
 
 # Connections.
