@@ -57,7 +57,8 @@ KILLED_WORKERS = {"broker_transport_options": FAST_REDELIVERY, "worker_prefetch_
 
 #: Settings for workers that lose their Redis broker. Celery 5.7 ends a worker that has messages if
 #: the loss shows first in the connection of remote control ("Unrecoverable error", AttributeError).
-LOST_BROKER = {"worker_enable_remote_control": False}
+#: A worker that may prefetch no more messages reads nothing, and does not see the loss at all.
+LOST_BROKER = {"worker_enable_remote_control": False, "worker_prefetch_multiplier": 16}
 
 
 class WorkerProcess:
