@@ -21,12 +21,12 @@ test: .venv/test  ## Run the tests, except those of further deployments and the 
 	$(PYTEST) $(SPREAD) -m 'not exhaustive'
 
 .PHONY: test-all
-test-all: .venv/test  ## Run all tests and report the coverage
+test-all: .venv/test  ## Run all tests and report the coverage of those of make test
 	@$(BIN)/coverage erase
 	@$(MAKE) test PYTEST='$(BIN)/coverage run -m pytest'
-	$(BIN)/coverage run -m pytest $(SPREAD) -m exhaustive
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
+	$(PYTEST) $(SPREAD) -m exhaustive
 
 .PHONY: bench
 bench: .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=live; WRITE=1 into docs/)
