@@ -279,6 +279,15 @@ async def survive(
     return len(held), len(lost), len(doubted), loading.result()
 
 
+def records(servers: ClusterServers | SentinelServers) -> int:
+    """Returns the number of records; half of the servers are replicas."""
+    sizes = []
+    for node in servers.nodes:
+        with node.client() as client:
+            sizes.append(client.dbsize())
+    return sum(sizes) // 2
+
+
 def failover(
     number: int,
     rate: float,
@@ -286,11 +295,12 @@ def failover(
     seconds: float,
     servers: ClusterServers | SentinelServers,
 ) -> None:
-    with servers, servers.client() as client, ThreadPoolExecutor(1) as runner:
+    with servers, ThreadPoolExecutor(1) as runner:
         clients = number // LEASES_PER_CLIENT // LOOPS
         shares = [(servers.url, clients, rate / LOOPS, lease_ms, seconds)] * LOOPS
         surviving = runner.submit(in_loops, survive, shares)
-        eventually(lambda: client.dbsize() > number + 2 * rate, "calls for seconds", 120 + seconds)
+        enough = number + 2 * rate
+        eventually(lambda: records(servers) > enough, "calls for two seconds", 120 + seconds)
         killed_at = time.time()
         if isinstance(servers, ClusterServers):
             kind, _ = "a Cluster of three", servers.kill_master_of("any", abrupt=True)
