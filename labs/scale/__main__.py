@@ -23,7 +23,7 @@ def main() -> None:
     for rate, start in (
         (1_000, RedisServer.start),
         (2_000, RedisServer.start),
-        (1_000, ClusterServers.start),
+        (500, ClusterServers.start),
     ):
         measures.connections(max(measures.LOOPS, int(1_000 * part)), rate, 15 * part + 1, start)
     for waiters in (1_000, 10_000):
