@@ -59,8 +59,8 @@ proof: .venv/test  ## Search the model, compare the scripts with it, run mutatio
 	@$(BIN)/python -m labs.verification
 
 .PHONY: canvases
-canvases: .venv/test  ## Publish chains, chords, retries and duplicates while processes are killed, beside plain Celery (SEEDS= CANVASES= OURS=1)
-	@$(BIN)/python -m labs.canvases $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CANVASES),--canvases $(CANVASES)) $(if $(OURS),--ours)
+canvases: .venv/test  ## Publish chains, chords, retries and duplicates while processes are killed, beside plain Celery (SEEDS= CANVASES= OURS=1 PEERS=1)
+	@$(BIN)/python -m labs.canvases $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CANVASES),--canvases $(CANVASES)) $(if $(OURS),--ours) $(if $(PEERS),--peers)
 
 .PHONY: history
 history: .venv/test  ## Record the calls of many processes under faults, and find an order that explains every reply (SEEDS= SECONDS=)

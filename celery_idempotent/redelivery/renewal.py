@@ -95,13 +95,10 @@ class Renewal(threading.Thread):
     def _failed(self, error: Exception) -> None:
         self._failures = min(self._failures + 1, 10)
         if self._failures == 1:
-            logger.warning(
-                "Cannot renew the visibility timeout of %d messages: %s; without a renewal they "
-                "are redelivered in %g s",
-                len(self.held),
-                error,
-                self.seconds,
-            )
+            held, then = len(self.held), ""
+            if held:
+                then = f"; without a renewal {held} held are redelivered in {self.seconds:g} s"
+            logger.warning("Cannot renew the visibility timeout of messages: %s%s", error, then)
         self._close()
 
     def _succeeded(self) -> None:

@@ -2,7 +2,9 @@
 
 ``make canvases`` publishes chains, groups, chords, links, errbacks, retries, replacements,
 transactions and duplicates of all of them, drawn by a seed. Meanwhile processes of two workers and
-publishers are killed, connections are cut, workers are restarted with and without one of the tasks,
-and an operator forgets calls and runs them again. A ledger on a server of its own decides:
-everything that follows has run, and with this package once. Plain Celery gets the same schedule.
+publishers are killed, connections are cut, packets are delayed, workers are restarted with and
+without one of the tasks, and an operator forgets calls and runs them again. A ledger on a server of
+its own decides: everything that follows has run, and with this package once. Plain Celery gets the
+same schedule, and with ``PEERS=1`` so do idemkit and fencekit. relier takes no part: it has queues
+and a function to publish of its own, which publishes no chains and chords.
 """

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,18 +28,21 @@ from celery.exceptions import ChordError, NotRegistered
 from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import GroupResult
 from click import ClickException
-from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_idempotent.cli.target import resolve_records
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.monitoring import changes
-from labs.canvases.app import SETTINGS_VARIABLE, database, make_app, rows
+from celery_idempotent.record.record import State
+from labs.canvases.app import RESERVATION, SETTINGS_VARIABLE, database, make_app, rows
 from labs.canvases.publisher import persist, publish_and_die
 from labs.canvases.shapes import Shape, shapes
 from labs.chaos.workers import children_of
+from labs.comparison.contestants import OURS, PEERS_IN_ENVIRONMENTS, PLAIN, Contestant
+from labs.comparison.install import install_peers
 from tests.apps import close
+from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 from tests.worker.harness import WorkerProcess
@@ -46,6 +50,8 @@ from tests.worker.harness import WorkerProcess
 WORKERS, CHILDREN = 2, 3
 #: Mean seconds between two publishes, and between two faults.
 PUBLISH_INTERVAL, FAULT_INTERVAL = 0.08, 0.8
+#: Seconds by which each packet between the others and Redis is delayed, until the next such fault.
+JITTER = 0.02, 0.5
 #: How many canvases are also published by a process that is killed meanwhile; how many publishes
 #: follow a command of the operator; how many new workers do not know the task ``new``.
 DYING_PUBLISHERS, OPERATIONS, OLD = 0.15, 0.3, 0.3
@@ -66,6 +72,8 @@ NOT_JOINED = "wrong, Celery could not join the chord"
 #: A process was killed within so many seconds after an effect, before its outcome was stored.
 KILLED_AFTER, KILLED = 0.2, "again, killed after its effect"
 EXPLAINED = {VANISHED, UNIT_VANISHED, NOT_JOINED, KILLED}
+#: Callers with the result of a publisher that was killed after it had reserved the key.
+NEVER_SENT = "callers with the result of a message that was never sent"
 #: Celery discards the message of a task that the worker does not know.
 UNKNOWN = "task unknown to its worker"
 #: The id and the root of a task in a command that stores its message.
@@ -85,24 +93,25 @@ class Run:
     def __init__(
         self,
         server: RedisServer,
+        proxy: Proxy,
         notes: RedisServer,
         folder: Path,
         seed: int,
-        plain: bool,
+        contestant: Contestant,
         kinds: list[str],
     ) -> None:
-        self.seed, self.plain = seed, plain
-        url = f"{server.url.rpartition('/')[0]}/0"
+        self.seed, self.contestant, self.ours = seed, contestant, contestant is OURS
+        url = f"{proxy.url.rpartition('/')[0]}/0"
         redelivery = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
         self.settings = {
-            "plain": plain,
+            "contestant": contestant.name,
             "broker_url": url,
             "result_backend": url,
             "ledger": notes.url,
             "database": str(folder / "rows.db"),
             "django_database": str(folder / "django.db"),
             "broker_transport_options": {
-                "visibility_timeout": REDELIVERY if plain else VISIBILITY_TIMEOUT,
+                "visibility_timeout": VISIBILITY_TIMEOUT if self.ours else REDELIVERY,
                 # Without it, a worker may wait for ever on a connection that was cut.
                 "socket_timeout": 10,
                 **redelivery,
@@ -114,7 +123,8 @@ class Run:
         known = shapes(self.app, seed, "").keys()
         if unknown := set(kinds) - known:
             raise SystemExit(f"unknown kinds {sorted(unknown)}: use some of {sorted(known)}")
-        self.redis, self.notes = Redis.from_url(url), notes.client()
+        self.server, self.proxy = server, proxy
+        self.redis, self.notes = server.client(), notes.client()
         self.redis.flushall()
         self.notes.flushall()
         #: How often a message was put in a queue and not taken from it, by its id and its root.
@@ -135,21 +145,23 @@ class Run:
         environment = {SETTINGS_VARIABLE: json.dumps({**self.settings, "old": old})}
         options = ("--concurrency", str(CHILDREN))
         log = self.folder / f"{name}.log"
-        return WorkerProcess(name, options, environment, log, "labs.canvases.app")
+        return WorkerProcess(
+            name, options, environment, log, "labs.canvases.app", python=self.contestant.python
+        )
 
     def follow_messages(self) -> None:
         """Counts the messages in the queues, by what Redis is asked."""
         # Another user, since the connections of the default one are cut.
         self.redis.acl_setuser("judge", enabled=True, nopass=True, categories=["+@all"])
-        url = self.settings["broker_url"]
-        redis = Redis.from_url(url, username="judge", password="", socket_timeout=None)
+        redis = self.server.client(username="judge", password="", socket_timeout=None)
         with contextlib.suppress(RedisConnectionError), redis.monitor() as monitor:
             for command in monitor.listen():
                 if found := MESSAGE.match(command["command"]):
                     self.queued[found[2], found[3]] += -1 if found[1].startswith("HSET") else 1
 
     def inject(self, chance: random.Random, is_over: Callable[[], bool]) -> None:
-        """Kills and cuts until the end."""
+        """Kills, cuts and delays until the end."""
+        delayed = False
         while not is_over():
             time.sleep(chance.expovariate(1 / FAULT_INTERVAL))
             number = chance.randrange(len(self.workers))
@@ -173,9 +185,15 @@ class Run:
                     self.killed |= dict.fromkeys(children_of(worker.process.pid), time.time())
                 (worker.kill if killed else worker.stop)()
                 self.restart(number, chance)
-            else:
+            elif kind < 0.9:
                 self.faults["connections cut"] += 1
                 self.redis.client_kill_filter(_type="normal", user="default", skipme=True)
+            elif delayed := not delayed:
+                self.faults["packets delayed"] += 1
+                self.proxy.jitter(*JITTER)
+            else:
+                self.proxy.heal()
+        self.proxy.heal()
 
     def restart(self, number: int, chance: random.Random) -> None:
         self.workers[number] = self.start(old=chance.random() < OLD)
@@ -186,7 +204,9 @@ class Run:
         for number in range(canvases):
             made = shapes(self.app, self.seed, f"{number}")
             kind = chance.choice(self.kinds or [*made])
-            if chance.random() < DYING_PUBLISHERS:
+            if made[kind].reserved:
+                self.die_publishing(f"{number}", kind, messages=0)
+            elif chance.random() < DYING_PUBLISHERS:
                 self.die_publishing(f"{number}", kind, messages=chance.choice([1, 1, 2, 3]))
             published.append(Published(kind, made[kind], []))
             for _ in range(chance.choice([1, 1, 2, 3])):
@@ -195,7 +215,22 @@ class Run:
                     self.operate(chance.choice(again), force=chance.random() < 0.5)
                 published[-1].results.append(persist(made[kind].publish))
                 time.sleep(chance.expovariate(1 / PUBLISH_INTERVAL))
+        for each in published:
+            if each.shape.reserved:
+                if self.ours:
+                    self.wait_for_reservation(each.shape.reserved)
+                each.results.append(persist(each.shape.publish))
         return published
+
+    def wait_for_reservation(self, call: Signature) -> None:
+        """Waits until the key of a call is not reserved."""
+        read = partial(self.app.tasks[call.task].idempotency_record, *call.args)
+
+        def is_over() -> bool:
+            record = persist(read)
+            return record is None or record.state is not State.RESERVED
+
+        eventually(is_over, f"{call.args[0]} is not reserved", RESERVATION + SETTLE)
 
     def die_publishing(self, name: str, kind: str, messages: int) -> None:
         """Publishes a canvas in a process that is killed after so many messages."""
@@ -209,7 +244,7 @@ class Run:
         """Forgets a call or runs it again, and publishes it once more."""
         command, call = published.shape.operated
         unit = call.args[0]
-        if not self.plain:
+        if self.ours:
             self.operated[unit] += 1  # also if Redis replies no more
             with contextlib.suppress(StoreUnavailableError):
                 done = self.change(command, call, force=force)
@@ -267,8 +302,10 @@ class Run:
 
     def judge(self, published: list[Published]) -> Iterator[tuple[str, str, str]]:
         """Yields what is wrong: the kind of canvas, what, and its name."""
-        ends = self.ends()
+        ends, sent = self.ends(), {task_id for task_id, _ in self.queued}
         for kind, shape, results in published:
+            if shape.reserved:
+                self.faults[NEVER_SENT] += sum(each.id not in sent for each in results)
             for unit in (*shape.units, *shape.rows, *shape.optional, *shape.repeatable):
                 least = len(results) if unit in shape.repeatable else unit not in shape.optional
                 if ends[unit] < least:
@@ -327,20 +364,20 @@ class Run:
 
 
 def run(
-    seed: int, canvases: int, kinds: list[str], logs: Path | None, *, plain: bool
+    seed: int, canvases: int, kinds: list[str], logs: Path | None, contestant: Contestant = OURS
 ) -> Counter[str]:
     """Runs a seed; returns what was wrong."""
-    chance = random.Random(seed)
-    name = "plain Celery" if plain else "celery-idempotent"
+    chance, name = random.Random(seed), contestant.name
     with (
         RedisServer.start() as server,
+        Proxy(server.url) as proxy,
         RedisServer.start() as notes,
         tempfile.TemporaryDirectory() as temporary,
     ):
         # Each run has a folder of its own: rows of an earlier one would count again.
         folder = (logs or Path(temporary)) / f"{name}-{seed}"
         folder.mkdir(parents=True)
-        game = Run(server, notes, folder, seed, plain, kinds)
+        game = Run(server, proxy, notes, folder, seed, contestant, kinds)
         try:
             for worker in game.workers:
                 worker.ready()
@@ -365,7 +402,7 @@ def run(
         f"{dict(found) or 'each once'}",
         flush=True,
     )
-    if not plain:
+    if contestant is OURS:
         for kind, what, unit in wrong[:20]:
             print(f"    {kind}: {what}: {unit}", flush=True)
     return found
@@ -379,12 +416,18 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=[], help="only these; by default all")
     parser.add_argument("--logs", type=Path, help="a folder for logs and rows")
     parser.add_argument("--ours", action="store_true", help="without plain Celery")
+    parser.add_argument("--peers", action="store_true", help="also idemkit and fencekit")
     arguments = parser.parse_args()
+    contestants: list[Contestant] = [OURS] if arguments.ours else [OURS, PLAIN]
+    if arguments.peers:
+        peers = [peer for peer in PEERS_IN_ENVIRONMENTS if "chaos" not in peer.not_applicable]
+        install_peers(peers)
+        contestants += peers
     failed = False
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-        for plain in (False,) if arguments.ours else (False, True):
-            wrong = run(seed, arguments.canvases, arguments.kinds, arguments.logs, plain=plain)
-            failed |= bool(wrong.keys() - EXPLAINED) and not plain
+        for contestant in contestants:
+            wrong = run(seed, arguments.canvases, arguments.kinds, arguments.logs, contestant)
+            failed |= bool(wrong.keys() - EXPLAINED) and contestant is OURS
     return int(failed)
 
 

@@ -18,11 +18,14 @@ from redis import Redis
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
+from labs.comparison.contestants import OURS, find_contestant
 from tests.servers.program import die_with_parent
 from tests.sql.databases import set_up_django
 
 SETTINGS_VARIABLE = "CANVASES_SETTINGS"
 LEASE = 4.0
+#: Seconds for which a publisher that is killed reserves a key.
+RESERVATION = 5.0
 
 #: Written by the bodies that have a transaction.
 rows = sa.Table("rows", sa.MetaData(), sa.Column("name", sa.String(64)))
@@ -55,8 +58,8 @@ def database(path: str) -> sa.Engine:
     return engine
 
 
-def make_app(settings: dict[str, Any]) -> Celery:
-    """Returns the app; ``plain`` in `settings` makes its tasks those of Celery.
+def make_app(settings: dict[str, Any], *, in_worker: bool = False) -> Celery:
+    """Returns the app; ``contestant`` in `settings` is the library that protects its tasks.
 
     Workers with ``old`` do not know the task ``new``, as in a rolling deployment.
     """
@@ -75,91 +78,98 @@ def make_app(settings: dict[str, Any]) -> Celery:
         "idempotency_replay_errors": (DeclinedError,),
         **settings,
     })  # fmt: skip
-    plain = settings["plain"]
+    contestant = find_contestant(settings["contestant"])
+    ours = contestant is OURS
 
     def note(name: str) -> None:
         ledger(app.conf.ledger).rpush("ends", json.dumps([name, os.getpid(), time.time()]))
 
-    def work(name: str, seconds: float) -> str:
+    def work(order: str, seconds: float) -> str:
         time.sleep(seconds)
-        note(name)
-        return name
+        note(order)
+        return order
 
-    def tail(before: Any, name: str) -> Any:
-        note(name)
-        return [before, name]
+    def tail(before: Any, order: str) -> Any:
+        note(order)
+        return [before, order]
 
-    def unprotected(before: Any, name: str) -> Any:
-        note(name)
-        return [before, name]
+    def unprotected(before: Any, order: str) -> Any:
+        note(order)
+        return [before, order]
 
-    def decline(name: str) -> None:
-        note(name)
-        raise DeclinedError(name)
+    def decline(order: str) -> None:
+        note(order)
+        raise DeclinedError(order)
 
-    def apologise(name: str) -> None:
-        note(name)
+    def apologise(order: str) -> None:
+        note(order)
 
-    def again(self: Any, name: str, throw: bool = True) -> str:
+    def again(self: Any, order: str, throw: bool = True) -> str:
         if self.request.retries < 2:
             self.retry(countdown=0.3, throw=throw)
             return "later"
-        note(name)
-        return name
+        note(order)
+        return order
 
-    def busy(self: Any, name: str) -> str:
+    def busy(self: Any, order: str) -> str:
         if self.request.retries < 2:
             raise BusyError
-        note(name)
-        return name
+        note(order)
+        return order
 
-    def order(name: str, seconds: float) -> str:
-        work.delay(f"{name}, ordered", seconds)
-        note(name)
-        return name
+    def place(order: str, seconds: float) -> str:
+        work.delay(f"{order}, ordered", seconds)
+        note(order)
+        return order
 
-    def hand_over(self: Any, name: str, seconds: float) -> None:
-        raise self.replace(inside(name, seconds))
+    def hand_over(self: Any, order: str, seconds: float) -> None:
+        raise self.replace(inside(order, seconds))
 
-    def book(self: Any, name: str, seconds: float, hands_over: bool = False) -> str:
-        if plain:
+    def book(self: Any, order: str, seconds: float, hands_over: bool = False) -> str:
+        if not ours:
             with database(app.conf.database).begin() as connection:
-                connection.execute(rows.insert(), {"name": name})
+                connection.execute(rows.insert(), {"name": order})
         else:
-            self.idempotency.connection.execute(rows.insert(), {"name": name})
+            self.idempotency.connection.execute(rows.insert(), {"name": order})
         time.sleep(seconds)
         if hands_over:
-            raise self.replace(inside(name, seconds))
-        return name
+            raise self.replace(inside(order, seconds))
+        return order
 
-    def sell(name: str, seconds: float) -> str:
+    def sell(order: str, seconds: float) -> str:
         with atomic(), connections["default"].cursor() as cursor:
-            cursor.execute("INSERT INTO rows (name) VALUES (%s)", [name])
+            cursor.execute("INSERT INTO rows (name) VALUES (%s)", [order])
             time.sleep(seconds)
-            on_commit(partial(work.delay, f"{name}, sold", seconds))
-        return name
+            on_commit(partial(work.delay, f"{order}, sold", seconds))
+        return order
 
-    def inside(name: str, seconds: float) -> Any:
-        return chain(work.si(f"{name}, inside", seconds), tail.s(f"{name}, inside, tail"))
+    def inside(order: str, seconds: float) -> Any:
+        return chain(work.si(f"{order}, inside", seconds), tail.s(f"{order}, inside, tail"))
 
     def task(
         function: Any, name: str = "", *, base: type[Task] = IdempotentTask, **options: Any
     ) -> Any:
-        return app.task(
-            function,
-            base=Task if plain else base,
-            name=f"canvases.{name or function.__name__}",
-            shared=False,
-            **options,
-        )
+        options["name"] = f"canvases.{name or function.__name__}"
+        options |= {"base": base if ours else Task, "shared": False}
+        if in_worker and base is IdempotentTask:
+            protect = contestant.worker_task(app, app.conf.broker_url, LEASE, **options)
+            return protect(function)
+        return app.task(function, **options)
 
-    task(tail, "watched", idempotency_shadow=True)
+    # The other libraries have nothing of the kind.
+    task(tail, "watched", base=IdempotentTask if ours else Task, idempotency_shadow=True)
     task(work, "elsewhere", idempotency_redis_url=f"{app.conf.broker_url[:-1]}1")
     task(work, "reserved", idempotency_dedupe_publish=True)
+    task(
+        work,
+        "reserved briefly",
+        idempotency_dedupe_publish=True,
+        idempotency_reservation_ttl=RESERVATION,
+    )
     if not settings.get("old"):
         task(work, "new", idempotency_dedupe_publish=True)
     work, tail = task(work), task(tail)
-    for function in (decline, apologise, order):
+    for function in (decline, apologise, place):
         task(function)
     for method in (again, hand_over):
         task(method, bind=True)
@@ -170,7 +180,6 @@ def make_app(settings: dict[str, Any]) -> Celery:
     return app
 
 
-app = (
-    make_app(json.loads(os.environ[SETTINGS_VARIABLE])) if SETTINGS_VARIABLE in os.environ else None
-)
-worker_init.connect(die_with_parent)
+if SETTINGS_VARIABLE in os.environ:
+    app = make_app(json.loads(os.environ[SETTINGS_VARIABLE]), in_worker=True)
+    worker_init.connect(die_with_parent)

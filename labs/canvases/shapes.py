@@ -31,6 +31,8 @@ class Shape(NamedTuple):
     repeatable: tuple[str, ...] = ()
     #: A command of the operator and its call, whose effect it may repeat once.
     operated: tuple[str, Signature] | None = None
+    #: A call whose first publisher is killed between its reservation and its message.
+    reserved: Signature | None = None
     #: Each publish has the same result.
     same_result: bool = True
 
@@ -74,6 +76,11 @@ def shapes(app: Celery, seed: int, name: str) -> dict[str, Shape]:
         "revoked": Shape((), publish_revoked, optional=(first,), same_result=False),
         "revoked by a stamp": Shape((), publish_stamped, optional=(first, last), same_result=False),
         "reserved": Shape((first,), lambda: task["reserved"].delay(*calls[0])),
+        "reserved, publisher killed": Shape(
+            (first,),
+            lambda: task["reserved briefly"].delay(*calls[0]),
+            reserved=task["reserved briefly"].si(*calls[0]),
+        ),
         "new": Shape((), lambda: task["new"].delay(*calls[0]), optional=(first,)),
         "forgotten": Shape((first,), works[0].delay, operated=("forget", works[0])),
         "run again": Shape(
@@ -116,7 +123,7 @@ def shapes(app: Celery, seed: int, name: str) -> dict[str, Shape]:
         "starmap": Shape((*names[:3],), lambda: work.starmap(calls[:3]).delay()),
         "chunks": Shape((*names[:4],), lambda: work.chunks(calls, 2).group().delay()),
         "publishes": Shape(
-            (first, f"{first}, ordered"), lambda: task["order"].delay(first, seconds[0])
+            (first, f"{first}, ordered"), lambda: task["place"].delay(first, seconds[0])
         ),
         "retries": Shape(
             (first, last), lambda: task["again"].apply_async((first,), link=tail.s(last))

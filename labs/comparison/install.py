@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from labs.comparison.contestants import PEERS_IN_ENVIRONMENTS, PeerInEnvironment
 
 #: Every environment has the same versions of these, as far as ours has them.
-SHARED = ("celery", "kombu", "redis", "hiredis", "packaging")
+SHARED = ("celery", "kombu", "redis", "hiredis", "django", "pymysql", "sqlalchemy")
 
 
-def install_peers() -> None:
+def install_peers(peers: Iterable[PeerInEnvironment] = PEERS_IN_ENVIRONMENTS) -> None:
     """Creates the environments that do not exist yet.
 
     Raises:
         subprocess.CalledProcessError: if pip fails; its output is on standard error.
     """
-    for peer in PEERS_IN_ENVIRONMENTS:
+    for peer in peers:
         _install(peer)
 
 
 def _install(peer: PeerInEnvironment) -> None:
-    requirements = [peer.requirement]
+    # kombu imports packaging with Redis. Its extra `redis`, which relier needs, pins the version.
+    requirements = [peer.requirement, "packaging"]
     for name in SHARED:
         with suppress(PackageNotFoundError):
             requirements.append(f"{name}=={version(name)}")

@@ -178,7 +178,7 @@ class Loading(Killed):
         # One record after the other, with a reply to its clients after each.
         config = {
             **DURABLE,
-            "key-load-delay": "5000",
+            "key-load-delay": "25000",
             "loading-process-events-interval-bytes": "1024",
         }
         self.store = self.servers.enter_context(RedisServer.start(config=config))
@@ -190,6 +190,12 @@ class Loading(Killed):
             while client.info("persistence")["aof_rewrite_in_progress"]:
                 time.sleep(0.01)
         super().inject()
+
+    def heal(self) -> None:
+        super().heal()
+        with self.store.client() as client:
+            scripts = client.info("commandstats").get("cmdstat_evalsha", {"rejected_calls": 0})
+        assert scripts["rejected_calls"], "no script got the reply LOADING"
 
 
 class OldSnapshot(Killed):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 
 from labs.scale import measures
+from tests.servers.cluster import ClusterServers
+from tests.servers.redis_server import RedisServer
+from tests.servers.sentinel import SentinelServers
 
 
 def main() -> None:
@@ -17,13 +20,18 @@ def main() -> None:
 
     for clients in (100, 300, 1_000):
         measures.connections(max(measures.LOOPS, int(clients * part)), 500, 15 * part + 1)
-    for rate in (1_000, 2_000):
-        measures.connections(max(measures.LOOPS, int(1_000 * part)), rate, 15 * part + 1)
+    for rate, start in (
+        (1_000, RedisServer.start),
+        (2_000, RedisServer.start),
+        (500, ClusterServers.start),
+    ):
+        measures.connections(max(measures.LOOPS, int(1_000 * part)), rate, 15 * part + 1, start)
     for waiters in (1_000, 10_000):
         measures.hot_key(max(measures.LOOPS, int(waiters * part)), 10 * part + 2)
     for number in (10_000, 100_000):
         measures.leases(scaled(number), 5)
-    measures.failover(scaled(20_000), 10_000, 30)
+    for servers in (ClusterServers, SentinelServers):
+        measures.failover(scaled(20_000), 500 * part, 10_000, 30, servers.start())
     measures.memory(int(10_000_000 * part))
 
 

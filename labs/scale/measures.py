@@ -17,9 +17,9 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
-from celery_idempotent import Decision, Idempotency
+from celery_idempotent import Decision, Idempotency, StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.clock import lease_now
@@ -34,6 +34,7 @@ from celery_idempotent.store.run_sync import run_sync
 from labs.redelivery.cost import processor_seconds
 from tests.servers.cluster import ClusterServers
 from tests.servers.redis_server import RedisServer
+from tests.servers.sentinel import SentinelServers
 from tests.waiting import eventually
 
 TASK = "shop.charge"
@@ -45,7 +46,8 @@ LEASES_PER_CLIENT = 1_000
 
 
 def make_store(url: str, *, is_async: bool = True, timeout: float = 30.0) -> RecordStore:
-    config = StoreConfig(url=url, prefix="scale", timeout=timeout)
+    options = {"master_name": SentinelServers.master_name} if url.startswith("sentinel") else {}
+    config = StoreConfig(url=url, options=options, prefix="scale", timeout=timeout)
     return RecordStore(config, lambda record: record.body, is_async=is_async)
 
 
@@ -75,48 +77,85 @@ def _run(work: Callable[..., Awaitable[Any]], share: Any) -> Any:
     return asyncio.run(work(*share))  # type: ignore[arg-type]
 
 
-def cpu_seconds(server: RedisServer) -> float:
-    with server.client() as client:
+def cpu_seconds(servers: RedisServer | ClusterServers) -> float:
+    if isinstance(servers, ClusterServers):
+        return sum(map(cpu_seconds, servers.nodes))
+    with servers.client() as client:
         return processor_seconds(client.info("server")["process_id"])
 
 
 # Connections.
 
 
-async def load(url: str, clients: int, rate: float, seconds: float) -> list[float]:
-    """Runs `rate` calls a second from `clients`; returns the seconds of each begin."""
-    stores = [make_store(url) for _ in range(clients)]
-    await asyncio.gather(*(store.ping() for store in stores))
-    until, times = time.monotonic() + seconds, list[float]()
+class Calls(NamedTuple):
+    """What happened to the calls of a load."""
+
+    #: The seconds of each begin.
+    times: list[float]
+    #: When each error was raised, because Redis did not reply.
+    errors: list[float]
+    #: The tokens of the executions whose record was gone at their end.
+    lost: list[int]
+
+
+async def connect(url: str, clients: int, timeout: float = 30.0) -> list[RecordStore]:
+    stores = [make_store(url, timeout=timeout) for _ in range(clients)]
+    for store in stores:  # one by one: a client of a Cluster reads much when it connects
+        await store.ping()
+    return stores
+
+
+async def load(url: str, clients: int, rate: float, seconds: float) -> Calls:
+    """Runs `rate` calls a second from `clients`."""
+    return await make_calls(await connect(url, clients), rate / clients, seconds)
+
+
+async def make_calls(stores: list[RecordStore], rate: float, seconds: float) -> Calls:
+    """Makes `rate` calls a second from each store, and closes it."""
+    until, calls = time.monotonic() + seconds, Calls([], [], [])
+
+    async def call(store: RecordStore) -> None:
+        command, sent_at = begin(), time.perf_counter()
+        reply = await store.execute(command)
+        calls.times.append(time.perf_counter() - sent_at)
+        await asyncio.sleep(random.uniform(0, 0.1))
+        token, value = layout.begun(reply.raw).token, Payload("json", b'"charged"')
+        completed = await store.execute(commands.complete(command.key, token, value, RETENTION_MS))
+        if completed.case != "ok":
+            calls.lost.append(token)
 
     async def client(store: RecordStore) -> None:
-        while (pause := random.expovariate(rate / clients)) < until - time.monotonic():
+        while (pause := random.expovariate(rate)) < until - time.monotonic():
             await asyncio.sleep(pause)
-            command, sent_at = begin(), time.perf_counter()
-            reply = await store.execute(command)
-            times.append(time.perf_counter() - sent_at)
-            await asyncio.sleep(random.uniform(0, 0.1))
-            token = layout.begun(reply.raw).token
-            value = Payload("json", b'"charged"')
-            await store.execute(commands.complete(command.key, token, value, RETENTION_MS))
+            try:
+                await call(store)
+            except StoreUnavailableError:
+                calls.errors.append(time.time())
 
     await asyncio.gather(*map(client, stores))
     for store in stores:
         await store.aclose()
-    return times
+    return calls
 
 
-def connections(clients: int, rate: float, seconds: float) -> None:
-    with RedisServer.start() as server:
-        before = cpu_seconds(server)
-        shares = [(server.url, clients // LOOPS, rate / LOOPS, seconds)] * LOOPS
-        times = sorted(chain(*in_loops(load, shares)))
-        share = (cpu_seconds(server) - before) / seconds
+def connections(
+    clients: int,
+    rate: float,
+    seconds: float,
+    start: Callable[[], RedisServer | ClusterServers] = RedisServer.start,
+) -> None:
+    with start() as servers:
+        before = cpu_seconds(servers)
+        shares = [(servers.url, clients // LOOPS, rate / LOOPS, seconds)] * LOOPS
+        loads: list[Calls] = in_loops(load, shares)
+        share = (cpu_seconds(servers) - before) / seconds
+    times = sorted(chain(*(calls.times for calls in loads)))
+    kind = "a Cluster of three" if isinstance(servers, ClusterServers) else "one Redis"
     print(
-        f"{clients:6,} clients, {rate:5,.0f} calls/s wanted, {len(times) / seconds:5,.0f} made: "
-        f"begin median {statistics.median(times) * 1e3:.2f} ms, "
+        f"{clients:6,} clients of {kind}, {rate:5,.0f} calls/s wanted, "
+        f"{len(times) / seconds:5,.0f} made: begin median {statistics.median(times) * 1e3:.2f} ms, "
         f"p99 {times[len(times) * 99 // 100] * 1e3:.1f} ms, longest {times[-1] * 1e3:.0f} ms; "
-        f"server {share:.0%} of a core",
+        f"{sum(len(calls.errors) for calls in loads)} errors; server {share:.0%} of a core",
         flush=True,
     )
 
@@ -214,38 +253,69 @@ def leases(number: int, rounds: int) -> None:
 # Failover.
 
 
-async def survive(url: str, clients: int, lease_ms: int, seconds: float) -> tuple[int, int, int]:
-    """Lets the heartbeat renew leases; returns how many were held, lost, and not trusted once."""
-    stores = [make_store(url, timeout=2.0) for _ in range(clients)]
+async def survive(
+    url: str, clients: int, rate: float, lease_ms: int, seconds: float
+) -> tuple[int, int, int, Calls]:
+    """Lets the heartbeat renew leases while calls run.
+
+    Returns:
+        How many leases were held, lost, and not trusted once; and the calls.
+    """
+    callers, stores = await connect(url, clients, 2.0), await connect(url, clients, 2.0)
     held, lost, doubted = list[Lease](), list[bytes](), set[Lease]()
     for store in stores:
         renewer = asyncio_heartbeat().renewer(store)
         for extension in await hold(store, LEASES_PER_CLIENT, lease_ms):
             held.append(Lease(store, extension, lease_now(), lost.append))
             renewer.start_renewal(held[-1])
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    loading = asyncio.create_task(make_calls(callers, rate / clients, seconds))
+    while not loading.done():
         await asyncio.sleep(0.2)
         doubted.update(lease for lease in held if not lease.trusted)
+    for lease in held:
+        asyncio_heartbeat().renewer(lease.store).stop_renewal(lease)
     for store in stores:
         await store.aclose()
-    return len(held), len(lost), len(doubted)
+    return len(held), len(lost), len(doubted), loading.result()
 
 
-def failover(number: int, lease_ms: int, seconds: float) -> None:
-    with ClusterServers.start() as cluster, ThreadPoolExecutor(1) as runner:
+def records(servers: ClusterServers | SentinelServers) -> int:
+    """Returns the number of records; half of the servers are replicas."""
+    sizes = []
+    for node in servers.nodes:
+        with node.client() as client:
+            sizes.append(client.dbsize())
+    return sum(sizes) // 2
+
+
+def failover(
+    number: int,
+    rate: float,
+    lease_ms: int,
+    seconds: float,
+    servers: ClusterServers | SentinelServers,
+) -> None:
+    with servers, ThreadPoolExecutor(1) as runner:
         clients = number // LEASES_PER_CLIENT // LOOPS
-        shares = [(cluster.url, clients, lease_ms, seconds)] * LOOPS
+        shares = [(servers.url, clients, rate / LOOPS, lease_ms, seconds)] * LOOPS
         surviving = runner.submit(in_loops, survive, shares)
-        time.sleep(seconds / 3)
-        started_at = time.monotonic()
-        cluster.kill_master_of("any", abrupt=True)
-        promoted = time.monotonic() - started_at
-        held, lost, doubted = map(sum, zip(*surviving.result(), strict=True))
+        enough = number + 2 * rate
+        eventually(lambda: records(servers) > enough, "calls for two seconds", 120 + seconds)
+        killed_at = time.time()
+        if isinstance(servers, ClusterServers):
+            kind, _ = "a Cluster of three", servers.kill_master_of("any", abrupt=True)
+        else:
+            kind, _ = "a Redis with Sentinel", servers.failover(abrupt=True)
+        promoted = time.time() - killed_at
+        *counts, calls = zip(*surviving.result(), strict=True)
+    held, lost, doubted = map(sum, counts)
+    errors = [*chain(*(each.errors for each in calls))]
     print(
-        f"{held:6,} leases of {lease_ms / 1000:g} s on a Cluster of three, a master killed: its "
+        f"{held:6,} leases of {lease_ms / 1000:g} s on {kind}, a master killed: its "
         f"replica was promoted after {promoted:.1f} s; {lost:,} leases were lost, {doubted:,} not "
-        f"trusted for a while",
+        f"trusted for a while; of {sum(len(each.times) for each in calls):,} calls, "
+        f"{sum(len(each.lost) for each in calls)} lost their record; {len(errors)} errors, the "
+        f"last one after {max(errors, default=killed_at) - killed_at:.1f} s",
         flush=True,
     )
 

@@ -7,12 +7,13 @@
 It works with any server that has a URL: Redis, RabbitMQ. Faults that affect one reply require a
 client that waits for each reply: the next data from the server is taken as the reply to everything
 that the client has sent since the previous reply. Faults that affect all connections (`refuse`,
-`black_hole`) last until `heal`.
+`black_hole`, `jitter`) last until `heal`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import select
 import socket
 import struct
@@ -66,6 +67,7 @@ class Proxy(Stoppable):
         self._ended = threading.Event()
         self._open = threading.Event()
         self._open.set()
+        self._jitter = (0.0, 0.0)
         self._listener: socket.socket | None = None
         self._listen()
 
@@ -119,8 +121,13 @@ class Proxy(Stoppable):
         """Forwards no data, in either direction; connections are accepted and stay open."""
         self._open.clear()
 
+    def jitter(self, shortest: float, longest: float) -> None:
+        """Delays all data, in both directions, by a random time between these seconds."""
+        self._jitter = (shortest, longest)
+
     def heal(self) -> None:
-        """Ends `refuse` and `black_hole`, and forwards the data that was held back."""
+        """Ends the faults of all connections, and forwards the data that was held back."""
+        self._jitter = (0.0, 0.0)
         self._open.set()
         if self._listener is None:
             self._listen()
@@ -200,7 +207,7 @@ class Proxy(Stoppable):
                 fault = fault or self._due(request)
                 if fault and fault.kind == "cut":
                     return
-                self._open.wait()
+                self._delay()
                 server.sendall(data)
             if server in ready:
                 data = server.recv(_CHUNK)
@@ -214,8 +221,14 @@ class Proxy(Stoppable):
                         fault.after.wait()
                     self._ended.wait(fault.seconds)
                     fault = None
-                self._open.wait()
+                self._delay()
                 client.sendall(data)
+
+    def _delay(self) -> None:
+        """Waits for as long as a fault of all connections holds data back."""
+        if any(self._jitter):
+            self._ended.wait(random.uniform(*self._jitter))
+        self._open.wait()
 
     def _record(self, request: bytearray | None, data: bytes) -> bytearray:
         with self._lock:

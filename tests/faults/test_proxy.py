@@ -164,6 +164,19 @@ def test_a_black_hole_holds_data_back_until_heal(
     assert direct.get("key") == "1"
 
 
+def test_jitter_delays_requests_and_replies_until_heal(proxy: Proxy, client: redis.Redis) -> None:
+    client.ping()
+    proxy.jitter(0.1, 0.2)
+
+    sent = time.monotonic()
+    assert client.ping()
+    assert time.monotonic() - sent >= 0.2
+
+    proxy.jitter(60.0, 60.0)
+    proxy.heal()
+    assert client.ping()
+
+
 def test_a_stopped_proxy_refuses_connections(proxy: Proxy, client: redis.Redis) -> None:
     proxy.black_hole()
     proxy.stop()

@@ -1,4 +1,4 @@
-"""Runs ``make canvases`` with few canvases."""
+"""Runs ``make canvases`` with few canvases, and its publisher without a server."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from pathlib import Path
 import pytest
 
 from labs.canvases.__main__ import EXPLAINED, run
-
-pytestmark = [
-    pytest.mark.worker,
-    pytest.mark.slow,
-    pytest.mark.exhaustive,
-    pytest.mark.timeout(300),
-]
+from labs.canvases.publisher import persist
 
 
+def test_a_publisher_gives_up_with_the_error() -> None:
+    def publish() -> None:
+        raise ConnectionRefusedError("port 1")
+
+    with pytest.raises(TimeoutError, match=r"not published for 0\.1 s.*port 1"):
+        persist(publish, timeout=0.1)
+
+
+@pytest.mark.worker
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.timeout(300)
 def test_every_effect_happens_once(tmp_path: Path) -> None:
-    wrong = run(1, 40, [], tmp_path, plain=False)
+    wrong = run(1, 40, [], tmp_path)
 
     assert wrong.keys() <= EXPLAINED

@@ -210,10 +210,12 @@ class TestLostMessages:
     def test_reservation_of_a_lost_message_expires(self, shop: Shop, order: str) -> None:
         lost = short_lease.apply_async((order,), queue="lost")
         shop.redis.delete("lost")
-        assert short_lease.delay(order).id == lost.id
+        duplicate = short_lease.delay(order)
+        assert duplicate.id == lost.id
 
         eventually(lambda: short_lease.idempotency_record(order) is None, "the reservation ends")
-        assert short_lease.delay(order).get(timeout=SOON)["receipt"]
+        receipt = short_lease.delay(order).get(timeout=SOON)["receipt"]
+        assert duplicate.get(timeout=SOON)["receipt"] == receipt
 
 
 def in_half_a_second() -> datetime:

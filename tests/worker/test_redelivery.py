@@ -405,6 +405,7 @@ class TestBrokerRestarts:
                 shop.ledger.release(order_again)
                 assert result.get(timeout=SOON)["receipt"]
                 assert worker.logs().count("Cannot renew the visibility timeout") == 1
+                assert "0 messages" not in worker.logs()
                 shop.redis = own
 
 
