@@ -101,7 +101,8 @@ class Calls(NamedTuple):
 async def connect(url: str, clients: int, timeout: float = 30.0) -> list[RecordStore]:
     stores = [make_store(url, timeout=timeout) for _ in range(clients)]
     for store in stores:  # one by one: a client of a Cluster reads much when it connects
-        await store.ping()
+        for _ in range(10):  # to each of its masters
+            await store.execute(begin())
     return stores
 
 
