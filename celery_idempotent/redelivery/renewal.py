@@ -97,7 +97,7 @@ class Renewal(threading.Thread):
         if self._failures == 1:
             held, then = len(self.held), ""
             if held:
-                then = f"; without a renewal {held} held are redelivered in {self.seconds:g} s"
+                then = f"; without a renewal, the {held} held are redelivered in {self.seconds:g} s"
             logger.warning("Cannot renew the visibility timeout of messages: %s%s", error, then)
         self._close()
 
