@@ -10,7 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from labs.comparison.contestants import PEERS_IN_ENVIRONMENTS, PeerInEnvironment
 
-#: Every environment has the same versions of these, as far as ours has them.
+#: Every environment has the same versions of these, as far as ours has them; labs.canvases imports
+#: the last three.
 SHARED = ("celery", "kombu", "redis", "hiredis", "django", "pymysql", "sqlalchemy")
 
 

@@ -39,6 +39,8 @@ from tests.waiting import eventually
 
 TASK = "shop.charge"
 LEASE_MS, RETENTION_MS = 60_000, 3_600_000
+#: Calls of each client before it is measured, which connect it to each master of a Cluster.
+FIRST_CALLS = 10
 #: Event loops that share the clients.
 LOOPS = 2
 #: Leases that one client renews in one round trip.
@@ -77,11 +79,21 @@ def _run(work: Callable[..., Awaitable[Any]], share: Any) -> Any:
     return asyncio.run(work(*share))  # type: ignore[arg-type]
 
 
-def cpu_seconds(servers: RedisServer | ClusterServers) -> float:
-    if isinstance(servers, ClusterServers):
-        return sum(map(cpu_seconds, servers.nodes))
-    with servers.client() as client:
-        return processor_seconds(client.info("server")["process_id"])
+def cpu_seconds(*servers: RedisServer) -> float:
+    seconds = 0.0
+    for server in servers:
+        with server.client() as client:
+            seconds += processor_seconds(client.info("server")["process_id"])
+    return seconds
+
+
+def records(*servers: RedisServer) -> int:
+    """Returns the number of records in the masters of `servers`."""
+    number = 0
+    for server in servers:
+        with server.client() as client:
+            number += client.dbsize() if client.role()[0] == b"master" else 0
+    return number
 
 
 # Connections.
@@ -101,7 +113,8 @@ class Calls(NamedTuple):
 async def connect(url: str, clients: int, timeout: float = 30.0) -> list[RecordStore]:
     stores = [make_store(url, timeout=timeout) for _ in range(clients)]
     for store in stores:  # one by one: a client of a Cluster reads much when it connects
-        await store.ping()
+        for _ in range(FIRST_CALLS):
+            await store.execute(begin())
     return stores
 
 
@@ -144,11 +157,15 @@ def connections(
     seconds: float,
     start: Callable[[], RedisServer | ClusterServers] = RedisServer.start,
 ) -> None:
-    with start() as servers:
-        before = cpu_seconds(servers)
+    with start() as servers, ThreadPoolExecutor(1) as runner:
+        nodes = servers.nodes if isinstance(servers, ClusterServers) else (servers,)
         shares = [(servers.url, clients // LOOPS, rate / LOOPS, seconds)] * LOOPS
-        loads: list[Calls] = in_loops(load, shares)
-        share = (cpu_seconds(servers) - before) / seconds
+        loading = runner.submit(in_loops, load, shares)
+        connected = clients // LOOPS * LOOPS * FIRST_CALLS
+        eventually(lambda: records(*nodes) >= connected, "all clients are connected", 600)
+        before = cpu_seconds(*nodes)
+        loads: list[Calls] = loading.result()
+        share = (cpu_seconds(*nodes) - before) / seconds
     times = sorted(chain(*(calls.times for calls in loads)))
     kind = "a Cluster of three" if isinstance(servers, ClusterServers) else "one Redis"
     print(
@@ -279,15 +296,6 @@ async def survive(
     return len(held), len(lost), len(doubted), loading.result()
 
 
-def records(servers: ClusterServers | SentinelServers) -> int:
-    """Returns the number of records; half of the servers are replicas."""
-    sizes = []
-    for node in servers.nodes:
-        with node.client() as client:
-            sizes.append(client.dbsize())
-    return sum(sizes) // 2
-
-
 def failover(
     number: int,
     rate: float,
@@ -300,7 +308,7 @@ def failover(
         shares = [(servers.url, clients, rate / LOOPS, lease_ms, seconds)] * LOOPS
         surviving = runner.submit(in_loops, survive, shares)
         enough = number + 2 * rate
-        eventually(lambda: records(servers) > enough, "calls for two seconds", 120 + seconds)
+        eventually(lambda: records(*servers.nodes) > enough, "calls for two seconds", 120 + seconds)
         killed_at = time.time()
         if isinstance(servers, ClusterServers):
             kind, _ = "a Cluster of three", servers.kill_master_of("any", abrupt=True)
