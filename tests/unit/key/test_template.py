@@ -182,6 +182,8 @@ def test_a_value_with_a_text_of_its_own_is_accepted() -> None:
 
     assert task.name(Named()) == task.name("named")
     assert task.name("at 0x7f3a") == task.name("at 0x7f3a")
+    with pytest.raises(KeyRuleError):
+        Task(charge, "{order!r}")(Named())
 
 
 @pytest.mark.parametrize(
