@@ -54,6 +54,7 @@ def test_fields_can_name_attributes_and_items() -> None:
     assert call(7, 1.001, date="today") == call(7, 1.004, date="tomorrow")
     assert call(7, 1.0) != call(8, 1.0)
     assert call(7, 1.0) != call(7, 2.0)
+    assert task.rule.names == ["order", "amount"]
 
 
 def test_conversions_and_formats_are_those_of_str_format() -> None:
