@@ -18,7 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.key.canonical import MAX_DEPTH, NotCanonicalError, canonical
+from celery_idempotent.key.canonical import (
+    MAX_DEPTH,
+    NotCanonicalError,
+    canonical,
+    has_canonical_bytes,
+)
 
 pytestmark = pytest.mark.core
 
@@ -119,6 +124,7 @@ _OF_TEXT: dict[bytes, Callable[[str], Any]] = {
 @given(values)
 def test_bytes_can_be_decoded_so_different_values_have_different_bytes(value: Any) -> None:
     assert read(canonical(value)) == meaning(value)
+    assert has_canonical_bytes(type(value))
 
 
 def disguised(value: Any, chance: random.Random) -> Any:
@@ -196,6 +202,7 @@ def test_enums_and_dataclasses_differ_from_plain_values() -> None:
     alike = ["red", Colour.RED, Tone.RED, Level.LOW, 1, Point(1), Place(1), {"x": 1}, Point]
 
     assert len({canonical(value) for value in alike[:-1]}) == len(alike) - 1
+    assert all(has_canonical_bytes(type(value)) for value in alike[:-1])
     with pytest.raises(NotCanonicalError, match="type type"):
         canonical(Point)
 
@@ -246,8 +253,12 @@ def test_a_value_that_cannot_be_read_is_rejected_and_its_error_not_quoted() -> N
     half = Point(1)
     del half.x
 
-    for value in (Unreadable(a=1), released, half):
-        with pytest.raises(NotCanonicalError, match="cannot be read") as caught:
+    for value, error in (
+        (Unreadable(a=1), "RuntimeError"),
+        (released, "ValueError"),
+        (half, "AttributeError"),
+    ):
+        with pytest.raises(NotCanonicalError, match=rf"cannot be read \({error}\)") as caught:
             canonical([value])
         assert "secret" not in str(caught.value)
 
@@ -266,10 +277,11 @@ def test_a_decimal_has_the_same_bytes_in_every_context() -> None:
         "x" * 70_000_000,
         b"x" * 70_000_000,
         ["x" * 10_000_000] * 7,
+        [1 << 40_000_000] * 7,
         [None] * 1_100_000,
         dict.fromkeys(range(1_100_000)),
     ],
-    ids=["text", "bytes", "texts", "list", "dict"],
+    ids=["text", "bytes", "texts", "numbers", "list", "dict"],
 )
 def test_a_value_that_is_too_large_is_rejected(value: Any) -> None:
     with pytest.raises(NotCanonicalError, match="is larger than 64 MiB"):

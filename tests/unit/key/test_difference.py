@@ -56,6 +56,12 @@ def test_an_argument_of_another_type_is_named_with_its_types(
     assert difference((1, was, "note"), (1, now, "note")) == text
 
 
+def test_an_argument_of_any_type_hides_no_other_one() -> None:
+    expected = "argument 'amount' was of type int, and is of type str"
+
+    assert difference((1, 30, object()), (1, "30", object())) == expected
+
+
 def test_a_type_that_a_template_does_not_distinguish() -> None:
     expected = "argument 'order_id' was of type int, and is of type str"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -66,6 +67,12 @@ class TestCallable:
         assert task.name(42, amount=5) == task.name(42) == task.name(order_id=42)
         assert task.name(42) != task.name(43)
         assert task(42, 1).fingerprint != task(42, 2).fingerprint
+
+    def test_may_be_a_callable_object(self) -> None:
+        rule = rule_of(charge, partial("{0}:{1}".format, "order"))
+
+        assert str(rule.derive((42,), {})) == Task(charge, lambda value: "order:42").name(42)
+        assert rule.description == "the callable partial"
 
     def test_a_number_or_a_uuid_is_the_same_key_as_its_text(self) -> None:
         given = Task(charge, lambda value: value)
@@ -213,6 +220,23 @@ def test_an_explanation_shows_what_the_key_was_derived_from(
     assert explained.key == Key.of(
         TASK, explained.canonical_bytes, explained.key.fingerprint, explicit=explicit is not None
     )
+
+
+def test_an_explanation_shows_every_argument_and_which_are_in_the_key() -> None:
+    call: Any = ((1, 0), {"region": "eu"})
+    bytes_of = {"order_id": b"i1;", "amount": b"i0;", "**options": b"{s6:regions2:eu}"}
+
+    for rule, in_key in [
+        (None, (True, True, True)),
+        (("order_id",), (True, False, False)),
+        (lambda *_, **__: "one", (None, None, None)),
+    ]:
+        arguments = rule_of(charge, rule).explain(*call).arguments
+        assert arguments == tuple(
+            (name, canonical_bytes, name == "amount", used)
+            for (name, canonical_bytes), used in zip(bytes_of.items(), in_key, strict=True)
+        )
+    assert rule_of(charge).explain((1,), {}).arguments[1] == ("amount", b"i0;", True, False)
 
 
 def test_keys_are_equal_if_all_their_parts_are() -> None:

@@ -54,6 +54,7 @@ def test_fields_can_name_attributes_and_items() -> None:
     assert call(7, 1.001, date="today") == call(7, 1.004, date="tomorrow")
     assert call(7, 1.0) != call(8, 1.0)
     assert call(7, 1.0) != call(7, 2.0)
+    assert task.rule.names == ["order", "amount"]
 
 
 def test_conversions_and_formats_are_those_of_str_format() -> None:
@@ -182,6 +183,8 @@ def test_a_value_with_a_text_of_its_own_is_accepted() -> None:
 
     assert task.name(Named()) == task.name("named")
     assert task.name("at 0x7f3a") == task.name("at 0x7f3a")
+    with pytest.raises(KeyRuleError):
+        Task(charge, "{order!r}")(Named())
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 from celery_idempotent.record import layout
+from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from tests.unit.record.raw import UUID_ID, raw_record
 
@@ -68,10 +69,11 @@ def test_an_outcome_is_read_with_its_format() -> None:
     ],
 )
 def test_the_letter_determines_the_state(letter: bytes, state: State, sending: bool) -> None:
-    record = read(raw_record(letter, execution_id=b"x" * 22))
+    record = read(raw_record(letter, execution_id=b"x" * 16 + b"\0\0\0\0\1\2"))
 
     assert record.state is state
     assert record.sending is sending
+    assert record.sending_until_ms == (258 if sending else 0)
 
 
 @pytest.mark.parametrize("letter", [b"P", b"Q"])
@@ -168,6 +170,47 @@ def test_the_ids_that_celery_generates_take_17_bytes() -> None:
 
     assert layout.write_task_id(task_id) == b"\0" + UUID(task_id).bytes
     assert layout.write_task_id("nightly-report") == b"nightly-report"
+
+
+def test_a_task_id_that_a_record_cannot_hold_is_rejected() -> None:
+    assert len(layout.write_task_id("\0" + "x" * 65_533)) == 65_535
+
+    with pytest.raises(IdempotencyError, match="has 65535 bytes, but a record can hold 65534"):
+        layout.write_task_id("x" * 65_535)
+
+
+@pytest.mark.parametrize("task_id", [UUID_ID, "a", "x" * 300], ids=["uuid", "short", "long"])
+@pytest.mark.parametrize("steps", [b"", b"steps"])
+def test_a_replacement_is_read_back_and_corrupt_if_cut_short(task_id: str, steps: bytes) -> None:
+    generation = 2**56 - 2
+    body = layout.write_replacement(generation, task_id, steps)
+
+    assert layout.read_awaited(body) == generation
+    assert layout.read_replacement(body, "key") == task_id
+    for length in range(len(body) - len(steps)):
+        with pytest.raises(CorruptRecordError, match="key"):
+            layout.read_replacement(body[:length], "key")
+
+
+def test_a_replacement_without_a_task_id_is_corrupt() -> None:
+    with pytest.raises(CorruptRecordError, match="key"):
+        layout.read_replacement(layout.write_replacement(1, "", b"steps"), "key")
+
+
+@pytest.mark.parametrize(
+    ("form", "orphaned_seconds"), [(b"", 0), (b"250", 0.25), (b"250,1763", 0.25), (b",1763", 0)]
+)
+def test_an_execution_reads_what_it_needs(form: bytes, orphaned_seconds: float) -> None:
+    raw = raw_record(token=2**50, attempt=2, form=form, body=b"steps")
+
+    assert layout.begun(raw) == (2**50, 2, b"steps", orphaned_seconds)
+
+
+def test_a_payload_is_read_back_from_its_bytes() -> None:
+    payload = Payload("json+gzip", b"two\nlines")
+
+    assert payload.to_bytes() == b"json+gzip\ntwo\nlines"
+    assert Payload.from_bytes(payload.to_bytes()) == payload
 
 
 BEGUN = datetime(2025, 11, 21, 12, 0, 0, 123457, tzinfo=timezone.utc)
