@@ -151,7 +151,7 @@ class Sampler(threading.Thread):
         return time.monotonic() - self._requested_at > IDLE_AFTER
 
     def run(self) -> None:
-        """Updates it until it is closed."""
+        """Updates the data until the sampler is closed."""
         while not self._closed:
             idle = self._is_idle()
             try:

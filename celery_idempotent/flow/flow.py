@@ -73,7 +73,7 @@ async def execute(call: ActiveCall) -> End:
         except BaseException as error:
             return await settle_again(call, outcome, error)
     except SoftLimitReached as interrupted:
-        call.unanswered = False  # the next delivery recognises a granted begin by its id
+        call.unanswered = False  # the next delivery recognizes a granted begin by its id
         await give_back(call, interrupted)
         return conflict.requeue(call, interrupted.error)
     except GeneratorExit:
@@ -346,7 +346,7 @@ def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
     payload, execution = settlement.payload, call.execution
     assert payload is not None
     if isinstance(settlement.disposition, Delegate):
-        end = "it has replaced itself and gets the outcome of that"
+        end = "it has replaced itself and gets the outcome of its replacement"
         report(table.COMPLETED, call, execution, end=end)
         return
     failed = isinstance(settlement.disposition, Fail)

@@ -307,7 +307,7 @@ class IdempotentTask(Task):
                 protection. ``idempotency_result_ttl`` is the time for which its result is kept.
 
         Raises:
-            TypeError: if an option is named like one of this package and does not exist.
+            TypeError: if an option looks like one of this package but does not exist.
             KeyRuleError: if `idempotency_key` is invalid, or the task's rule cannot derive a key.
             SettingsError: if `idempotency_result_ttl` is invalid.
             KeyReusedError: if publishing is deduplicated and the key was used with other arguments.

@@ -50,8 +50,8 @@ class ShownOutcome:
     def __init__(self, row: Outcome) -> None:
         self.row = row
         self.tasks = idempotent_tasks()
-        #: None if the row is of no task in this process, of one with another database, or of a
-        #: step, which has no key of its own.
+        #: None if the row belongs to no task of this process, to a task with another database, or
+        #: to a step, which has no key.
         self.found = self._find()
         #: None if the record is absent or cannot be read.
         self.view: RecordView | None = None
