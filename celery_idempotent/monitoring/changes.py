@@ -219,8 +219,8 @@ def rerun(call: EndedCall | None, *, user: str) -> str:
         task_id = ended_message.publish(call.message, key, call.token)
     except Exception as error:
         raise StoreUnavailableError(
-            f"{call.key}: its message cannot be published: {type(error).__name__}; run it again "
-            "once more, which does not run it twice"
+            f"{call.key}: its message cannot be published: {type(error).__name__}; repeat "
+            "this, which cannot run it twice"
         ) from error
     if call.state is None:
         executor = call.task.idempotency_configuration.executor
