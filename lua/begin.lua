@@ -137,7 +137,7 @@ if raw then
     is_replacement, stored_attempt, position = true, 0, steps
   end
   if turn and is_finished(state) and not is_its and owner ~= '' and not string.match(stored_format, '^=') then
-    -- The task id is published anew. Copies of the message before find its outcome in their entry.
+    -- The task id is published again. Copies of the earlier message find its outcome in their entry.
     local former = string.sub(entry, 1, -2 * ID - 1) .. string.gsub(root_of(owner), '.', function(byte)
       return string.format('%02x', string.byte(byte))
     end)

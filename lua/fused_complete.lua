@@ -61,7 +61,7 @@ local reply = function(case, raw)
   if case == 'lost' then
     return plain_reply('lost', raw)
   end
-  -- The record is stored: an error of these commands is left to Celery, which will meet it, too.
+  -- The record is stored: an error of these commands is left to Celery, which will also meet it.
   local stored = redis.pcall('GET', result)
   local is_written = stored == meta
   if not raw and may_replace(stored) and type(redis.pcall('PUBLISH', result, meta)) == 'number' then

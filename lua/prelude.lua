@@ -9,8 +9,7 @@
 -- R reserved, S started, C completed, F failed. P and Q are C and F while the continuation (callbacks, the
 -- rest of a chain, a chord's count) is being sent: by the delivery whose execution id the owner field has,
 -- until the time behind it, unless that delivery renews it.
---
--- A message has a root, which all its copies and retries have, too; a second publish under its task id has
+-- A message has a root, which all its copies and retries share; a second publish under its task id has
 -- another one. What concerns one message and not the key is an entry, a key beside the record, whose name
 -- ends with the root. It has the form of a record, with the message's generation in place of the token. F
 -- and Q are the error that ended the message; C and P say that a duplicate has a continuation of its own.

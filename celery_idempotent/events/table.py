@@ -41,7 +41,7 @@ class Event:
     _: KW_ONLY
     #: The decision about the call, unless it already has one. It is counted.
     decision: str = ""
-    #: The counter to increment each time; its name may have fields, too.
+    #: The counter to increment each time; its name may also have fields.
     counter: str = ""
     #: Of the log line, if it is not that of :func:`report.report`.
     logger: Logger | None = None

@@ -183,7 +183,7 @@ async def _end_reservation(call: ActiveCall, record: Record, task_id: str) -> No
     """Ends the reservation of a message that has ended without giving it back."""
     key = call.key
     key = key.of_message(task_id) if key.message else key.with_fingerprint(record.fingerprint)
-    with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
+    with contextlib.suppress(StoreUnavailableError):  # the next begin also raises it
         await call.runtime.execute(commands.reserve(key, task_id, hold_ms=0))
 
 
@@ -194,7 +194,7 @@ async def _release_replaced(call: ActiveCall, record: Record, raw: bytes) -> boo
         return False
     report(table.REPLACEMENT_FAILED, call, record=record, error=error)
     command = await replacement.release(call.key, record, raw, call.settings, call.codec, error)
-    with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
+    with contextlib.suppress(StoreUnavailableError):  # the next begin also raises it
         await call.runtime.execute(command)
     return True
 

@@ -55,7 +55,7 @@ def forget(
 ) -> str:
     """Deletes a record and its rows, logs it, and sends the signal ``forgotten``.
 
-    The record must still be that of `target`, and the row, too; a target without one deletes any.
+    The record and the row must still be those of `target`; a target without one deletes any.
 
     Args:
         tasks: all idempotent tasks of the app.

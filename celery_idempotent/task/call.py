@@ -338,7 +338,7 @@ class TaskCall:
             self._keep_message()
             raise Reject(end.reason, requeue=False)
         elif not self.is_whole_message:
-            return None  # Ignore would end the other items of the message, too
+            return None  # Ignore would also end the other items of the message
         raise Ignore  # Celery acknowledges the message; its task id gets no state
 
     def _has_ended(self, answer: Answer, error: BaseException) -> bool:
@@ -405,7 +405,7 @@ class TaskCall:
     def publish_again(self, task: Task, end: Requeue, headers: dict[str, Any] | None) -> None:
         """Publishes the message of `task` again.
 
-        Its expiry is kept only in a header. Celery would pass it to the broker, too, which drops
+        Its expiry is kept only in a header. Celery would also pass it to the broker, which drops
         every expired message; a worker runs one whose execution began in time.
         """
         request = self._request

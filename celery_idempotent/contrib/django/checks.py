@@ -43,7 +43,7 @@ def check_tasks(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator
     try:
         named = sorted(app_tasks.databases(idempotent_tasks()), key=str)
     except ConfigurationError as error:
-        hint = "The worker refuses it, too. Correct the task or the setting CELERY_…."
+        hint = "The worker also refuses it. Correct the task or the setting CELERY_…."
         yield Error(str(error), hint=hint, id=f"{TAG}.E001")
         return
     for database in named:
