@@ -35,7 +35,8 @@ class ConflictError(IdempotencyError):
     """Another call has the key (``idempotency_on_conflict="raise"``, or an eager call).
 
     Try again when that execution has ended, or choose ``retry`` or ``wait``. After
-    ``idempotency_dedupe_publish="raise"``, ``AsyncResult(error.task_id)`` is the other call's.
+    ``idempotency_dedupe_publish="raise"``, ``AsyncResult(error.task_id)`` is the result of the
+    other call.
     """
 
     #: The task id of the other call, in the process that raised the error.
@@ -46,7 +47,7 @@ class KeyReusedError(IdempotencyError):
     """The key belongs to a call with other arguments; the first outcome is untouched.
 
     Give a new request a new key. If the calls are duplicates, publish them with equal arguments:
-    those that the key rule leaves out are compared, too.
+    arguments that the key rule leaves out are also compared.
     """
 
 

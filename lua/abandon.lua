@@ -76,7 +76,7 @@ if error ~= '' and body == '' then
 end
 local turn_raw = turn and redis.call('GET', turn)
 if is_held_by(turn_raw, token) then
-  -- Nobody begins before the child is dead.
+  -- No execution begins before the child is dead.
   local _, _, _, _, _, _, _, _, _, turn_position = unpack_record(turn_raw)
   local waiting = read_waiting(turn_raw, turn_position, now) or ''
   redis.call('SET', turn, string.sub(abandoned, 1, #abandoned - #body) .. waiting, 'KEEPTTL')

@@ -137,7 +137,7 @@ if raw then
     is_replacement, stored_attempt, position = true, 0, steps
   end
   if turn and is_finished(state) and not is_its and owner ~= '' and not string.match(stored_format, '^=') then
-    -- The task id is published anew. Copies of the message before find its outcome in their entry.
+    -- The task id is published again. Copies of the earlier message find its outcome in their entry.
     local former = string.sub(entry, 1, -2 * ID - 1) .. string.gsub(root_of(owner), '.', function(byte)
       return string.format('%02x', string.byte(byte))
     end)
@@ -198,7 +198,7 @@ if raw then
   else
     local unanswered = stored_id ~= '' and string.find(unanswered_ids, stored_id, 1, true)
     if at > now and not unanswered and not is_replacement and not is_awaited then
-      -- Not each time: who waits for a change of the record would wake all others.
+      -- Not each time, since each change wakes all calls that wait for one.
       if state == 'S' and min_retention_ms and kept_ms(stored_format, 0, now) < min_retention_ms / 2 then
         raw = pack(state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner,
           (string.gsub(stored_format, ',%d+$', '')) .. string.format(',%.0f', now + min_retention_ms), string.sub(raw, position))

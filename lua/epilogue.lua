@@ -18,7 +18,7 @@ if is_resent then
   return reply('ok', raw)
 end
 retention_ms = kept_ms(stored_format, retention_ms, now)
--- Only a message with a continuation has to be distinguished from others later, or one that may be published anew.
+-- Only a message with a continuation has to be distinguished from others later, or one that may be published again.
 if lease_ms == '' and not turn then
   owner = ''
 end

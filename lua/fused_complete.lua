@@ -1,11 +1,11 @@
 -- fused_complete: as complete, and writes the result of the task as its result backend does.
 --
 -- Celery writes the result of a task once more, for its result backend: it reads what is there, keeps it
--- if that is a success, else stores the result and publishes it to those who wait for the task. This does
--- the same, and only if the outcome is stored. Whatever may be a success is left to Celery: the
--- reply is `ok` then. So it is to a call that is resent, unless what the first one wrote is still there.
--- A task that completes so has no continuation.
--- A replay, whose outcome is in the record already, has the result written only.
+-- if that is a success, else stores the result and publishes it for callers that wait. This script does the
+-- same, and only if the outcome is stored. It leaves a value that may be a success to Celery, and replies
+-- `ok`. It also replies `ok` to a resent call, unless the value that the first one wrote is still there.
+-- Such a task has no continuation.
+-- For a replay, whose outcome is in the record already, it only writes the result.
 --
 -- INCLUDE
 --   epilogue           changes the record to `outcome`
@@ -61,7 +61,7 @@ local reply = function(case, raw)
   if case == 'lost' then
     return plain_reply('lost', raw)
   end
-  -- The record is stored: an error of these commands is left to Celery, which will meet it, too.
+  -- The record is stored: an error of these commands is left to Celery, which will also meet it.
   local stored = redis.pcall('GET', result)
   local is_written = stored == meta
   if not raw and may_replace(stored) and type(redis.pcall('PUBLISH', result, meta)) == 'number' then

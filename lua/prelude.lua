@@ -9,16 +9,15 @@
 -- R reserved, S started, C completed, F failed. P and Q are C and F while the continuation (callbacks, the
 -- rest of a chain, a chord's count) is being sent: by the delivery whose execution id the owner field has,
 -- until the time behind it, unless that delivery renews it.
---
--- A message has a root, which all its copies and retries have, too; a second publish under its task id has
+-- A message has a root, which all its copies and retries share; a second publish under its task id has
 -- another one. What concerns one message and not the key is an entry, a key beside the record, whose name
 -- ends with the root. It has the form of a record, with the message's generation in place of the token. F
 -- and Q are the error that ended the message; C and P say that a duplicate has a continuation of its own.
 --
 -- A key that may run again (idempotency_until) has two kinds of records. Each of its task ids has a record
 -- of its own, which only messages with that id meet, so all of the above holds for it. A message that is
--- published anew under the id runs, and the outcome before becomes an entry. The record under the key's
--- own name is the turn: who begins takes it, for as long as the lease. Its body holds no steps, but at
+-- published again under the id runs, and the earlier outcome becomes an entry. The record under the key's
+-- own name is the turn: an execution takes it for its lease. Its body holds no steps, but at
 -- most one entry: the message that waits for the next turn. Scripts get it as their last key; the first
 -- comments name both.
 
@@ -115,8 +114,8 @@ local function pack_waiting(till, task_id, fingerprint)
     #fingerprint, fingerprint)
 end
 
--- Reads who waits in the record of a turn, whose body is at `position`. Returns the entry, the end of the
--- reservation, the task id and the fingerprint; nothing if no message waits, or its reservation has ended.
+-- Reads the waiting message in the record of a turn, whose body is at `position`. Returns its entry, the end
+-- of its reservation, its task id and fingerprint; nothing if none waits, or its reservation has ended.
 local function read_waiting(turn_raw, position, now)
   local _, length, name, _, _, till, task_id, fingerprint = pcall(struct.unpack, WAITING, turn_raw, position)
   if name == 0 and till > now then
@@ -138,13 +137,13 @@ local function end_turn(turn, turn_raw, now, last, ttl_ms)
   end
 end
 
--- A call that meets an execution comes back for its outcome. Until when it may come is in the format field
--- of S, and of R for a retry: a comma and milliseconds, at the end.
+-- A call that meets an execution comes back for its outcome. The format field of S, and of R for a retry,
+-- ends with a comma and the time in milliseconds until which it may come.
 local function read_met(format)
   return string.match(format, ',%d+$') or ''
 end
 
--- Returns how long an outcome is kept: at least until those who have met its execution may come back.
+-- Returns how long an outcome is kept: at least until the calls that met its execution have come back.
 local function kept_ms(format, retention_ms, now)
   local till = string.match(format, ',(%d+)$')
   return till and math.max(retention_ms, till - now) or retention_ms

@@ -29,7 +29,7 @@ _FORGET_HELP = f"""Forget records: the next call with their key runs.
 A record is forgotten only if it has not changed since it was read, and, without --force, only if
 it is not running. A running execution is not stopped; its outcome will be refused.
 
-For a task with idempotency_transaction, the outcome in its database is deleted, too, even if Redis
+For a task with idempotency_transaction, the outcome in its database is also deleted, even if Redis
 has no record of the key: name it by its key, or by task and arguments. The rows of steps are also
 deleted, in the databases that any task names; --database adds others.
 
@@ -40,7 +40,7 @@ Or select records with --state, --task and --older-than."""
 
 @click.command(cls=command.AppCommand, help=_FORGET_HELP)
 @command.record_options
-@click.option("--force", is_flag=True, help="Forget running records, too.")
+@click.option("--force", is_flag=True, help="Also forget running records.")
 @command.databases_option
 def forget(
     tasks: command.Tasks,

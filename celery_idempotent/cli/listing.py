@@ -145,7 +145,7 @@ def _watch(
     with screen if out.is_terminal else contextlib.nullcontext() as live:
         while True:
             numbers.clear()
-            # The header, the caption and the prompt take lines, too.
+            # The header, the caption and the prompt also take lines.
             rows = limit or max(1, shutil.get_terminal_size().lines - 4)
             newest = heapq.nlargest(rows, counted(), key=lambda view: view.since)
             table = _table(newest, out.width, _have_labels(newest))

@@ -25,9 +25,9 @@ def normalised(
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Returns arguments as `serializer` reads them after writing them.
 
-    Plain arguments are returned unchanged, because serializers do not change them. So are arguments
-    that the serializer cannot write: the call may use another serializer, or else publisher and
-    worker fail in the same way.
+    Plain arguments are returned unchanged, because serializers do not change them. Arguments that
+    the serializer cannot write are also returned unchanged: the call may use another serializer, or
+    else publisher and worker fail in the same way.
     """
     if not _is_plain(*args, *kwargs.values()):
         with suppress(Exception):

@@ -121,7 +121,7 @@ class Metrics:
         )
         self._heartbeats_replaced = counter(
             "heartbeats_replaced",
-            "Threads that renew leases and have died, or were late, and were replaced.",
+            "Threads that renew leases, and were replaced because they died or were late.",
         )
         gauge: Any = partial(prometheus_client.Gauge, **common)
         self._leases_held = gauge("leases_held", "Leases held now.", multiprocess_mode="livesum")

@@ -57,7 +57,7 @@ CREATE INDEX by_since ON records (since);
 
 
 class Query(NamedTuple):
-    """Which records to show, in which order, as a query string has it; an empty field is all."""
+    """Which records to show, in which order, as in a query string; an empty field selects all."""
 
     state: str = ""
     #: Part of the name.

@@ -113,7 +113,7 @@ class Sampler(threading.Thread):
         """Waits for the first round; returns this sampler, which then has something to show.
 
         Args:
-            asked: whether to wait for the workers' replies, too.
+            asked: whether to also wait for the workers' replies.
         """
         idle = self._is_idle()
         self._requested_at = time.monotonic()
@@ -151,7 +151,7 @@ class Sampler(threading.Thread):
         return time.monotonic() - self._requested_at > IDLE_AFTER
 
     def run(self) -> None:
-        """Updates it until it is closed."""
+        """Updates the data until the sampler is closed."""
         while not self._closed:
             idle = self._is_idle()
             try:

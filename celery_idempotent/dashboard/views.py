@@ -36,7 +36,7 @@ from celery_idempotent.record.payload import OFFLOADED
 from celery_idempotent.record.record import Record
 from celery_idempotent.signals import SHADOW
 
-#: Records per page, and at most.
+#: Records per page: the default, and the maximum.
 PAGE_SIZE, MAX_LIMIT = 50, 500
 
 

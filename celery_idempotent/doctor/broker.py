@@ -96,7 +96,7 @@ def check_connection(app: Celery) -> Iterator[Finding]:
         yield Finding(
             "broker-unreachable", Severity.ERROR, "broker",
             error, "start the broker, or correct broker_url",
-            "nothing can be published, workers take no messages, and none can be asked",
+            "nothing can be published, workers take no messages, and doctor cannot inspect them",
         )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def check(app: Celery, before: Mapping[str, Snapshot]) -> Iterator[Finding]:
                 "the snapshot has this task, and this code has no idempotent task of that name",
                 "@app.task(name=…) with the old name, if the task was renamed or moved",
                 "workers with this code discard its messages; under another name its keys are new, "
-                "so that duplicates of calls from before run again"),
+                "so that duplicates of earlier calls run again"),
             Check(name not in before and _is_enabled(tasks[name]), "task-added", Severity.NOTE,
                 "this code has the task, and the snapshot does not",
                 "nothing, if it is new; if it was renamed, @app.task(name=…) with the old name",
@@ -57,27 +57,27 @@ def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]
             "a change of its keys goes unnoticed"),
         Check("keys" in changes or before.prefix != now.prefix, "keys-changed", Severity.WARNING,
             f"its keys differ from those of the snapshot ({differences})",
-            "the rule and parameters of before; or stop all workers of one version before the "
-            "first of the other starts, while no duplicate of an earlier call can arrive",
-            "while workers of both versions run, a call and its duplicate may both run; after "
-            "that, so does a duplicate of a call from before, until its outcome would have expired "
+            "the previous rule and parameters; or stop all workers of one version before the first "
+            "of the other starts, while no duplicate of an earlier call can arrive",
+            "while workers of both versions run, a call and its duplicate may both run; afterwards "
+            "a duplicate of an earlier call runs again, until its outcome would have expired "
             f"({retention})"),
         Check("refused" in changes, "calls-refused", Severity.WARNING,
             f"calls that the snapshot's version accepts do not fit this code ({differences})",
-            "a default for each new parameter, and a rule that derives a key from the old calls, "
-            "too",
+            "a default for each new parameter, and a rule that also derives a key from "
+            "the old calls",
             "messages that are in the queue, or that publishers of the other version send, fail"),
         Check("fingerprints" in changes, "fingerprints-changed", Severity.WARNING,
             f"its keys are those of the snapshot, its fingerprints are not ({differences})",
-            "the parameters' names of before; a new parameter with a default changes nothing",
+            "the previous names of the parameters; a new parameter with a default changes nothing",
             "a duplicate of a call from the other version is refused with KeyReusedError, until "
             f"the outcome has expired ({retention})"),
         Check(defaults, "defaults-changed", Severity.WARNING,
             f"the default of {', '.join(defaults)} has changed, and the keys of calls without it "
             "have not",
-            "the default of before, or another name for the parameter",
-            "a call that leaves it out means something else, and gets the outcome of a call from "
-            "before; one that passes the old default has a new key"),
+            "the previous default, or another name for the parameter",
+            "a call that leaves it out means something else, and gets the outcome of an earlier "
+            "call; a call that passes the old default has a new key"),
     )  # fmt: skip
     return islice(found, 1)
 

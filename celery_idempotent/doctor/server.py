@@ -56,7 +56,7 @@ def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> 
         Check(evicted, "evicted", Severity.WARNING,
             f"it has evicted {plural(evicted, 'key')} since it started",
             "maxmemory-policy noeviction (redis.conf), and more maxmemory",
-            "where one was a record, a duplicate of its call runs again"),
+            "if one was a record, a duplicate of its call runs again"),
         Check(policy is None, "eviction", Severity.NOTE,
             "the server does not report maxmemory-policy", _ASK, "it may evict records"),
         Check(policy not in (None, "noeviction"), "eviction", Severity.WARNING,
@@ -74,7 +74,7 @@ def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> 
             "a crash loses the records since the last snapshot"),
         Check(abs(ahead) > MAX_CLOCK_OFFSET, "clocks", Severity.WARNING,
             f"its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this host's",
-            "synchronise both clocks by NTP",
+            "synchronize both clocks with NTP",
             "etas and countdowns depend on the hosts' clocks; leases use the server's clock alone"),
         Check(too_few, "replicas", Severity.ERROR,
             f"it has fewer replicas ({replicas}) than idempotency_wait_replicas "

@@ -68,8 +68,8 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
         Check(obstacle and not (task.ignore_result or settings.shadow),
             "fused-completion", Severity.NOTE,
             f"Celery writes its results by itself: {obstacle}",
-            "none is needed; fused completion takes Celery's RedisBackend, on the server, database "
-            "and user of the records",
+            "none is needed; fused completion needs Celery's RedisBackend, with the server, "
+            "database and user of the records",
             "each run takes two round trips more than with fused completion"),
         Check(settings.on_store_error == "run", "fail-open", Severity.WARNING,
             "idempotency_on_store_error is 'run'", "idempotency_on_store_error = 'retry'",
@@ -87,7 +87,7 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "every call of a burst is published, and runs by itself"),
         Check(settings.label and settings.encryption_keys, "label-in-clear", Severity.NOTE,
             "idempotency_label is stored in clear, although results are encrypted",
-            "idempotency_label: only fields that are no secret, or None",
+            "idempotency_label: only fields that are not secret, or None",
             "anyone who can read Redis, the logs or the events can read labels"),
         Check(is_periodic and settings.key is None and not settings.runs_again,
             "periodic-key", Severity.WARNING,
@@ -170,7 +170,7 @@ def check_leases(leases: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
         yield Finding(
             "lease-expired", Severity.ERROR, task,
             f"{plural(len(where), 'execution')} under an expired lease: {', '.join(where[:5])}",
-            "end the frozen process, or give it the processor and Redis back",
+            "end the frozen process, or let it reach the processor and Redis again",
             "another execution of the same call may begin; the outcome of this one will be refused",
         )  # fmt: skip
 

@@ -41,7 +41,7 @@ class Event:
     _: KW_ONLY
     #: The decision about the call, unless it already has one. It is counted.
     decision: str = ""
-    #: The counter to increment each time; its name may have fields, too.
+    #: The counter to increment each time; its name may also have fields.
     counter: str = ""
     #: Of the log line, if it is not that of :func:`report.report`.
     logger: Logger | None = None
@@ -167,8 +167,8 @@ ROLLED_BACK = Event(WARNING, "ran; its transaction was rolled back ({error.__cla
 COMMITTED_ONLY = Event(
     WARNING, "ran; its outcome is committed, and its record follows with the next call: {error}"
 )
-ROW_NOT_REPEATED = Event(WARNING, "cannot store in its record the outcome of its row: {error}")
-STEP_ROWS_LEFT = Event(WARNING, "leaves rows of its steps: {error}")
+ROW_NOT_REPEATED = Event(WARNING, "cannot copy the outcome of its row to its record: {error}")
+STEP_ROWS_LEFT = Event(WARNING, "cannot make the rows of its steps expire: {error}")
 OUTBOX_FOUND = Event(WARNING, "publishes the messages of an execution that was committed")
 MESSAGE_DROPPED = Event(
     ERROR, "has committed; its message of {message} is refused, and dropped: {error}"
@@ -220,8 +220,8 @@ PUBLISHED_IN_SHADOW = Event(
 PUBLISHED_UNCOUNTED = Event(DEBUG, "is published; shadow counting failed: {error}")
 UNCOUNTED = Event(DEBUG, "runs; shadow counting failed: {error}", decision="unprotected")
 UNCOUNTED_OUTAGE = Event(ERROR, "runs; shadow counting failed: {error}", decision="unprotected")
-END_UNCOUNTED = Event(INFO, "has ended, which is not stored in shadow: {error}")
-END_UNCOUNTED_ERROR = Event(ERROR, "has ended, which is not stored in shadow: {error}")
+END_UNCOUNTED = Event(INFO, "has ended; shadow does not store its end: {error}")
+END_UNCOUNTED_ERROR = Event(ERROR, "has ended; shadow does not store its end: {error}")
 
 #: Decisions about calls in shadow. Without ``idempotency_shadow``, the call would (in this order)
 #: have run; taken over an expired lease; run after the execution that holds its key

@@ -1,4 +1,4 @@
-"""Shadow mode: every call runs, and the decision that its record would have made is counted.
+"""Shadow mode: every call runs, and the decision that would apply without shadow is counted.
 
 The same scripts decide, under the same keys with another prefix. The call that begins first holds
 the lease and completes the record; the others run without a lease. Errors of shadow mode never

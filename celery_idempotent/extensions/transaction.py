@@ -1,8 +1,8 @@
 """Executions in a database transaction: ``idempotency_transaction``.
 
 The row of the key is claimed before the body runs; its outcome is committed with the effects, then
-stored in Redis. From the commit on, the row decides: every caller gets its outcome, whatever Redis
-holds.
+stored in Redis. From the commit on, the row decides: every caller gets its outcome, regardless of
+Redis.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from celery_idempotent.store.commands import Command, LeaseExtension
 from celery_idempotent.store.scripts import Reply
 
 EXECUTION_ID_BYTES = layout.ID_BYTES
-#: Begins without a reply that a message remembers.
+#: Maximum number of begins without a reply that a message remembers.
 MAX_UNANSWERED_IDS = 8
 #: Seconds between two attempts to write while Redis is unavailable.
 WRITE_RETRY_INTERVAL = 0.25
@@ -124,7 +124,7 @@ class ActiveCall:
 
     @property
     def unanswered_ids(self) -> bytes:
-        """The ids that let the next delivery of the message recognise begins without a reply."""
+        """The ids that let the next delivery of the message recognize begins without a reply."""
         ids = self.data.unanswered_ids + self.execution_id
         return ids[-MAX_UNANSWERED_IDS * EXECUTION_ID_BYTES :]
 

@@ -83,7 +83,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Delegate:
-    """Another task has replaced this one under its id; the result of that is the outcome."""
+    """Another task has replaced this one under its id; the other's result is the outcome."""
 
     #: Generation of the first message that continues under the key with the task's id.
     awaited: int
@@ -100,7 +100,7 @@ class Host(Protocol):
 
     @property
     def returns_restored(self) -> bool:
-        """Whether the first caller, too, gets the value that the serializer restores."""
+        """Whether the first caller also gets the value that the serializer restores."""
 
     def run(self, execution: Any) -> Any:
         """Runs the body and returns its value; raises the body's errors unchanged.

@@ -99,7 +99,7 @@ def requeue(
     """Requeues `call`, with a delay that grows each time.
 
     Args:
-        unanswered_ids: of begins that the next delivery has to recognise; by default all.
+        unanswered_ids: of begins that the next delivery has to recognize; by default all.
         longest: the maximum of the delay in seconds; by default the lease.
     """
     data = call.data

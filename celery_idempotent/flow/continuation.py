@@ -40,7 +40,7 @@ class Continuation:
             call.key, 0, settings.lease_ms, settings.result_ms, root, execution_id
         )
         self._lease = Lease(call.runtime.store, extension, lease_now(), self._lost)
-        #: Publishes so far, by task and task id.
+        #: Number of messages published so far, by task and task id.
         self._published: Counter[tuple[str, str]] = Counter()
         pending.add(self)
         self._runtime.start_renewal(self._lease)
@@ -81,7 +81,7 @@ class Continuation:
         report(table.CONTINUATION_LOST, self._call)
 
 
-#: Those of this process that have to be sent.
+#: The continuations that this process has to send.
 pending: set[Continuation] = set()
 
 

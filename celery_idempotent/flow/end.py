@@ -106,7 +106,7 @@ class Settlement:
     #: These two as for `commands.complete`.
     backend_result: BackendResult | None = None
     sending_ms: int | None = None
-    #: The outcome counts, whatever Redis replies; a later call can store it.
+    #: The outcome counts, regardless of the reply of Redis; a later call can store it.
     committed: bool = False
 
     @property

@@ -38,7 +38,7 @@ class BaseExecution:
     attempt: int = 1
     #: None if the execution has no record.
     _protection: Protection | None = field(default=None, repr=False)
-    #: Returns for a step's name and value what an execution with a record returns.
+    #: Given a step's name and value, returns what an execution with a record returns.
     _restore_step: Callable[[str, Any], Any] | None = field(default=None, repr=False)
     #: The database transaction of the body.
     _transaction: Transaction | Session | None = field(default=None, repr=False)

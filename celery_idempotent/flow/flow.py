@@ -73,7 +73,7 @@ async def execute(call: ActiveCall) -> End:
         except BaseException as error:
             return await settle_again(call, outcome, error)
     except SoftLimitReached as interrupted:
-        call.unanswered = False  # the next delivery recognises a granted begin by its id
+        call.unanswered = False  # the next delivery recognizes a granted begin by its id
         await give_back(call, interrupted)
         return conflict.requeue(call, interrupted.error)
     except GeneratorExit:
@@ -183,7 +183,7 @@ async def _end_reservation(call: ActiveCall, record: Record, task_id: str) -> No
     """Ends the reservation of a message that has ended without giving it back."""
     key = call.key
     key = key.of_message(task_id) if key.message else key.with_fingerprint(record.fingerprint)
-    with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
+    with contextlib.suppress(StoreUnavailableError):  # the next begin also raises it
         await call.runtime.execute(commands.reserve(key, task_id, hold_ms=0))
 
 
@@ -194,7 +194,7 @@ async def _release_replaced(call: ActiveCall, record: Record, raw: bytes) -> boo
         return False
     report(table.REPLACEMENT_FAILED, call, record=record, error=error)
     command = await replacement.release(call.key, record, raw, call.settings, call.codec, error)
-    with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
+    with contextlib.suppress(StoreUnavailableError):  # the next begin also raises it
         await call.runtime.execute(command)
     return True
 
@@ -346,7 +346,7 @@ def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
     payload, execution = settlement.payload, call.execution
     assert payload is not None
     if isinstance(settlement.disposition, Delegate):
-        end = "it has replaced itself and gets the outcome of that"
+        end = "it has replaced itself and gets the outcome of its replacement"
         report(table.COMPLETED, call, execution, end=end)
         return
     failed = isinstance(settlement.disposition, Fail)

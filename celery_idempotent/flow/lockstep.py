@@ -84,7 +84,7 @@ class SteppedRuntime:
             await self._runtime.sleep(seconds)
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
-        """Returns how the body ends, which the caller runs; within it, how the step `func` ends."""
+        """Returns the end of the body, which the caller runs; inside it, of the step `func`."""
         if self._at_body:
             return await self._runtime.run(func)
         self._at_body = True

@@ -1,4 +1,4 @@
-"""The error of a task that has replaced another one: it frees the key, as the other's would."""
+"""The error of a task that has replaced another one: it frees the key of the replaced task."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _not_stored(
     """Returns the reason why the value of a completed key is not stored, if it is not.
 
     Args:
-        committed: whether the database has the outcome, whatever the record is.
+        committed: whether the database has the outcome, regardless of the record.
     """
     if not call.protected:
         return None

@@ -1,4 +1,4 @@
-"""Calls whose bodies are code of the caller: a block, or what a batch is for."""
+"""Calls whose bodies are code of the caller: a block, or the code around a batch."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class BlockExecution(BaseBlockExecution):
         try:
             run_sync(self._begin([self._call]))
             return self
-        except BaseException as error:  # a signal handler can raise after the begin, too
+        except BaseException as error:  # a signal handler can also raise after the begin
             run_sync(self._exit(error))
             raise
 

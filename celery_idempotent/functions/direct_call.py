@@ -165,7 +165,7 @@ class DirectHost:
         """Publishes the messages that :meth:`store_messages` returned."""
         if self._app is None:
             raise TransactionError(
-                f"{self.data.key}: its row has messages that another process was to publish; pass "
+                f"{self.data.key}: its row has messages that another process did not publish; pass "
                 "the Celery app to Idempotency() instead of a URL"
             )
         outbox.publish(str(self.data.key), self._app, self.data.task_id, messages)

@@ -183,7 +183,7 @@ class Idempotency:
         if own_settings.transaction is not None and inspect.iscoroutinefunction(func):
             raise SettingsError(
                 f"{name}: idempotency_transaction needs a blocking function, since its connection "
-                "blocks; make it one, and call it by asyncio.to_thread"
+                "blocks; make it blocking, and call it with asyncio.to_thread"
             )
         # No serializer changes the arguments between the caller and the function.
         rule = KeyRule(name, key, inspect.signature(func), lambda args, kwargs: (args, kwargs))

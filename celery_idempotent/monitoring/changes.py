@@ -55,7 +55,7 @@ def forget(
 ) -> str:
     """Deletes a record and its rows, logs it, and sends the signal ``forgotten``.
 
-    The record must still be that of `target`, and the row, too; a target without one deletes any.
+    The record and the row must still be those of `target`; a target without one deletes any.
 
     Args:
         tasks: all idempotent tasks of the app.
@@ -219,8 +219,8 @@ def rerun(call: EndedCall | None, *, user: str) -> str:
         task_id = ended_message.publish(call.message, key, call.token)
     except Exception as error:
         raise StoreUnavailableError(
-            f"{call.key}: its message cannot be published: {type(error).__name__}; run it again "
-            "once more, which does not run it twice"
+            f"{call.key}: its message cannot be published: {type(error).__name__}; repeat "
+            "this, which cannot run it twice"
         ) from error
     if call.state is None:
         executor = call.task.idempotency_configuration.executor

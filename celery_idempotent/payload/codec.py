@@ -162,7 +162,7 @@ class PayloadCodec:
     async def decode_outcome(self, record: Record) -> tuple[Any, bool]:
         """Returns the value or the exception of a finished record, and whether it failed.
 
-        An error of a task that replaced this one is returned, too.
+        An error of a task that replaced this one is also returned.
 
         Raises:
             As :meth:`decode`.

@@ -120,7 +120,7 @@ class ResultCodec:
             if not is_storable(type(value)) or isinstance(value, WorkerLostError):
                 raise ResultNotStoredError(
                     f"{task} replaced this one, and has failed with {type(value).__name__}, which "
-                    "is not raised again: it would act upon the worker"
+                    "is not raised again, because it would control the worker"
                 )
             raise value
         return value

@@ -69,7 +69,7 @@ NOBODY = b"-"
 _FIXED = 15
 #: One less than the length field allows, since some ids are stored with an extra leading byte.
 _MAX_TASK_ID = 2**16 - 2
-#: As `str` formats a UUID; `UUID` would accept other forms, too.
+#: As `str` formats a UUID; `UUID` would also accept other forms.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _FINGERPRINT_BYTES = 8
 #: Body of a FAILED record whose executions died ``idempotency_max_attempts`` times in a row.

@@ -144,7 +144,7 @@ def score_of(channel: Any, seconds: float) -> float:
 def hide_from_delivery_on(qos: Any, seconds: float, includes: Callable[[Any], bool]) -> None:
     """Makes kombu hide messages for `seconds` as it receives them, without another round trip.
 
-    Celery replaces a method of this object, too (``worker_disable_prefetch``). If another version
+    Celery also replaces a method of this object (``worker_disable_prefetch``). If another version
     of kombu stores the score in another way, the first renewal follows within a second.
 
     Args:

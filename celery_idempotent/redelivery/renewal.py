@@ -74,7 +74,7 @@ class Renewal(threading.Thread):
         self._close()
 
     def _renew(self) -> None:
-        """Renews all messages every third of `seconds`, and new ones at each call."""
+        """Renews all messages three times per `seconds`, and new ones at each call."""
         now = lease_now()
         is_due, messages = now >= self._due, self.held.new()
         if is_due:

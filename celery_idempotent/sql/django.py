@@ -43,8 +43,8 @@ class DjangoEngine:
             raise SettingsError(f"idempotency_transaction {alias!r}: {error}") from None
         if not connections.settings[alias]["AUTOCOMMIT"]:
             raise SettingsError(
-                f"idempotency_transaction: DATABASES[{alias!r}] has AUTOCOMMIT = False, with which "
-                "the end of atomic() commits nothing: remove that"
+                f"idempotency_transaction: DATABASES[{alias!r}] has AUTOCOMMIT = False, so "
+                "that atomic() does not commit: remove it"
             )
         self.name = alias
         self.create_command = (

@@ -237,7 +237,7 @@ class Transaction:
         """Rolls back what is not committed. Never raises.
 
         Args:
-            discard: whether to close the connection, too, because an asynchronous error may have
+            discard: whether to also close the connection, because an asynchronous error may have
                 interrupted a statement.
         """
         if self.phase in (CLOSED, COMMITTED):

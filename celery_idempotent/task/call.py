@@ -98,9 +98,9 @@ class TaskCall:
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: the other task has its id and its continuation.
         self.replaced: Delegate | None = None
-        #: Publish what it has replaced itself by, once its transaction is committed.
+        #: Functions that publish the replacement once the transaction is committed.
         self.replacements: list[Callable[[], Any]] = []
-        #: Why that can never be published.
+        #: Why the replacement can never be published.
         self._refusal: Exception | None = None
         self.ending: BaseException | None = None
         self.execution: Execution | None = None
@@ -244,7 +244,7 @@ class TaskCall:
         )
 
     def publish_with_commit(self, replacement: Signature) -> bool:
-        """Leaves `replacement` to the commit of the body's transaction, if it has one."""
+        """Publishes `replacement` after the commit of the body's transaction, if it has one."""
         transactional = self.data.settings.transaction is not None
         if not transactional or self._request.is_eager or self._configuration.in_shadow:
             return False
@@ -314,7 +314,7 @@ class TaskCall:
             self._refusal = error
 
     def is_stale(self, reservation: Reservation) -> bool:
-        """Returns whether the reserving message has ended, by the result backend."""
+        """Returns whether the result backend shows that the reserving message has ended."""
         return reservation.task_id != self.data.task_id and is_stale(self.sender, reservation)
 
     def _perform(self, end: End) -> Any:
@@ -338,7 +338,7 @@ class TaskCall:
             self._keep_message()
             raise Reject(end.reason, requeue=False)
         elif not self.is_whole_message:
-            return None  # Ignore would end the other items of the message, too
+            return None  # Ignore would also end the other items of the message
         raise Ignore  # Celery acknowledges the message; its task id gets no state
 
     def _has_ended(self, answer: Answer, error: BaseException) -> bool:
@@ -360,7 +360,7 @@ class TaskCall:
     def _refer_to(self, record: Record, end: End) -> bool:
         """Writes a reference from this task id to the `record` of another one.
 
-        With it goes the result of a replay, if that saves a round trip; a redelivery finds its
+        It also writes the result of a replay, if that saves a round trip; a redelivery finds its
         result in the result backend, which Celery does not change. Returns whether it was written.
         """
         if record.task_id == self.data.task_id:
@@ -383,9 +383,9 @@ class TaskCall:
     def requeue(self, end: Requeue) -> None:
         """Publishes the message again under its id; afterwards this copy can be acknowledged.
 
-        In this order, because a broker may acknowledge the original together with a copy. If
-        publishing fails, this copy is requeued; if the broker is not available for that either, it
-        will redeliver the copy on its own.
+        The order matters: a broker may acknowledge the original together with a copy. If publishing
+        fails, this copy is requeued; if the broker is not available for that either, it will
+        redeliver the copy on its own.
         """
         if self._request.is_eager:
             report(table.RAISES, self.active, reason=end.reason)
@@ -405,7 +405,7 @@ class TaskCall:
     def publish_again(self, task: Task, end: Requeue, headers: dict[str, Any] | None) -> None:
         """Publishes the message of `task` again.
 
-        Its expiry is kept only in a header. Celery would pass it to the broker, too, which drops
+        Its expiry is kept only in a header. Celery would also pass it to the broker, which drops
         every expired message; a worker runs one whose execution began in time.
         """
         request = self._request
@@ -474,7 +474,7 @@ def _soft_limit_of_current_message() -> SoftLimit | None:
     if not task or not hasattr(task, "idempotency_enabled"):
         return None
     request = task.request_stack.top
-    # The limit of the message whose task has made it applies to an eager call.
+    # An eager call has the limit of the message whose task made the call.
     if request is None or request.called_directly or request.is_eager:
         return None
     return soft_limit_of(request)

@@ -38,14 +38,14 @@ CALL_OPTIONS = (EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER)
 #: Names the misplaced options of a publisher.
 MISPLACED_HEADER = "idempotency_misplaced"
 
-#: At this similarity to an option of a call, 1 being equality, a name is taken for a misspelling.
+#: A name with at least this similarity to an option (1 is equality) counts as a misspelling.
 _SIMILAR = 0.88
 #: The maximum length of a name that is compared.
 _LONGEST = 64
 
 
 def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CALL_OPTIONS) -> None:
-    """Rejects options of a call that are named like this package's, and do not exist.
+    """Rejects options of a call that look like options of this package but do not exist.
 
     Args:
         function: its name, for the error message.
@@ -172,7 +172,7 @@ class CallSignature(Signature):
         """Sets options of the call, as Celery does.
 
         Raises:
-            TypeError: if an option is named like one of this package and does not exist.
+            TypeError: if an option looks like one of this package but does not exist.
             KeyRuleError: if `idempotency_key` cannot be used as a key.
             SettingsError: if `idempotency_result_ttl` is not a valid number of seconds.
         """

@@ -7,7 +7,7 @@ continuation pays the round trip for that mark.
 
 A task may replace itself with a canvas in which it occurs again. Of the calls with its key in that
 canvas, the one with its id continues under the key, and its outcome becomes the key's. Each of the
-others gets a key of its own, made of the key and its task id: its duplicates are recognised, and it
+others gets a key of its own, made of the key and its task id: its duplicates are recognized, and it
 does not wait for the key that it is a part of. A header of every message of the canvas names the
 replaced keys, because the key of a call may depend on results that do not exist yet.
 """

@@ -84,7 +84,7 @@ def resolve_received_key(
 
     Raises:
         KeyRuleError: also if the publisher has put a key where it is not read or, in shadow, has
-            got an invalid explicit key.
+            passed an invalid explicit key.
         TypeError: if the arguments do not fit the task's signature.
     """
     task, enabled = configuration.rule.task, configuration.settings.enabled

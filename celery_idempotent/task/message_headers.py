@@ -111,7 +111,7 @@ class MessageHeaders(NamedTuple):
     def write(
         self, task: str, task_id: str, headers: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Returns `headers` with these in place of their own, bound to the message."""
+        """Returns `headers` with these contents instead of their own, bound to the message."""
         written = without_keys(headers or {})
         if self == NO_HEADERS:
             return written

@@ -59,7 +59,7 @@ def publish(
     """Sends the message.
 
     With ``idempotency_dedupe_publish`` it reserves the key first. If another call has the key, it
-    sends nothing, and returns the result of that call or raises an error, by the option.
+    sends nothing, and returns the result of that call or raises an error, as the option says.
 
     Args:
         options: of the call; the headers in it are replaced.

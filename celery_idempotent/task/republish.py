@@ -196,7 +196,7 @@ class RequeuePause:
     def wait(self, error: BaseException) -> bool:
         """Sleeps until the next attempt to publish; returns False to requeue the message now.
 
-        A soft time limit ends the pause because the hard limit follows; a shutdown ends it, too.
+        A soft time limit ends the pause because the hard limit follows; a shutdown also ends it.
 
         Args:
             error: of the last attempt.

@@ -1,4 +1,4 @@
-"""Results of calls: which execution produced them, and those of calls that were not published."""
+"""Results of calls: the execution that produced one, and results of calls not published."""
 
 from __future__ import annotations
 

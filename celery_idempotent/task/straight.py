@@ -1,10 +1,10 @@
-"""The straight line: takes the most common messages of a task from begin to end in few calls.
+"""The straight line: takes the most common messages of a task to their end in few function calls.
 
 It does the same as the flow (:mod:`celery_idempotent.flow.flow`), for a message without a
 continuation that runs at its first attempt and returns a value, or that gets such a value as a
-duplicate. Its commands are templates, cut from those of the flow. It knows no policy. Every other
-call goes on in the flow: with any other message, before anything is sent; after any other reply to
-the begin; and after a body that has raised an error or used ``self.idempotency``.
+duplicate. Its commands are templates, cut from those of the flow. It knows no policy. The flow takes
+every other message before anything is sent, continues a call after any other reply to its begin,
+and settles one whose body has raised an error or used ``self.idempotency``.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ class StraightCall:
         return True
 
     def _run(self, request: Context, limit: SoftLimit) -> bool:
-        """Runs the body and stores its value; returns False if the flow has to go on."""
+        """Runs the body and stores its value; returns False if the flow has to continue."""
         args, kwargs = self._arguments
         try:
             limit.phase = BODY
@@ -389,7 +389,7 @@ class StraightCall:
             raise error
         active = self.in_flow.active
         if self.outcome is None:
-            # If a begin was sent, Redis recognises its execution id.
+            # If a begin was sent, Redis recognizes its execution id.
             active.early_reply, active.unanswered = None, self.lease is None
             run_flow(partial(give_back, active, error), soft_limit_of(self._request))
             raise error

@@ -307,7 +307,7 @@ class IdempotentTask(Task):
                 protection. ``idempotency_result_ttl`` is the time for which its result is kept.
 
         Raises:
-            TypeError: if an option is named like one of this package and does not exist.
+            TypeError: if an option looks like one of this package but does not exist.
             KeyRuleError: if `idempotency_key` is invalid, or the task's rule cannot derive a key.
             SettingsError: if `idempotency_result_ttl` is invalid.
             KeyReusedError: if publishing is deduplicated and the key was used with other arguments.
@@ -455,8 +455,8 @@ class IdempotentTask(Task):
     def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:
         """Deletes the record of a call with these arguments; returns whether there was one.
 
-        The next call runs. Copies of messages that have ended in an error still get that error. The
-        row of the call is deleted, too, and so are the rows of its steps in every database that a
+        The next call runs. Copies of messages that have ended in an error still get that error.
+        This also deletes the row of the call, and the rows of its steps in every database that a
         task of the app names or a step has used in this process. A running execution is not
         stopped; its outcome will be refused.
 
@@ -472,7 +472,7 @@ class IdempotentTask(Task):
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """Returns the key of a call with these arguments; its ``str()`` is `Record.key`.
 
-        ``idempotency_key=`` selects a call with that explicit key, whatever its arguments.
+        ``idempotency_key=`` selects a call with that explicit key, regardless of its arguments.
 
         Raises:
             KeyRuleError: if the rule cannot derive a key from them.

@@ -50,8 +50,8 @@ class ShownOutcome:
     def __init__(self, row: Outcome) -> None:
         self.row = row
         self.tasks = idempotent_tasks()
-        #: None if the row is of no task in this process, of one with another database, or of a
-        #: step, which has no key of its own.
+        #: None if the row belongs to no task of this process, to a task with another database, or
+        #: to a step, which has no key.
         self.found = self._find()
         #: None if the record is absent or cannot be read.
         self.view: RecordView | None = None
@@ -169,7 +169,7 @@ _CASES = {
 class _Action(NamedTuple):
     """An action on outcomes, which the user must confirm."""
 
-    #: Of the method; posted by the confirmation, too.
+    #: Of the method; also posted by the confirmation.
     name: str
     noun: str
     act: Callable[..., str]
@@ -250,7 +250,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         show_facets = admin.ShowFacets.NEVER
 
     def has_add_permission(self, request: HttpRequest, obj: Outcome | None = None) -> bool:
-        """Nobody adds, changes or deletes outcomes by hand; they can only be forgotten."""
+        """Outcomes are not added, changed or deleted by hand; they can only be forgotten."""
         return False
 
     has_change_permission = has_delete_permission = has_add_permission

@@ -43,7 +43,7 @@ def check_tasks(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator
     try:
         named = sorted(app_tasks.databases(idempotent_tasks()), key=str)
     except ConfigurationError as error:
-        hint = "The worker refuses it, too. Correct the task or the setting CELERY_…."
+        hint = "The worker also refuses it. Correct the task or the setting CELERY_…."
         yield Error(str(error), hint=hint, id=f"{TAG}.E001")
         return
     for database in named:
@@ -94,6 +94,6 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
         hint = f"Put {_MIDDLEWARE} below {_AUTHENTICATION} in MIDDLEWARE."
         yield Error(text, hint=f"{hint} Or set {SETTING}['IDENTITY'].", id=f"{TAG}.E004")
     if _CSRF in names and _CSRF not in above:
-        text = "IdempotencyMiddleware is above CsrfViewMiddleware: its answers need no CSRF token."
+        text = "IdempotencyMiddleware is above CsrfViewMiddleware: its replays need no CSRF token."
         hint = f"Put {_MIDDLEWARE} below {_CSRF} in MIDDLEWARE."
         yield checks.Warning(text, hint=hint, id=f"{TAG}.W003")

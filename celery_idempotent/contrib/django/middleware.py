@@ -99,8 +99,8 @@ def middleware_options(**changes: Any) -> dict[str, Any]:
         limit = arguments.setdefault("max_body_bytes", min(MAX_BODY_BYTES, readable))
         if isinstance(limit, int) and limit > readable:
             raise ImproperlyConfigured(
-                f"{SETTING}['MAX_BODY_BYTES'] is more than Django reads: raise "
-                f"DATA_UPLOAD_MAX_MEMORY_SIZE (now {readable}), too"
+                f"{SETTING}['MAX_BODY_BYTES'] is more than Django reads: also raise "
+                f"DATA_UPLOAD_MAX_MEMORY_SIZE (now {readable})"
             )
     return arguments
 

@@ -33,7 +33,7 @@ class Outcome(models.Model):
     expires_at = models.BigIntegerField(null=True, db_index=True)
 
     class Meta:
-        """Nobody adds or changes rows by hand."""
+        """Rows are not added or changed by hand."""
 
         db_table = TABLE
         default_permissions = ("view",)

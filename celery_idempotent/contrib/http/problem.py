@@ -47,8 +47,8 @@ class Problem(Enum):
     BODY_INCOMPLETE = Text(
         400,
         "The request body is incomplete",
-        "The body is shorter than its Content-Length, or that is not a number. The request was not "
-        "executed; send it again.",
+        "The body is shorter than Content-Length, or Content-Length is not a number. The request "
+        "was not executed; send it again.",
     )
     BODY_TOO_LARGE = Text(
         413,
@@ -82,8 +82,8 @@ class Problem(Enum):
     REPLAY_FORBIDDEN = Text(
         403,
         "The stored response is not available to this client",
-        "This request was executed before, and was not executed again. Its response is for clients "
-        "that are authorized now.",
+        "This request was executed before, and was not executed again. Its response is only for "
+        "clients that are still authorized.",
     )
     KEY_REUSED = Text(
         422,

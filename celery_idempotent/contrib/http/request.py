@@ -13,7 +13,7 @@ from typing import Any
 KEY_HEADER = "idempotency-key"
 #: In characters, as at Stripe.
 MAX_KEY_LENGTH = 255
-#: In characters of the whole field: a key of only escaped quotes, and some parameters.
+#: In characters of the whole field, which may be a key of escaped quotes with parameters.
 _MAX_FIELD_LENGTH = 1024
 
 #: The IETF draft defines the field as an RFC 8941 String, such as ``"8e03978e"`` with its quotes.

@@ -102,7 +102,7 @@ class ServerTransport(BaseTransport):
 
         If the server has not loaded a script, all are sent once more. To a cluster, the calls of
         scripts take one round trip for each node that has a record. If only some of these nodes
-        reply, the errors of the others are values, too.
+        reply, the errors of the others are also values.
 
         Args:
             followup: a command to send after a single call, on the same connection.
