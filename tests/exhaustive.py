@@ -52,4 +52,4 @@ class LeftOut:
                 f"{self._by_folder.total():,} tests of further deployments, brokers, pools and "
                 f"databases, and long ones: {folders}."
             )
-            terminalreporter.write_line("`make test-all` runs them, too.")
+            terminalreporter.write_line("`make test-all` also runs them.")
