@@ -1,4 +1,4 @@
-"""Updates a search index. However many changes come in a burst, a product is indexed twice at most.
+"""Updates a search index: a burst of changes, shorter than a run, indexes a product twice at most.
 
     celery -A examples.burst.tasks worker
     >>> [index.delay(42).id for _ in range(100)]
