@@ -31,7 +31,7 @@ TESTS = Path(__file__).parent
 #: at the end.
 SLOW_FOLDERS = {
     *("worker", "packaging", "servers", "examples", "functions", "http", "labs", "monitoring"),
-    *("sql", "dashboard", "migration"),
+    *("sql", "dashboard"),
 }
 
 

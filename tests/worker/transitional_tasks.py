@@ -11,7 +11,7 @@ from typing import Any
 from celery import shared_task
 
 from tests.docs.pages import ROOT, block_with
-from tests.migration.migrated_tasks import retry_once
+from tests.worker.ledger import Ledger
 from tests.worker.tasks import handle
 
 #: The options of a task for each library; IdempotentTask ignores them.
@@ -19,6 +19,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "once": {"once": {"keys": ["order"], "timeout": 60}},
     "singleton": {"unique_on": ["order"]},
 }
+
+
+def retry_once(self: Any, order: str, countdown: float) -> str:
+    """Retries in the first execution."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if len(ledger.runs(order)) == 1:
+            raise self.retry(countdown=countdown)
+        return "retried"
 
 
 def _base_class(library: str) -> Any:
