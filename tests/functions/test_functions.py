@@ -19,7 +19,7 @@ from celery_idempotent import (
     StoreUnavailableError,
 )
 from celery_idempotent.errors import SettingsError
-from tests.functions.shop import Shop
+from tests.functions.conftest import Shop
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import redis
 
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.http.drivers.web_server import (
     CHUNK,
     GTHREAD,

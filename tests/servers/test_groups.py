@@ -9,10 +9,10 @@ import redis
 from celery import Celery
 from redis.sentinel import Sentinel
 
-from tests.servers.cluster import ClusterServers
+from tests.servers.groups import ClusterServers
 from tests.servers.program import is_running
 from tests.servers.redis_server import RedisServer
-from tests.servers.sentinel import SentinelServers
+from tests.servers.groups import SentinelServers
 
 pytestmark = pytest.mark.exhaustive  # the store's tests run on it, too
 

@@ -11,7 +11,7 @@ from celery import Celery
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from tests.apps import close
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.servers.program import is_running
 from tests.servers.redis_server import RedisServer, find_servers
 from tests.waiting import eventually

@@ -41,7 +41,7 @@ from tests.store.record_harness import (
     WORKER,
     RecordHarness,
 )
-from tests.unit.record.raw import raw_record
+from tests.store.record_harness import raw_record
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.core

@@ -15,7 +15,7 @@ import pytest
 from redis import Redis
 
 from celery_idempotent import CorruptRecordError, LeaseLostError, State
-from tests.unit.record.raw import raw_record
+from tests.store.record_harness import raw_record
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import ship
 from tests.worker.harness import Shop

@@ -15,7 +15,7 @@ from celery.result import AsyncResult
 
 from celery_idempotent import State
 from celery_idempotent.record import reservation
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
 from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, Shop

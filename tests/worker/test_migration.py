@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from celery import shared_task
 
 from celery_idempotent import IdempotentTask
+from tests.docs.pages import ROOT, block_with
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.shop import make_app
-from tests.worker.transitional_tasks import OPTIONS
+from tests.worker.tasks import handle
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
@@ -24,10 +27,51 @@ ONE_AT_A_TIME = {"idempotency_until": "finished", "idempotency_dedupe_publish": 
 NO_WORKER = "no-worker"
 
 
+#: The options of a task for each library; IdempotentTask ignores them.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "once": {"once": {"keys": ["order"], "timeout": 60}},
+    "singleton": {"unique_on": ["order"]},
+}
+
+
+def retry_once(self: Any, order: str, countdown: float) -> str:
+    """Retries in the first execution."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if len(ledger.runs(order)) == 1:
+            raise self.retry(countdown=countdown)
+        return "retried"
+
+
+def _base_class(library: str) -> Any:
+    guide = ROOT / f"docs/migrating-from-celery-{library}.md"
+    names: dict[str, Any] = {"__name__": __name__}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's, of escape sequences in celery-once
+            exec(block_with(guide, "class TransitionalTask"), names)
+    except ModuleNotFoundError:
+        return None
+    return names["TransitionalTask"]
+
+
+for _library, _options in OPTIONS.items():
+    if _base := _base_class(_library):
+        for _name, _body in (("handle", handle), ("retry", retry_once)):
+            shared_task(
+                _body,
+                bind=True,
+                base=_base,
+                name=f"shop.{_library}_{_name}",
+                idempotency_key=("order",),
+                **_options,
+            )
+
+
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop], server: RedisServer) -> Iterator[Shop]:
     once = {"backend": "celery_once.backends.Redis", "settings": {"url": server.url}}
-    with open_shop(ONCE=once) as shop:
+    with open_shop(ONCE=once, imports=[__name__]) as shop:
         shop.start_worker(concurrency=3)
         yield shop
 

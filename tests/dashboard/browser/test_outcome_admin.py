@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("br
 @pytest.fixture
 def admin_site(server: RedisServer, tmp_path: Path) -> Iterator[WebServer]:
     environment = {"DATABASE": f"sqlite:///{tmp_path}/site.db", "REDIS": f"{server.url[:-1]}1"}
-    site = WebServer("tests.dashboard.outcome_admin_site:application", environment)
+    site = WebServer("tests.sql.admin_site:application()", environment)
     yield site
     site.stop()
 

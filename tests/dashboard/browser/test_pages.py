@@ -9,8 +9,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.dashboard.site import Site
-from tests.exhaustive import exhaustive_except
+from tests.dashboard.conftest import Site
+from tests.conftest import exhaustive_except
 
 pytestmark = [
     pytest.mark.browser,

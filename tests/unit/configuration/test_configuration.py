@@ -13,7 +13,7 @@ from kombu import serialization
 
 from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.settings import OPTIONS, Settings
-from tests.unit.apps import celery, charge, error_of, settings_of, task_in
+from tests.unit.conftest import celery, charge, error_of, settings_of, task_in
 
 
 async def coroutine(order_id: Any) -> None: ...
