@@ -21,18 +21,13 @@ from tests.store.record_harness import (
     ERROR_MS,
     FIRST,
     HOLD_MS,
-    LEASE_MS,
-    OTHER_ARGUMENTS,
-    OWNER,
     RESULT,
     RETENTION_MS,
     SECOND,
-    SHORT_MS,
     THIRD,
     RecordHarness,
     Turn,
 )
-from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -81,44 +76,6 @@ def test_copies_get_the_error_that_ended_their_message(turn: Turn, generation: i
     assert turn.second.begin().case == "busy"
 
 
-def test_a_stored_error_is_of_one_message_only(turn: Turn) -> None:
-    turn.first.failed()
-
-    assert turn.first.begin().case == "finished"
-    assert turn.second.begin().case == "begun"
-    assert turn.first.begin().stored.state is State.FAILED
-
-
-def test_other_arguments_are_a_conflict_and_no_reuse(turn: Turn) -> None:
-    turn.first.started()
-    others = OTHER_ARGUMENTS.of_message(SECOND)
-
-    assert turn.second.publish(key=others).case == "reused"
-    assert turn.second.begin(key=others).case == "busy"
-    turn.first.complete(turn.first.record().token)
-    assert turn.second.begin(key=others).case == "begun"
-
-
-def test_a_resent_begin_has_the_reply_of_the_first(turn: Turn) -> None:
-    first = turn.first.begin(execution_id=OWNER)
-
-    again = turn.first.begin(execution_id=OWNER)
-
-    assert (again.case, again.token, again.stored.attempt) == ("begun", first.token, 1)
-    assert turn.harness.record().token == first.token
-
-
-@pytest.mark.parametrize("end", ["complete", "fail", "release"])
-def test_a_resent_end_leaves_the_next_run_alone(turn: Turn, end: str) -> None:
-    token = turn.first.started().token
-    assert getattr(turn.first, end)(token).case == "ok"
-    running = turn.second.started()
-
-    assert getattr(turn.first, end)(token).case == "ok"
-
-    assert turn.harness.record() == running
-
-
 class TestTakeover:
     def test_by_another_message_and_the_dead_one_comes_back(self, turn: Turn) -> None:
         dead = turn.first.expired()
@@ -147,14 +104,6 @@ class TestTakeover:
         assert (reply.case, reply.stored.task_id) == ("lost", FIRST)
         assert turn.first.begin().case == "begun"
 
-    def test_a_begin_that_is_resent_after_it_draws_a_new_token(self, turn: Turn) -> None:
-        stale = turn.first.expired(execution_id=OWNER)
-        winner = turn.second.completed()
-
-        reply = turn.first.begin(execution_id=OWNER)
-
-        assert reply.token > winner.token > stale.token
-
     def test_keeps_the_steps_of_each_message(self, turn: Turn) -> None:
         turn.first.save_step(turn.first.started().token)
         turn.first.abandon()
@@ -166,36 +115,6 @@ class TestTakeover:
 
         assert turn.first.steps == {"reserve": ("json", b'"r-1"')}
 
-    def test_after_all_attempts_the_message_is_poisoned_and_not_the_key(self, turn: Turn) -> None:
-        turn.first.expired()
-
-        assert turn.first.begin(max_attempts=1).stored.body == b"poisoned"
-        assert turn.second.begin(max_attempts=1).case == "begun"
-
-
-class TestAbandon:
-    @pytest.mark.parametrize("same", [True, False], ids=["the same message", "another message"])
-    def test_the_next_message_takes_over_at_once(self, turn: Turn, same: bool) -> None:
-        token = turn.first.started().token
-
-        assert turn.first.abandon().case == "ok"
-
-        assert turn.first.extend(token).case == "lost"
-        reply = (turn.first if same else turn.second).begin()
-        assert (reply.case, reply.stored.attempt) == ("begun", 2 if same else 1)
-        turn.first.abandon()
-        assert same or turn.harness.record() == reply.record
-
-    def test_nobody_begins_before_the_child_is_dead(self, turn: Turn) -> None:
-        turn.first.started()
-
-        turn.first.abandon(grace_ms=60_000, error=ERROR)
-
-        assert turn.second.begin().case == "busy"
-        assert turn.third.publish().case == "reserved"
-        assert turn.third.begin().case == "later"
-        assert turn.first.begin().case == "sent"
-
 
 class TestRetry:
     def test_the_turn_stays_reserved_for_it(self, turn: Turn) -> None:
@@ -206,23 +125,6 @@ class TestRetry:
         assert turn.second.begin().case == "busy"
         assert turn.first.begin(generation=0).case == "held"
         assert turn.first.begin(generation=1).case == "begun"
-
-    def test_that_comes_too_late_waits_for_its_turn(self, turn: Turn) -> None:
-        token = turn.first.started().token
-        turn.first.release(token, SHORT_MS, generation=1)
-        until_ms = turn.first.record().at_ms
-        eventually(lambda: turn.first.now_ms() >= until_ms)
-        turn.second.started()
-
-        assert turn.first.begin(generation=1).case == "later"
-
-    def test_a_release_without_a_record_frees_the_turn(self, turn: Turn) -> None:
-        token = turn.first.started().token
-        turn.first.client.delete(turn.first.name)
-
-        assert turn.first.release(token).case == "ok"
-
-        assert turn.second.begin().case == "begun"
 
 
 def test_a_forgotten_turn_is_free_and_the_execution_is_refused(turn: Turn) -> None:
@@ -252,11 +154,6 @@ class TestPublishing:
         turn.second.give_back()
         assert turn.state is None
 
-    def test_after_a_crash_needs_no_reservation(self, turn: Turn) -> None:
-        turn.first.expired()
-
-        assert turn.second.publish().case == "expired"
-
     def test_of_a_task_id_that_has_ended_runs_anew(self, turn: Turn) -> None:
         outcome = turn.first.completed()
 
@@ -268,19 +165,6 @@ class TestPublishing:
         assert turn.first.complete(anew.token, Payload("json", b"2")).case == "ok"
         assert turn.first.begin(root=b"another!").stored.body == b"2"
         assert turn.first.begin().stored.body == outcome.body
-
-    def test_of_a_task_id_that_ended_in_an_error_runs_anew(self, turn: Turn) -> None:
-        turn.first.end_with_error(turn.first.started().token)
-
-        assert turn.first.publish().case == "reserved"
-        assert turn.first.begin().case == "sent"
-        assert turn.first.begin(root=b"another!").case == "begun"
-
-    def test_a_reservation_that_has_expired_is_free(self, turn: Turn) -> None:
-        turn.first.publish(hold_ms=SHORT_MS)
-        eventually(lambda: turn.second.publish().case == "reserved")
-
-        assert turn.first.begin().case == "busy"
 
 
 class TestCollapsing:
@@ -326,33 +210,6 @@ class TestCollapsing:
         collapsing.first.complete(token)
         assert collapsing.holder == SECOND
 
-    def test_a_waiting_message_that_meets_a_run_renews_its_reservation(
-        self, collapsing: Turn
-    ) -> None:
-        token = collapsing.first.started().token
-        collapsing.second.publish(hold_ms=LEASE_MS)
-
-        assert collapsing.second.begin().case == "later"
-
-        collapsing.first.complete(token)
-        assert collapsing.harness.left_ms() > LEASE_MS
-
-    def test_a_message_without_a_reservation_waits_if_no_other_does(self, collapsing: Turn) -> None:
-        collapsing.first.started()
-
-        assert collapsing.second.begin().case == "later"
-        assert collapsing.third.begin().case == "busy"
-        assert collapsing.third.publish().stored.task_id == SECOND
-
-    def test_a_waiting_reservation_that_has_expired_is_free(self, collapsing: Turn) -> None:
-        token = collapsing.first.started().token
-        collapsing.second.publish(hold_ms=SHORT_MS)
-
-        eventually(lambda: collapsing.third.publish().case == "reserved")
-
-        collapsing.first.complete(token)
-        assert collapsing.holder == THIRD
-
     def test_a_reservation_that_is_given_back_makes_room(self, collapsing: Turn) -> None:
         token = collapsing.first.started().token
         collapsing.second.publish()
@@ -364,20 +221,6 @@ class TestCollapsing:
         collapsing.first.give_back()  # a retry that is discarded
 
         assert collapsing.holder == THIRD
-
-    def test_after_a_crash_one_message_waits(self, collapsing: Turn) -> None:
-        collapsing.first.expired()
-
-        assert collapsing.second.publish().case == "reserved"
-        assert collapsing.third.publish().stored.task_id == SECOND
-        assert collapsing.second.begin().case == "begun"
-
-    def test_other_arguments_than_the_waiting_ones_are_refused(self, collapsing: Turn) -> None:
-        others = OTHER_ARGUMENTS.of_message(SECOND)
-        collapsing.first.started()
-        assert collapsing.second.publish(key=others).case == "reserved"
-
-        assert collapsing.third.publish().case == "reused"
 
 
 class TestChangingTheMode:
