@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -46,31 +45,6 @@ class TestUnreachableStore:
                 store.restart()
 
                 assert result.get(timeout=SOON)["receipt"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"idempotency_wait_aof": 1}, "idempotency_wait_aof was removed: "),
-        ({"idempotency_breaker_threshold": 1}, "idempotency_breaker_threshold was removed: "),
-        ({"idempotency_leese": 5}, "did you mean idempotency_lease?"),
-        pytest.param(
-            {"broker_url": "memory://", "result_backend": "cache+memory://"},
-            "idempotency_redis_url is not set",
-            marks=pytest.mark.exhaustive,
-        ),
-    ],
-    ids=["removed", "removed as well", "unknown", "no Redis"],
-)
-def test_a_wrong_setting_ends_the_worker(
-    open_shop: Callable[..., Shop], settings: dict[str, Any], message: str
-) -> None:
-    with open_shop(**settings) as shop:
-        worker = shop.start_worker(ready=False)
-
-        assert worker.wait_for_exit() != 0
-        assert message in worker.logs().splitlines()[-1]
-        assert "Traceback" not in worker.logs()
 
 
 @pytest.mark.exhaustive
