@@ -140,5 +140,6 @@ def test_passes_by_rows_that_are_taken_over_and_blocks_no_claim(
     engine.dispose()
 
     assert during == [None], "no claim waits"
-    with database.engine.connect() as connection:
+    with database.engine.begin() as connection:
         assert connection.execute(sa.select(outcomes.c.id)).scalars().all() == [taken]
+        connection.execute(outcomes.delete())

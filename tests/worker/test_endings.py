@@ -206,7 +206,9 @@ class TestFalseAlarms:
             yield shop
 
     @pytest.mark.parametrize(
-        "task", exhaustive_except([hard_limited, hard_limited_again], hard_limited)
+        "task",
+        exhaustive_except([hard_limited, hard_limited_again], hard_limited),
+        ids=lambda task: task.name,
     )
     def test_hard_time_limit(self, shop: Shop, ledger: Ledger, order: str, task: Any) -> None:
         """The message of the second task returns."""
