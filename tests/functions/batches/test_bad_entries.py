@@ -252,9 +252,7 @@ def test_a_value_that_is_not_stored_is_the_error_of_its_entry(
     assert list(errors) == keys[:-1]
     assert all(isinstance(error, ResultNotStoredError) for error in errors.values())
     assert [entry.error for entry in entries] == [*errors.values(), None]
-    assert "conftest.Money, inside a value of type dict; return plain types" in str(
-        errors["nested"]
-    )
+    assert "Money, inside a value of type dict; return plain types" in str(errors["nested"])
     assert "larger than idempotency_max_result_size" in str(errors["large"])
     again, _ = batches.begin(keys)
     assert decisions(again) == [Decision.REPLAY] * 5
