@@ -1,4 +1,4 @@
-"""Keys that may run again: one message at a time has the turn; copies of an ended one replay.
+"""Messages of one key: where it may run again, one at a time has the turn; errors of one message.
 
 `test_table` compares each call with the model; here are the promises in examples.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,16 @@ from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
+from celery_idempotent.store.inspection import scan
 from celery_idempotent.store.run_sync import run_sync
 from tests.store.record_harness import (
     ERROR,
     ERROR_MS,
     FIRST,
     HOLD_MS,
+    LEASE_MS,
+    OTHER_ARGUMENTS,
+    OWNER,
     RESULT,
     RETENTION_MS,
     SECOND,
@@ -259,3 +264,87 @@ def test_a_damaged_turn_is_corrupt(turn: Turn) -> None:
         with pytest.raises(CorruptRecordError):
             call()  # its reply has the damaged bytes
     assert turn.first.raw is None
+
+
+#: Another execution id.
+THIS = b"another!"
+LATE = Payload("json", b'{"exc_type": "TimeoutError"}')
+
+
+def by_release(harness: RecordHarness) -> None:
+    harness.end_with_error(harness.started().token)
+
+
+def by_a_death(harness: RecordHarness) -> None:
+    harness.started()
+    harness.abandon(error=ERROR)
+
+
+either = pytest.mark.parametrize("ended", [by_release, by_a_death], ids=lambda how: how.__name__)
+
+
+@pytest.mark.core
+@either
+def test_copies_of_a_message_get_its_error_whatever_other_messages_do(
+    harness: RecordHarness, ended: Any
+) -> None:
+    ended(harness)
+    before, name = harness.raw, harness.store.name(harness.key.entry(default_root(FIRST)))
+
+    reply = harness.begin()
+
+    assert (reply.case, reply.stored.state, reply.stored.task_id) == ("sent", State.FAILED, FIRST)
+    assert (reply.stored.format, reply.stored.body) == ERROR
+    assert harness.raw == before
+    assert ERROR_MS - 5000 < harness.client.pttl(name) <= ERROR_MS
+    assert scan.key_of_name(name, harness.store.config.prefix) is None, "no record of its own"
+    assert run_sync(harness.store.get(harness.key)) is None
+    successor = harness.started(task_id=SECOND)
+    assert harness.begin().stored.body == ERROR.body
+    harness.end_with_error(successor.token, LATE, task_id=SECOND)
+    assert harness.begin(task_id=SECOND).stored.body == LATE.body
+    assert harness.begin(root=b"another!").case == "begun", "a second publish of the task id"
+    harness.complete(harness.record().token)
+    assert harness.begin().stored.body == ERROR.body
+    assert harness.begin(task_id=THIRD).stored.state is State.COMPLETED
+
+
+@pytest.mark.core
+def test_a_copy_sends_the_errbacks_if_their_sender_has_died(
+    harness: RecordHarness,
+) -> None:
+    running = harness.started(execution_id=OWNER, continues=True)
+    harness.end_with_error(running.token, sending_ms=LEASE_MS)
+    harness.started(task_id=SECOND)
+
+    assert harness.begin(continues=True).case == "held"
+    harness.abandon()
+    assert harness.begin(execution_id=THIS, continues=True).case == "finished"
+    assert harness.begin(continues=True).case == "held"
+    assert harness.mark_continued().case == "lost"
+    assert harness.mark_continued(THIS).case == harness.mark_continued(THIS).case == "ok"
+    assert harness.begin(continues=True).case == "sent"
+
+
+@pytest.mark.core
+def test_finished_steps_stay_after_an_error_for_the_next_execution(harness: RecordHarness) -> None:
+    running = harness.started()
+    harness.save_step(running.token)
+    harness.end_with_error(running.token)
+
+    assert harness.state is State.RESERVED
+    assert RETENTION_MS - 5000 < harness.left_ms() <= RETENTION_MS
+    assert harness.begin().case == "sent"
+    assert harness.begin(task_id=SECOND, key=OTHER_ARGUMENTS).case == "reused"
+    successor = harness.started(task_id=SECOND)
+    harness.save_step(successor.token, "ship", b"2")
+    assert harness.steps == {"reserve": ("json", b'"r-1"'), "ship": ("json", b"2")}
+
+
+@pytest.mark.core
+def test_a_damaged_entry_of_an_error_is_corrupt(harness: RecordHarness) -> None:
+    name = harness.store.name(harness.key.entry(default_root(FIRST)))
+    harness.client.set(name, "damaged", px=RETENTION_MS)
+
+    with pytest.raises(CorruptRecordError):
+        harness.begin()
