@@ -6,9 +6,8 @@ import argparse
 from functools import partial
 
 from labs.scale import measures
-from tests.servers.cluster import ClusterServers
+from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.redis_server import RedisServer
-from tests.servers.sentinel import SentinelServers
 
 
 def main() -> None:

@@ -32,9 +32,8 @@ from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from labs.redelivery.cost import processor_seconds
-from tests.servers.cluster import ClusterServers
+from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.redis_server import RedisServer
-from tests.servers.sentinel import SentinelServers
 from tests.waiting import eventually
 
 TASK = "shop.charge"
