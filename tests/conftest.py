@@ -1,6 +1,7 @@
 """Groups tests by module for pytest-xdist, and skips tests whose prerequisites are missing.
 
-Also fixtures of several folders.
+Also reports how many tests with the mark `exhaustive` were left out, which only ``make test-all``
+runs; and fixtures of several folders.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from celery.utils.dispatch import Signal
 
 from celery_idempotent import Idempotency, signals
 from celery_idempotent.events import report
-from tests.exhaustive import LeftOut
 from tests.servers.program import find_chromium, find_faketime
 from tests.servers.prometheus import find_prometheus
 from tests.servers.rabbitmq import RabbitMQ, find_rabbitmq
@@ -31,7 +32,7 @@ TESTS = Path(__file__).parent
 #: at the end.
 SLOW_FOLDERS = {
     *("worker", "packaging", "servers", "examples", "functions", "http", "labs", "monitoring"),
-    *("sql", "dashboard", "migration"),
+    *("sql", "dashboard"),
 }
 
 
@@ -53,6 +54,49 @@ PREREQUISITES: dict[str, tuple[Callable[[], object], str]] = {
 
 #: Marks of tests that `make test` leaves out, because what they need takes long to start.
 EXHAUSTIVE = {"browser", "rabbitmq"}
+
+
+def exhaustive_except(names: Iterable[str], *kept: str) -> list[Any]:
+    """Returns `names` as parameters; those that are not in `kept` are marked exhaustive."""
+    return [
+        name if name in kept else pytest.param(name, marks=pytest.mark.exhaustive) for name in names
+    ]
+
+
+class LeftOut:
+    """A plugin that reports how many exhaustive tests were left out."""
+
+    def __init__(self) -> None:
+        self._by_folder: Counter[str] = Counter()
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self._by_folder.update(
+            item.path.relative_to(TESTS).parts[0]
+            for item in items
+            if item.get_closest_marker("exhaustive")
+        )
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """In a process of pytest-xdist, sends the counts to the main process."""
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["left_out"] = dict(self._by_folder)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Receives the counts; each process has the same ones."""
+        self._by_folder = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
+        if self._by_folder and "not exhaustive" in config.option.markexpr:
+            folders = ", ".join(f"{name} {n:,}" for name, n in self._by_folder.most_common())
+            terminalreporter.section("left out")
+            terminalreporter.write_line(
+                f"{self._by_folder.total():,} tests of further deployments, brokers, pools and "
+                f"databases, and long ones: {folders}."
+            )
+            terminalreporter.write_line("`make test-all` runs them, too.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

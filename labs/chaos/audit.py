@@ -31,9 +31,9 @@ from labs.chaos.downstream import Downstream
 from labs.chaos.schedule import LEASE
 from labs.comparison.contestants import OURS
 from labs.outages.ledger import Ledger
+from tests.servers.groups import SentinelServers
 from tests.servers.program import wait_until
 from tests.servers.redis_server import RedisServer
-from tests.servers.sentinel import SentinelServers
 from tests.waiting import eventually
 from tests.worker.harness import WorkerProcess
 

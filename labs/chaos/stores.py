@@ -11,10 +11,9 @@ from redis.exceptions import RedisError
 
 from labs.chaos.schedule import Shape
 from tests.faults.proxy import Proxy
-from tests.servers.cluster import ClusterServers
+from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.program import Stoppable, find_faketime
 from tests.servers.redis_server import RedisServer
-from tests.servers.sentinel import SentinelServers
 
 #: No acknowledged write is lost in a crash.
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}

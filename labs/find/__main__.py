@@ -28,8 +28,8 @@ from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
+from tests.dashboard.conftest import dashboard
 from tests.dashboard.shop import URL_VARIABLE, make_app
-from tests.dashboard.site import dashboard
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 

@@ -28,7 +28,7 @@ import httpx
 import yaml
 
 from labs.incidents.causes import AWAY, INCIDENTS, Incident, Scene
-from tests.dashboard.site import REPOSITORY, dashboard
+from tests.dashboard.conftest import REPOSITORY, dashboard
 from tests.servers.program import Ports
 from tests.servers.prometheus import Prometheus
 from tests.servers.redis_server import RedisServer

@@ -15,10 +15,9 @@ from redis.exceptions import RedisError
 from labs.chaos.workers import children_of
 from labs.outages.outage import Deployment, Outage, Repeater
 from tests.faults.proxy import Proxy
-from tests.servers.cluster import ClusterServers
+from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis_server import RedisServer
-from tests.servers.sentinel import SentinelServers
 
 #: No acknowledged write is lost in a crash.
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}

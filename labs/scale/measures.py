@@ -32,7 +32,7 @@ from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from labs.redelivery.cost import processor_seconds
-from tests.servers.cluster import ClusterServers
+from tests.servers.groups import ClusterServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 

@@ -22,8 +22,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 from celery_idempotent.dashboard import asgi, sampler
 from celery_idempotent.dashboard.history import RANGES, STEP, History
 from celery_idempotent.dashboard.protection import local_user
-from tests.dashboard.conftest import serving
-from tests.dashboard.site import Site, open_site
+from tests.dashboard.conftest import Site, open_site, serving
 from tests.servers.program import find_chromium
 from tests.servers.redis_server import RedisServer
 

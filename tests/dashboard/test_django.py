@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tests.dashboard.test_forget import fields_of
+from tests.dashboard.conftest import fields_of
 from tests.http.drivers.web_server import WebServer
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import URL_VARIABLE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,15 +12,11 @@ from starlette.requests import HTTPConnection
 from celery_idempotent import signals
 from celery_idempotent.dashboard import Access
 from celery_idempotent.record.record import State
+from tests.dashboard.conftest import fields_of
 from tests.monitoring.conftest import Shop
 from tests.waiting import eventually
 
 Open = Callable[..., httpx.Client]
-
-
-def fields_of(page: httpx.Response) -> dict[str, str]:
-    """Returns the hidden fields of a form."""
-    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]+)">', page.text))
 
 
 def confirm(web: httpx.Client, query: str, **fields: str) -> httpx.Response:

@@ -14,7 +14,7 @@ from celery_idempotent import signals
 from celery_idempotent.dashboard import Access
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 from celery_idempotent.monitoring import changes
-from tests.dashboard.test_forget import fields_of
+from tests.dashboard.conftest import fields_of
 from tests.monitoring.conftest import Shop
 
 Open = Callable[..., httpx.Client]

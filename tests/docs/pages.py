@@ -6,6 +6,8 @@ import re
 import textwrap
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_idempotent"
 PAGES = [
@@ -15,6 +17,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 README = ROOT / "README.md"
+#: A test with this mark runs for each page.
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 def prose(page: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent.settings import APP_OPTIONS, OPTIONS
-from tests.docs.pages import PAGES, ROOT, python_blocks
+from tests.docs.pages import PAGES, ROOT, each_page, python_blocks
 
 #: What else begins so: attributes of a task, fixtures of the pytest plugin, and its ini option.
 OTHER_NAMES = {
@@ -37,6 +37,7 @@ idem: Idempotency
 """
 
 
+@each_page
 def test_options_in_python_blocks_exist(page: Path) -> None:
     for block in python_blocks(page):
         names = re.findall(r"\b(?:CELERY_)?(idempotency_\w+)", block, flags=re.I)

@@ -14,12 +14,13 @@ from celery.utils.dispatch import Signal
 
 from celery_idempotent import signals
 from celery_idempotent.settings import APP_OPTIONS, OPTIONS, Settings
-from tests.docs.pages import PACKAGE, README, ROOT, anchors, prose, python_blocks
+from tests.docs.pages import PACKAGE, README, ROOT, anchors, each_page, prose, python_blocks
 
 #: Pages that name files of this repository in backticks.
 PAGES_WITH_PATHS = [ROOT / "docs/architecture.md", ROOT / ".github/CONTRIBUTING.md"]
 
 
+@each_page
 def test_links_lead_to_existing_files_and_titles(page: Path) -> None:
     broken = []
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
@@ -42,6 +43,7 @@ def test_named_files_exist(page: Path) -> None:
     assert not missing
 
 
+@each_page
 def test_python_blocks_are_valid(page: Path) -> None:
     for block in python_blocks(page):
         # Blocks contain top-level await and return, and decorators without a function.
@@ -49,6 +51,7 @@ def test_python_blocks_are_valid(page: Path) -> None:
         ast.parse(f"async def block():\n{body}")
 
 
+@each_page
 def test_imports_of_the_package_in_python_blocks_work(page: Path) -> None:
     for block in python_blocks(page):
         for line in re.findall(r"^from celery_idempotent.* import .*$", block, flags=re.M):
@@ -60,6 +63,7 @@ def test_imports_of_the_package_in_python_blocks_work(page: Path) -> None:
             ] == []
 
 
+@each_page
 def test_diagrams_have_no_semicolon(page: Path) -> None:
     # Mermaid ends a line there, and then draws nothing.
     for diagram in re.findall(r"^```mermaid\n(.*?)^```$", page.read_text("utf-8"), re.S | re.M):
@@ -122,3 +126,16 @@ def test_no_page_and_no_set_of_pages_is_too_long() -> None:
 
     assert [page.name for page, count in words.items() if count > 2500] == []
     assert sum(words.values()) <= 40_000
+
+
+def test_tests_that_the_page_of_security_names_exist() -> None:
+    page = ROOT / "docs/security.md"
+    links = re.findall(r"\[(test_\w+)\]\(([^)]+)\)", prose(page))
+
+    missing = [
+        name
+        for name, path in links
+        if not re.search(rf"^ *def {name}\(", (page.parent / path).read_text("utf-8"), flags=re.M)
+    ]
+    assert len(links) > 15
+    assert missing == []

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from celery_idempotent.cli import idempotency
-from tests.docs.pages import PACKAGE, ROOT
+from tests.docs.pages import PACKAGE, ROOT, each_page
 from tests.docs.reference import error_classes
 
 TROUBLESHOOTING = (ROOT / "docs/how-to/troubleshooting.md").read_text("utf-8")
@@ -71,6 +71,7 @@ def test_findings_of_doctor_that_the_guide_names_exist() -> None:
     assert findings <= set(messages())
 
 
+@each_page
 def test_commands_exist(page: Path) -> None:
     commands = re.findall(r"celery -A [\w.]+ idempotency (\w+)([^`\n|#]*)", page.read_text("utf-8"))
     for name, arguments in commands:
@@ -85,6 +86,7 @@ def test_commands_exist(page: Path) -> None:
         assert set(re.findall(r"(?<=\s)--[\w-]+", arguments)) <= known, name
 
 
+@each_page
 def test_extras_and_make_targets_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     extras = re.findall(r"celery-idempotent\[([\w,]+)\]", text)

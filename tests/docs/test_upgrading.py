@@ -14,7 +14,7 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.key import canonical
 from celery_idempotent.record import layout
 from tests.docs.pages import ROOT, block_with
-from tests.unit.key.rules import rule_of
+from tests.unit.conftest import rule_of
 from tests.waiting import SOON
 
 PAGE = ROOT / "docs/upgrading.md"

@@ -176,11 +176,6 @@ def test_the_system_checks_find_nothing(web: Web) -> None:
     assert web("[str(each) for each in checks.run_checks(databases=['default'])]") == []
 
 
-def test_options_are_read_from_the_django_settings(web: Web) -> None:
-    assert web("charge.idempotency_configuration.settings.lease") == 30
-    assert web("charge.idempotency_configuration.settings.result_ttl") == 7 * 86400
-
-
 def test_the_command_line_shows_the_record(environment: dict[str, str], web: Web) -> None:
     web(PAY)
     command = ("idempotency", "show", "examples.django_shop.tasks.charge", "[42, 999]", "--json")

@@ -34,7 +34,7 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.transport.server import pack
 from celery_idempotent.task import straight
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.flow.deliveries import Deliveries, End, SignalAtLine, begin_elsewhere
 from tests.servers.redis_server import RedisServer
 

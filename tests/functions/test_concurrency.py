@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -27,6 +28,36 @@ from tests.waiting import POLL_INTERVAL, eventually, eventually_async
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 CALLERS = 50
+REPOSITORY = Path(__file__).parents[2]
+
+
+def start_callers(*arguments: str) -> subprocess.Popen[str]:
+    """Starts `call_in_processes` with these arguments, of which the last is optional."""
+    command = [sys.executable, "-m", "tests.functions.test_concurrency", *arguments]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+
+
+def call_in_processes(url: str, key: str, number: str, *forever: str) -> None:
+    """Forks processes that call one function, perhaps forever, and print what it returns."""
+    # On a busy machine each of fifty processes may wait for seconds, which must not end a lease. A
+    # process that the test kills has a short lease.
+    idem = Idempotency(url, key_prefix=key, lease=1 if forever else 30, wait_timeout=60)
+
+    @idem.idempotent(key="{order}", name="functions.caller")
+    def charge(order: str) -> str:
+        redis.Redis.from_url(url).rpush(f"runs:{order}", os.getpid())
+        time.sleep(3600 if forever else 0.5)
+        return f"receipt-{os.getpid()}"
+
+    children = []
+    for _ in range(int(number)):
+        child = os.fork() if not forever else 0
+        if child == 0:
+            os.write(1, f"{charge(key)}\n".encode())
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
 
 
 class TestSingleFlight:
@@ -71,16 +102,8 @@ class TestSingleFlight:
     def test_processes(
         self, idem: Idempotency, server: RedisServer, client: redis.Redis, key: str
     ) -> None:
-        # Two scripts that fork: fifty starts of Python would take a minute.
-        script = Path(__file__).with_name("caller_processes.py")
-        scripts = [
-            subprocess.Popen(
-                [sys.executable, script, server.url, key, str(CALLERS // 2)],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(2)
-        ]
+        # Two processes that fork: fifty starts of Python would take a minute.
+        scripts = [start_callers(server.url, key, str(CALLERS // 2)) for _ in range(2)]
         try:
             results = [
                 line for process in scripts for line in process.communicate(timeout=100)[0].split()
@@ -194,18 +217,21 @@ class TestHeartbeat:
 def test_the_key_of_a_killed_process_is_taken_over(
     server: RedisServer, client: redis.Redis, key: str
 ) -> None:
-    script = Path(__file__).with_name("caller_processes.py")
-    victim = subprocess.Popen([sys.executable, script, server.url, key, "1", "forever"])
+    victim = start_callers(server.url, key, "1", "forever")
     try:
         eventually(lambda: client.llen(f"runs:{key}") == 1, seconds=30)
     finally:
         victim.kill()
         victim.wait()
 
-    # The script uses its key as the key prefix, too.
+    # The process uses its key as the key prefix, too.
     idem = Idempotency(server.url, key_prefix=key, lease=1, wait_timeout=20)
     charge = idem.idempotent(key="{order}", name="functions.caller")(
         lambda order: idem.current.attempt
     )
     assert charge(key) == 2
     assert not heartbeat.held()
+
+
+if __name__ == "__main__":
+    call_in_processes(*sys.argv[1:])

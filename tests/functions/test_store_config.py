@@ -14,11 +14,10 @@ import redis.asyncio
 
 from celery_idempotent import Decision, Idempotency
 from celery_idempotent.errors import SettingsError
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.functions.conftest import LEASE
-from tests.servers.cluster import ClusterServers
+from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.redis_server import RedisServer
-from tests.servers.sentinel import SentinelServers
 from tests.waiting import eventually
 
 BATCH = [str(n) for n in range(100)]

@@ -24,8 +24,8 @@ from celery_idempotent import Idempotency, ResultNotStoredError, State
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.store.run_sync import run_sync
-from tests.exhaustive import exhaustive_except
-from tests.functions.shop import Calls, Money, Point, Shop, same
+from tests.conftest import exhaustive_except
+from tests.functions.conftest import Calls, Money, Point, Shop, same
 from tests.servers.redis_server import RedisServer
 from tests.unit.payload.encoding import SERIALIZERS
 
@@ -241,7 +241,7 @@ class TestWithoutProtection:
     ) -> None:
         charge = calls.function(idem, lambda order: [Money(1)])
 
-        with pytest.raises(ResultNotStoredError, match=r"^shop\.charge.*shop\.Money, inside"):
+        with pytest.raises(ResultNotStoredError, match=r"^shop\.charge.*conftest\.Money, inside"):
             charge("1")
 
     def test_an_error_is_raised_as_it_is(self, calls: Calls, idem: Idempotency) -> None:
@@ -272,7 +272,7 @@ class TestWithoutProtection:
             calls.step(idem, "1", lambda: Money(1))
 
 
-MONEY = "tests.functions.shop.Money"
+MONEY = "tests.functions.conftest.Money"
 
 
 @pytest.mark.parametrize(

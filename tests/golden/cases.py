@@ -1,7 +1,7 @@
 """States of each kind: how this version leaves them, and what every later one does with them.
 
-``python -m tests.golden`` writes the states as this version stores them into the file of its
-layout. Cases that a file has are never written again: each file is kept for ever.
+``python -m tests.golden.test_golden`` writes the states as this version stores them into the file
+of its layout. Cases that a file has are never written again: each file is kept for ever.
 tests/store/test_golden.py fixes the bytes that this version writes.
 """
 

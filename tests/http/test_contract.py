@@ -12,7 +12,7 @@ import httpx
 import pytest
 import redis
 
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.http.drivers.web_server import (
     CHUNK,
     GTHREAD,
@@ -175,18 +175,6 @@ class TestReplay:
 
         assert first.text == again.text == "1"
         assert request_count(client, key) == 1
-
-    @pytest.mark.parametrize(
-        ("status", "texts"),
-        [(200, "11"), (302, "11"), (422, "11"), (429, "12"), (500, "12")],
-    )
-    def test_a_response_is_stored_unless_a_retry_should_follow(
-        self, alice: httpx.Client, key: str, status: int, texts: str
-    ) -> None:
-        responses = [post(alice, f"/status/{status}", key, {"order": key}) for _ in range(2)]
-
-        assert [response.status_code for response in responses] == [status] * 2
-        assert [response.text for response in responses] == [*texts]
 
     def test_an_error_of_the_app_is_not_stored(
         self, alice: httpx.Client, client: redis.Redis, key: str

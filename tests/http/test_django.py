@@ -311,16 +311,6 @@ class TestSettings:
         with pytest.raises(ImproperlyConfigured, match="must be a dictionary whose ENGINE"):
             WSGIHandler()
 
-    def test_all_options_of_the_middleware_are_settings(self) -> None:
-        import inspect
-
-        from celery_idempotent.contrib.django.middleware import OPTIONS
-        from celery_idempotent.contrib.http.middleware import BaseMiddleware
-
-        arguments = set(inspect.signature(BaseMiddleware).parameters) - {"app"}
-        assert set(OPTIONS.values()) == arguments
-        assert all(name == value.upper() for name, value in OPTIONS.items() if value != "idem")
-
 
 def test_a_request_that_another_middleware_answers_leaves_nothing(key: str) -> None:
     before = len(records())

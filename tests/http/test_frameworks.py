@@ -13,7 +13,7 @@ import redis
 from werkzeug.test import Client as Browser
 
 from celery_idempotent import Idempotency
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.http.drivers.web_server import GUNICORN, UVICORN, WebServer, request_count, serving
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually

@@ -14,7 +14,7 @@ from labs.verification.environments import LIMITS, SHORT
 from labs.verification.model_mutants import MUTANTS, Mutant
 from labs.verification.search import format_counterexample, search
 from labs.verification.turn_environment import TurnEnvironment
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 
 
 @cache

@@ -161,75 +161,62 @@ class TestLost:
         assert not verdict.keeps_promises
 
 
-class TestDuplicates:
-    def twice(self, run: Run, *, done: float = 1.0, again: float = 20.0) -> None:
-        run.execution(1, pid=ONE, started=0.5, done=done)
-        run.execution(2, pid=OTHER, started=again, done=again + 1, completes=True)
+#: Two effects: their times, the faults, the seed, and what explains the second one.
+DUPLICATES: dict[str, tuple[dict[str, float], list[tuple[Any, ...]], int, str]] = {
+    "no fault": ({}, [], SINGLE, UNEXPLAINED),
+    "faults of another process": (
+        {},
+        [
+            ("child killed", 1.0, 1.0, OTHER),
+            ("child frozen past the lease", 0.6, 0.6 + LEASE + 2, OTHER),
+        ],
+        SINGLE,
+        UNEXPLAINED,
+    ),
+    "frozen, but not past the lease": ({}, [("worker frozen", 0.6, 1.0, ONE)], SINGLE, UNEXPLAINED),
+    "killed before completion": ({}, [("worker killed", 1.1, 1.1, 99, ONE)], SINGLE, KILLED),
+    "frozen": (
+        {"done": 10.0, "again": 8.0},
+        [("child frozen past the lease", 0.6, 9.9, ONE)],
+        SINGLE,
+        FROZEN,
+    ),
+    "killed while frozen before a takeover": (
+        {},
+        [
+            ("worker frozen past the lease", 0.9, 0.9 + LEASE + 2, 98, ONE),
+            ("parent killed", 1.5, 1.5, 98, ONE),
+        ],
+        SINGLE,
+        KILLED,
+    ),
+    "a later failover": ({"done": 3.0}, [(STORE_KILLED, 2.0, 2.5)], SENTINEL, UNEXPLAINED),
+    "a failover without wait_replicas": ({}, [(STORE_KILLED, 1.2, 4.0)], SENTINEL, FORGOTTEN),
+    "a restart": ({}, [(STORE_KILLED, 1.2, 4.0)], SINGLE, UNEXPLAINED),
+    "an unavailable store": ({}, [(STORE_KILLED, 0.7, 0.7 + LEASE)], SINGLE, DISCONNECTED),
+}
 
-    def test_without_a_reason(self, run: Run) -> None:
-        self.twice(run)
 
-        verdict = run.judge()
-        assert verdict.duplicates == {UNEXPLAINED: 1}
-        assert not verdict.keeps_promises
+@pytest.mark.parametrize("fault", DUPLICATES)
+def test_a_duplicate_effect_has_a_reason(run: Run, fault: str) -> None:
+    times, faults, seed, reason = DUPLICATES[fault]
+    done, again = times.get("done", 1.0), times.get("again", 20.0)
+    run.execution(1, pid=ONE, started=0.5, done=done)
+    run.execution(2, pid=OTHER, started=again, done=again + 1, completes=True)
+    for each in faults:
+        run.fault(*each)
 
-    def test_with_faults_of_another_process(self, run: Run) -> None:
-        self.twice(run)
-        run.fault("child killed", 1.0, 1.0, OTHER)
-        run.fault("child frozen past the lease", 0.6, 0.6 + LEASE + 2, OTHER)
+    verdict = run.judge(seed)
+    assert verdict.duplicates == {reason: 1}
+    assert reason != UNEXPLAINED or not verdict.keeps_promises
 
-        assert run.judge().duplicates == {UNEXPLAINED: 1}
 
-    def test_after_a_freeze_shorter_than_the_lease(self, run: Run) -> None:
-        self.twice(run)
-        run.fault("worker frozen", 0.6, 1.0, ONE)
+def test_a_body_that_begins_after_a_freeze_is_a_duplicate_by_the_freeze(run: Run) -> None:
+    run.execution(2, pid=OTHER, started=8.0, done=9.0, completes=True)
+    run.execution(1, pid=ONE, started=10.0, done=10.5)
+    run.fault("child frozen past the lease", 0.6, 9.9, ONE)
 
-        assert run.judge().duplicates == {UNEXPLAINED: 1}
-
-    def test_killed_before_completion(self, run: Run) -> None:
-        self.twice(run)
-        run.fault("worker killed", 1.1, 1.1, 99, ONE)
-
-        assert run.judge().duplicates == {KILLED: 1}
-
-    def test_frozen(self, run: Run) -> None:
-        self.twice(run, done=10.0, again=8.0)
-        run.fault("child frozen past the lease", 0.6, 9.9, ONE)
-
-        assert run.judge().duplicates == {FROZEN: 1}
-
-    def test_frozen_before_the_body(self, run: Run) -> None:
-        run.execution(2, pid=OTHER, started=8.0, done=9.0, completes=True)
-        run.execution(1, pid=ONE, started=10.0, done=10.5)
-        run.fault("child frozen past the lease", 0.6, 9.9, ONE)
-
-        assert run.judge().duplicates == {FROZEN: 1}
-
-    def test_killed_while_frozen_before_a_takeover(self, run: Run) -> None:
-        self.twice(run)
-        run.fault("worker frozen past the lease", 0.9, 0.9 + LEASE + 2, 98, ONE)
-        run.fault("parent killed", 1.5, 1.5, 98, ONE)
-
-        assert run.judge().duplicates == {KILLED: 1}
-
-    def test_after_a_later_failover(self, run: Run) -> None:
-        self.twice(run, done=3.0)
-        run.fault(STORE_KILLED, 2.0, 2.5)
-
-        assert run.judge(SENTINEL).duplicates == {UNEXPLAINED: 1}
-
-    def test_during_a_failover_without_wait_replicas(self, run: Run) -> None:
-        self.twice(run)
-        run.fault(STORE_KILLED, 1.2, 4.0)
-
-        assert run.judge(SENTINEL).duplicates == {FORGOTTEN: 1}
-        assert run.judge(SINGLE).duplicates == {UNEXPLAINED: 1}
-
-    def test_with_an_unavailable_store(self, run: Run) -> None:
-        self.twice(run)
-        run.fault(STORE_KILLED, 0.7, 0.7 + LEASE)
-
-        assert run.judge(SINGLE).duplicates == {DISCONNECTED: 1}
+    assert run.judge().duplicates == {FROZEN: 1}
 
 
 def test_two_completions_are_counted(run: Run) -> None:

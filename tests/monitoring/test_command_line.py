@@ -21,9 +21,8 @@ from celery_idempotent.cli import listing
 from celery_idempotent.record import steps
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from tests.monitoring.conftest import Shop, list_json
+from tests.monitoring.conftest import Shop, copy, list_json
 from tests.monitoring.shop import URL_VARIABLE, make_app
-from tests.monitoring.test_records import copy
 from tests.servers.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from celery_idempotent.record import steps
 from tests.monitoring.conftest import Shop
-from tests.unit.record.raw import raw_record
+from tests.store.record_harness import raw_record
 
 #: Clears the screen, sets the title of the window (ESC and C1), and changes the direction of text.
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil\u2066\u200f\u061c\u200b\u2028\nforged\r\x00\x7f"

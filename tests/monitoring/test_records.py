@@ -16,8 +16,8 @@ from celery_idempotent.store import commands
 from celery_idempotent.store.inspection.record_query import records
 from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.run_sync import run_sync
-from tests.monitoring.conftest import Shop
-from tests.servers.cluster import ClusterServers
+from tests.monitoring.conftest import Shop, copy
+from tests.servers.groups import ClusterServers
 
 
 def list_records(shop: Shop, **conditions: Any) -> list[Record]:
@@ -234,15 +234,6 @@ def test_an_engine_lists_its_own_records_and_those_of_its_app(shop: Shop) -> Non
     assert results.pop("shop.charge") == {"order": 1, "amount": 999}
     assert results.pop("shop.pack") == "x"
     assert list(results.values()) == [3]
-
-
-def copy(shop: Shop, times: int) -> None:
-    """Copies the record of order 1."""
-    raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
-    pipeline = shop.client.pipeline(transaction=False)
-    for number in range(times):
-        pipeline.set(f"idem:shop.charge:{number:022d}", raw, px=3_600_000)
-    pipeline.execute()
 
 
 def bytes_sent(client: Redis) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.servers.program import REPOSITORY, is_running
 from tests.servers.redis_server import find_servers
 from tests.waiting import eventually

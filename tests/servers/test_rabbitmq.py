@@ -86,27 +86,6 @@ def test_listens_on_loopback_only(broker: RabbitMQ) -> None:
 
 
 @needs_rabbitmq
-def test_clients_see_connections_closed_by_the_broker(broker: RabbitMQ) -> None:
-    with connect(broker) as idle, connect(broker) as connection:
-        idle.connect()
-        messages = queue(connection, "closed")
-        messages.put("unacknowledged")
-        messages.get(timeout=10)
-
-        broker.close_connections()
-
-        for dropped in (idle, connection):
-            with pytest.raises(dropped.connection_errors, match="CONNECTION_FORCED"):
-                dropped.drain_events(timeout=10)
-
-    with connect(broker) as again:
-        message = queue(again, "closed").get(timeout=10)
-        assert message.payload == "unacknowledged"
-        assert message.delivery_info["redelivered"]
-        message.ack()
-
-
-@needs_rabbitmq
 @pytest.mark.slow
 @pytest.mark.parametrize("crash", [True, False], ids=["killed", "in order"])
 def test_restart_keeps_the_url_and_durable_messages(broker: RabbitMQ, crash: bool) -> None:

@@ -1,8 +1,12 @@
-"""A Django site with the admin of outcomes, in this process: ``set_up(database, redis)``."""
+"""A Django site with the admin of outcomes, in this process: ``set_up(database, redis)``.
+
+With ``uvicorn --factory …:application`` it is a server.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -101,6 +105,30 @@ def make_app() -> Celery:
         return order
 
     return app
+
+
+def application() -> Any:
+    """Returns the site for ASGI: with two outcomes, whose ids are hostile, and a user to log in."""
+    app = set_up(os.environ["DATABASE"], os.environ["REDIS"])
+
+    from django.contrib.auth import login
+    from django.contrib.auth.models import User
+    from django.core.asgi import get_asgi_application
+    from django.core.management import call_command
+    from django.http import HttpRequest, HttpResponse
+    from django.urls import path
+
+    call_command("migrate", verbosity=0)
+    root = User.objects.create_superuser("root")
+    for order in ("1", "2"):
+        app.tasks["shop.charge"].apply((order,), task_id=f"<img src=x onerror=alert({order})>")
+
+    def log_in(request: HttpRequest) -> HttpResponse:
+        login(request, root, backend="django.contrib.auth.backends.ModelBackend")
+        return HttpResponse()
+
+    urlpatterns.append(path("login", log_in))
+    return get_asgi_application()
 
 
 def messages(settings: dict[str, Any]) -> list[list[str]]:

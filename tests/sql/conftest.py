@@ -7,15 +7,76 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import sqlalchemy as sa
 from celery import Celery
 from sqlalchemy.engine import make_url
 
 from celery_idempotent import Idempotency
+from celery_idempotent.flow.executor import Executor
+from celery_idempotent.key.key import Key
+from celery_idempotent.sql.outcomes import Claim, Statements
+from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
 from tests.sql import harness
-from tests.sql.databases import KINDS, LIBRARIES, TestDatabase, output_of
-from tests.sql.function_shop import Shop
+from tests.sql.databases import KINDS, LIBRARIES, TestDatabase, effects, output_of
+from tests.waiting import eventually
+
+
+class Shop:
+    """A function that writes one effect for each run."""
+
+    def __init__(self, idem: Idempotency, database: TestDatabase, **options: Any) -> None:
+        self.idem = idem
+        self.database = database
+        self.effects, self.rows = database.effects, database.rows
+        self.runs = 0
+        self.during: Callable[[], Any] = lambda: None
+        options = {"transaction": database.engine, **options}
+        self.charge = idem.idempotent(key="{order}", name="charge", **options)(self._charge)
+
+    def _charge(self, order: str, amount: int = 1) -> Any:
+        self.runs += 1
+        insert = effects.insert().values(name=order, pid=0)
+        self.idem.current.connection.execute(insert)
+        return self.during() or [order, amount, self.runs]
+
+
+def forget_records(idem: Idempotency) -> None:
+    """Removes all records, as FLUSHALL or a failover to an empty replica does."""
+    idem.executor.store.client.flushdb()
+
+
+def poison(executor: Executor, key: Key) -> None:
+    """Begins an execution of `key` that dies, where there may be one only."""
+    store = executor.store
+    run_sync(store.execute(commands.forget(key)))
+    begin = commands.begin(
+        key,
+        label="",
+        execution_id=b"0" * 8,
+        unanswered_ids=b"",
+        root=bytes(8),
+        task_id="dead",
+        generation=0,
+        worker="",
+        lease_ms=1,
+        retention_ms=60_000,
+        max_attempts=1,
+        error_ms=60_000,
+        next_turn_ms=0,
+        min_retention_ms=0,
+    )
+    assert run_sync(store.execute(begin)).case == "begun"
+    again = begin._replace(arguments=[b"1" * 16, *begin.arguments[1:]])
+    eventually(lambda: run_sync(store.execute(again)).case == "finished", "the key is poisoned")
+
+
+def hold_row(connection: sa.Connection, prefix: str, key: Any) -> None:
+    """Claims the row of `key`, as an execution does."""
+    values = Claim.of(key, prefix)._asdict()
+    connection.execute(sa.text(Statements(connection.dialect.name).claim), values)
 
 
 @pytest.fixture(scope="module")

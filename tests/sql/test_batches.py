@@ -25,11 +25,8 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.flow import flow
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import each_kind
+from tests.sql.conftest import each_kind, forget_records, hold_row, poison
 from tests.sql.databases import REPOSITORY, TestDatabase, effects, new_engine
-from tests.sql.function_shop import forget_records
-from tests.sql.test_concurrent_functions import hold_row
-from tests.sql.test_poisoned import poison
 from tests.waiting import SOON, eventually
 
 pytestmark = each_kind

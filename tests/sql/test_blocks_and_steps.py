@@ -24,9 +24,8 @@ from celery_idempotent.sql.outcomes import Claim
 from celery_idempotent.sql.transaction import Transaction
 from tests.apps import run_command
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import each_kind
+from tests.sql.conftest import Shop, each_kind, forget_records
 from tests.sql.databases import TestDatabase, effects, new_engine
-from tests.sql.function_shop import Shop, forget_records
 from tests.waiting import SOON, eventually
 
 pytestmark = each_kind

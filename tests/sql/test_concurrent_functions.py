@@ -6,12 +6,9 @@ import threading
 from typing import Any
 from uuid import uuid4
 
-import sqlalchemy as sa
-
 from celery_idempotent import Idempotency
-from tests.sql.conftest import each_kind
+from tests.sql.conftest import Shop, each_kind, forget_records, hold_row
 from tests.sql.databases import TestDatabase, new_engine
-from tests.sql.function_shop import Shop, forget_records
 from tests.waiting import SOON, eventually
 
 pytestmark = each_kind
@@ -74,14 +71,6 @@ class TestTwoExecutions:
         assert all(result == results[0] for result in results)
         assert database.effects(order) == 1
         assert sum(each.runs for each in shops) == 1
-
-
-def hold_row(connection: sa.Connection, prefix: str, key: Any) -> None:
-    """Claims the row of `key`, as an execution does."""
-    from celery_idempotent.sql.outcomes import Claim, Statements
-
-    values = Claim.of(key, prefix)._asdict()
-    connection.execute(sa.text(Statements(connection.dialect.name).claim), values)
 
 
 class TestKeysThatRunAgain:

@@ -18,9 +18,8 @@ from celery_idempotent import (
 )
 from celery_idempotent.errors import SettingsError
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import each_kind
+from tests.sql.conftest import Shop, each_kind, forget_records
 from tests.sql.databases import TestDatabase, effects, new_engine
-from tests.sql.function_shop import Shop, forget_records
 from tests.waiting import eventually
 
 pytestmark = each_kind

@@ -10,40 +10,10 @@ import sqlalchemy as sa
 from celery import Celery
 
 from celery_idempotent import Idempotency, IdempotentTask, PoisonedTaskError, StoreUnavailableError
-from celery_idempotent.flow.executor import Executor
-from celery_idempotent.key.key import Key
-from celery_idempotent.store import commands
-from celery_idempotent.store.run_sync import run_sync
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import each_kind
+from tests.sql.conftest import Shop, each_kind, poison
 from tests.sql.databases import TestDatabase
-from tests.sql.function_shop import Shop
-from tests.waiting import SOON, eventually
-
-
-def poison(executor: Executor, key: Key) -> None:
-    """Begins an execution of `key` that dies, where there may be one only."""
-    store = executor.store
-    run_sync(store.execute(commands.forget(key)))
-    begin = commands.begin(
-        key,
-        label="",
-        execution_id=b"0" * 8,
-        unanswered_ids=b"",
-        root=bytes(8),
-        task_id="dead",
-        generation=0,
-        worker="",
-        lease_ms=1,
-        retention_ms=60_000,
-        max_attempts=1,
-        error_ms=60_000,
-        next_turn_ms=0,
-        min_retention_ms=0,
-    )
-    assert run_sync(store.execute(begin)).case == "begun"
-    again = begin._replace(arguments=[b"1" * 16, *begin.arguments[1:]])
-    eventually(lambda: run_sync(store.execute(again)).case == "finished", "the key is poisoned")
+from tests.waiting import SOON
 
 
 def poison_call(shop: Shop, order: str) -> None:

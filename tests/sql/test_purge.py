@@ -14,11 +14,13 @@ import pytest
 import sqlalchemy as sa
 
 from celery_idempotent.contrib.sqlalchemy import outcomes
+from celery_idempotent.key.key import Key
+from celery_idempotent.sql.database import Database
+from celery_idempotent.sql.outcomes import Claim, Row
+from celery_idempotent.sql.transaction import Transaction
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import each_kind_in_full
-from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
-
-pytestmark = [pytest.mark.exhaustive, each_kind_in_full]
+from tests.sql.conftest import each_kind_in_full, each_server_kind
+from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase, new_engine
 
 YEAR_3000 = 32_503_680_000_000
 
@@ -63,6 +65,8 @@ def run_command(
     return json.loads(done.stdout)
 
 
+@pytest.mark.exhaustive
+@each_kind_in_full
 def test_deletes_expired_rows_only(server: RedisServer, database: TestDatabase) -> None:
     insert_rows(database, 3, expires_at=YEAR_3000)
     insert_rows(database, 1, expires_at=None)
@@ -76,6 +80,8 @@ def test_deletes_expired_rows_only(server: RedisServer, database: TestDatabase) 
     assert left == 4
 
 
+@pytest.mark.exhaustive
+@each_kind_in_full
 def test_rows_whose_messages_are_not_published_are_kept(
     server: RedisServer, database: TestDatabase
 ) -> None:
@@ -87,6 +93,8 @@ def test_rows_whose_messages_are_not_published_are_kept(
         assert deleted.rowcount == 1
 
 
+@pytest.mark.exhaustive
+@each_kind_in_full
 def test_doctor_finds_rows_that_should_have_been_deleted(
     server: RedisServer, database: TestDatabase
 ) -> None:
@@ -106,3 +114,32 @@ def test_doctor_finds_rows_that_should_have_been_deleted(
     assert "purge-overdue" in found()
     purge(server, database, LIBRARIES[0])
     assert "purge-overdue" not in found()
+
+
+@each_server_kind
+def test_passes_by_rows_that_are_taken_over_and_blocks_no_claim(
+    database: TestDatabase, order: str
+) -> None:
+    """Other transactions are open, under the strictest isolation."""
+    insert_rows(database, 5, expires_at=1000)
+    engine = new_engine(database.url, isolation_level="SERIALIZABLE")
+    claim = Claim.of(Key("task", order), "")
+    during: list[Row | None] = []
+
+    @sa.event.listens_for(engine, "commit")
+    def claim_another(_: sa.Connection) -> None:
+        transaction = Transaction(Database(database.engine))
+        during.extend(transaction.begin([claim]))
+        transaction.rollback()
+
+    expired = sa.select(outcomes.c.id).where(outcomes.c.expires_at == 1000)
+    with database.engine.begin() as connection:
+        taken = connection.execute(expired.limit(1)).scalar_one()
+        connection.execute(outcomes.update().where(outcomes.c.id == taken).values(expires_at=None))
+        assert Database(engine).purge(500)[0] == 4
+    engine.dispose()
+
+    assert during == [None], "no claim waits"
+    with database.engine.begin() as connection:
+        assert connection.execute(sa.select(outcomes.c.id)).scalars().all() == [taken]
+        connection.execute(outcomes.delete())

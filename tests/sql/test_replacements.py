@@ -16,9 +16,8 @@ from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
 from celery_idempotent.store import commands
 from celery_idempotent.task import outbox
 from tests.flow.deliveries import Deliveries, End
-from tests.sql.conftest import each_kind_in_full
+from tests.sql.conftest import each_kind_in_full, poison
 from tests.sql.databases import TestDatabase, effects
-from tests.sql.test_poisoned import poison
 
 pytestmark = each_kind_in_full
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from celery.result import AsyncResult
 
+from tests.servers.groups import SentinelServers
 from tests.servers.program import wait_until
 from tests.servers.redis_server import RedisServer
-from tests.servers.sentinel import SentinelServers
 from tests.sql.databases import TestDatabase
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.sql.harness import Shop
 from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually

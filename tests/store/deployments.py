@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers.cluster import ClusterServers
+from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.redis_server import RedisServer, find_servers
-from tests.servers.sentinel import SentinelServers
 
 
 def documented_rules(document: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import redis
 
@@ -28,6 +29,7 @@ NO_ARGUMENTS = Key(KEY.task, KEY.digest, b"")
 FIRST = "11111111-1111-4111-8111-111111111111"
 SECOND = "22222222-2222-4222-8222-222222222222"
 THIRD = "33333333-3333-4333-8333-333333333333"
+UUID_ID = "7a5b1c9e-4f7d-4a59-9f0e-0c8a4d2f6b11"
 #: Execution ids.
 OWNER = b"8 bytes."
 WORKER = "celery@host/4711"
@@ -46,6 +48,36 @@ SHORT_MS = 50
 
 RESULT = Payload("json", b'"charged"')
 ERROR = Payload("json", b'{"exc_type": "ValueError"}')
+
+
+def raw_record(
+    letter: bytes = b"S",
+    *,
+    attempt: int = 1,
+    token: int = 1_763_726_400_123_457,
+    at_ms: int = 1_763_726_460_123,
+    fingerprint: bytes = b"8 bytes!",
+    task_id: bytes = b"\0" + UUID(UUID_ID).bytes,
+    worker: bytes = b"celery@host/4711",
+    execution_id: bytes = b"an execution id!",
+    form: bytes = b"",
+    body: bytes = b"",
+) -> bytes:
+    """Returns the bytes of a record, built independently of record/layout.py."""
+    return b"".join(
+        (
+            letter,
+            attempt.to_bytes(1, "big"),
+            token.to_bytes(7, "big"),
+            at_ms.to_bytes(6, "big"),
+            bytes([len(fingerprint)]) + fingerprint,
+            len(task_id).to_bytes(2, "big") + task_id,
+            bytes([len(worker)]) + worker,
+            bytes([len(execution_id)]) + execution_id,
+            bytes([len(form)]) + form,
+            body,
+        )
+    )
 
 
 class RecordReply(NamedTuple):

@@ -18,8 +18,7 @@ from celery_idempotent.record.record import State
 from celery_idempotent.store import commands, scripts
 from celery_idempotent.store.run_sync import run_sync
 from tests.store import deployments
-from tests.store.record_harness import FIRST, RETENTION_MS, RecordHarness
-from tests.unit.record.raw import raw_record
+from tests.store.record_harness import FIRST, RETENTION_MS, RecordHarness, raw_record
 
 NAMES = (
     "begin",

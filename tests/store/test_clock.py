@@ -44,18 +44,6 @@ def test_forward_a_lease_expires_and_its_holder_is_refused_after_a_takeover(
     assert harness.complete(second.token).case == "ok"
 
 
-def test_forward_a_lease_without_a_takeover_can_be_completed(
-    harness: RecordHarness, server: RedisServer
-) -> None:
-    token = harness.started().token
-
-    server.step_clock(LEASE_MS / 1000 + 1)
-
-    assert harness.extend(token).case == "ok"
-    assert harness.begin(task_id=SECOND).case == "held"
-    assert harness.complete(token).case == "ok"
-
-
 def test_forward_past_the_retention_the_record_expires(
     harness: RecordHarness, server: RedisServer
 ) -> None:

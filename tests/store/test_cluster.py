@@ -13,7 +13,7 @@ from celery_idempotent.store import scripts
 from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
-from tests.servers.cluster import ClusterServers, SlotMove
+from tests.servers.groups import ClusterServers, SlotMove
 from tests.servers.program import wait_until
 from tests.store import deployments
 from tests.store.deployments import Site

@@ -11,8 +11,8 @@ import redis
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
+from tests.servers.groups import SentinelServers
 from tests.servers.program import wait_until
-from tests.servers.sentinel import SentinelServers
 from tests.store import deployments
 from tests.store.deployments import Site
 from tests.store.record_harness import OWNER, SECOND, RecordHarness, store_at

@@ -257,18 +257,6 @@ class TestReplay:
         assert (harness.client.ttl(NAME) > 77) == is_replaced
         assert published() == ([META] if is_replaced else [])
 
-    def test_needs_no_record(self, harness: RecordHarness, server: RedisServer) -> None:
-        assert write(harness)
-        assert (harness.raw, harness.client.get(NAME)) == (None, META)
-
-    def test_of_a_key_that_may_run_again(self, harness: RecordHarness, server: RedisServer) -> None:
-        turn = Turn(harness)
-        turn.first.completed()
-        before = turn.first.raw, harness.raw
-
-        assert write(turn.first)
-        assert (turn.first.raw, harness.raw) == before
-
     def test_refused_is_left_to_celery_and_does_not_turn_fused_completion_off(
         self, harness: RecordHarness, server: RedisServer
     ) -> None:

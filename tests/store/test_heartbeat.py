@@ -152,21 +152,6 @@ def test_lost_connections_are_replaced(
     heart.stop_renewal(holder.lease)
 
 
-def test_a_lost_reply_does_not_lose_the_lease(
-    proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
-) -> None:
-    holder = Holder(proxied, proxied.key)
-    proxy.lose_reply(to=EXTEND)
-
-    heart.start_renewal(holder.lease)
-
-    eventually(lambda: proxy.pending == 0)
-    eventually(lambda: deadline(proxied, proxied.key) > holder.begun.at_ms + RENEWED_MS)
-    assert not holder.losses
-    assert holder.lease.trusted
-    heart.stop_renewal(holder.lease)
-
-
 def test_a_missing_reply_does_not_lose_the_lease(
     proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
 ) -> None:

@@ -12,7 +12,7 @@ from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
 from celery_idempotent.store.breaker import THRESHOLD
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store.deployments import KINDS

@@ -7,7 +7,6 @@ the expiry. Here are the promises in examples, and what only Python reads and wr
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -40,8 +39,8 @@ from tests.store.record_harness import (
     SHORT_MS,
     WORKER,
     RecordHarness,
+    raw_record,
 )
-from tests.unit.record.raw import raw_record
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.core
@@ -75,40 +74,6 @@ class TestBegin:
         assert record.fingerprint == harness.key.fingerprint
         assert before <= reply.now_ms <= harness.now_ms()
         assert record.at_ms == reply.now_ms + LEASE_MS
-
-    @pytest.mark.parametrize("task_id", [FIRST, SECOND], ids=["redelivery", "duplicate"])
-    def test_is_held_while_an_execution_runs(self, harness: RecordHarness, task_id: str) -> None:
-        running = harness.started()
-
-        reply = harness.begin(task_id=task_id, worker=OTHER_WORKER)
-
-        assert (reply.case, reply.record) == ("held", running)
-        assert harness.record() == running
-
-    @pytest.mark.parametrize("given", [RecordHarness.started, RecordHarness.expired])
-    def test_sent_again_by_the_same_execution_has_the_same_reply(
-        self, harness: RecordHarness, given: Any
-    ) -> None:
-        first = given(harness, execution_id=OWNER)
-
-        again = harness.begin(execution_id=OWNER)
-
-        assert (again.case, again.token, again.stored.attempt) == ("begun", first.token, 1)
-        assert again.stored.at_ms == again.now_ms + LEASE_MS
-        assert harness.complete(first.token).case == "ok"
-
-    def test_continues_one_without_a_reply_which_uses_up_no_attempt(
-        self, harness: RecordHarness
-    ) -> None:
-        owners = [os.urandom(8) for _ in range(5)]
-        unanswered = harness.started(execution_id=owners[2], max_attempts=1)
-        assert harness.begin(unanswered_ids=os.urandom(80)).case == "held"
-
-        reply = harness.begin(unanswered_ids=b"".join(owners), max_attempts=1)
-
-        assert (reply.case, reply.stored.attempt) == ("begun", 1)
-        assert reply.token > unanswered.token
-        assert harness.complete(unanswered.token).case == "lost"
 
     def test_takes_over_at_the_deadline_and_not_before(self, harness: RecordHarness) -> None:
         dead = harness.started(lease_ms=SHORT_MS)
@@ -175,26 +140,8 @@ class TestBegin:
             assert reply.stored.task_id in (FIRST, SECOND)
         assert harness.raw == before
 
-    def test_without_a_fingerprint_on_one_side_is_no_reuse(self, harness: RecordHarness) -> None:
-        harness.started(key=NO_ARGUMENTS)
-        harness.abandon()
-        harness.started()
-        harness.abandon()
-
-        assert harness.begin(key=NO_ARGUMENTS).case == "begun"
-        assert harness.record().fingerprint == harness.key.fingerprint
-
 
 class TestExtend:
-    def test_sets_the_deadline_from_now(self, harness: RecordHarness) -> None:
-        running = harness.started()
-        harness.client.pexpire(harness.name, 60_000)
-
-        for lease_ms in (2 * LEASE_MS, SHORT_MS):
-            reply = harness.extend(running.token, lease_ms=lease_ms)
-            assert (reply.case, harness.record().at_ms) == ("ok", reply.now_ms + lease_ms)
-        assert harness.left_ms() > RETENTION_MS - HOLD_MS
-
     def test_of_many_leases_has_a_reply_for_each(self, harness: RecordHarness) -> None:
         keys = [Key("shop.charge", f"{number:022}") for number in range(4)]
         tokens = [harness.started(key=key).token for key in keys]
@@ -285,23 +232,6 @@ class TestOutcome:
         assert min_retention_ms - 5000 < harness.left_ms() <= min_retention_ms
         assert harness.begin(task_id=SECOND).case == "finished"
 
-    def test_is_kept_for_it_through_a_takeover(self, harness: RecordHarness) -> None:
-        min_retention_ms = 2 * RETENTION_MS
-        harness.started()
-        harness.begin(task_id=SECOND, min_retention_ms=min_retention_ms)
-        harness.abandon(reason="process_lost", grace_ms=60_000)
-        harness.begin(task_id=SECOND, min_retention_ms=3 * min_retention_ms)
-        assert harness.record().ended_by == "process_lost"
-        harness.abandon()
-        time.sleep(0.002)
-
-        successor = harness.begin(task_id=SECOND)
-
-        assert (successor.case, successor.stored.attempt) == ("begun", 2)
-        assert 0 < layout.begun(harness.raw or b"").orphaned_seconds < 60
-        harness.complete(successor.token)
-        assert 3 * min_retention_ms - 5000 < harness.left_ms() <= 3 * min_retention_ms
-
 
 class TestRelease:
     def test_frees_the_key_and_attempts_start_again(self, harness: RecordHarness) -> None:
@@ -329,19 +259,6 @@ class TestRelease:
         assert harness.begin(task_id=SECOND).case == "held"
         assert harness.begin().stored.attempt == 1
         assert layout.begun(harness.raw or b"").orphaned_seconds == 0
-
-    @pytest.mark.parametrize("hold_ms", [0, HOLD_MS], ids=["free", "hold"])
-    def test_keeps_finished_steps(self, harness: RecordHarness, hold_ms: int) -> None:
-        running = harness.started()
-        harness.save_step(running.token)
-
-        harness.release(running.token, hold_ms)
-
-        assert harness.left_ms() > RETENTION_MS - 5000
-        assert harness.reserve().case == "reserved"
-        assert harness.begin(key=OTHER_ARGUMENTS).case == "reused"
-        assert harness.begin().stored.attempt == 1
-        assert harness.steps == {"reserve": ("json", b'"r-1"')}
 
     def test_of_a_replacement_that_failed_keeps_its_error(self, harness: RecordHarness) -> None:
         body = layout.write_replacement(5, FIRST, b"")
@@ -421,43 +338,6 @@ class TestContinuation:
         assert (noted.state, noted.body, noted.token) == (done.state, done.body, done.token)
         assert harness.begin(continues=True).case == "sent"
 
-    @pytest.mark.parametrize("given", [RecordHarness.sending, RecordHarness.sending_error])
-    def test_is_taken_over_when_its_lease_has_ended(
-        self, harness: RecordHarness, given: Any
-    ) -> None:
-        given(harness)
-        assert harness.begin(unanswered_ids=OWNER, continues=True).case == "finished", "put back"
-        harness.forget()
-        given(harness)
-        assert harness.renew_continuation(lease_ms=0).case == "ok"
-
-        taken = harness.begin(execution_id=THIS, continues=True)
-
-        assert (taken.case, taken.stored.sending) == ("finished", True)
-        assert harness.mark_continued().case == harness.renew_continuation().case == "lost"
-        assert harness.renew_continuation(THIS).case == "ok"
-        assert harness.begin(continues=True).case == "held"
-
-    def test_is_taken_over_from_a_process_that_has_died(self, harness: RecordHarness) -> None:
-        harness.sending()
-        assert harness.abandon(worker=OTHER_WORKER).case == "lost"
-        assert harness.begin(continues=True).case == "held"
-
-        assert harness.abandon().case == harness.abandon().case == "sending"
-
-        assert harness.begin(continues=True).case == "finished"
-
-    def test_of_a_duplicate_is_its_own(self, harness: RecordHarness) -> None:
-        harness.completed()
-        second: dict[str, Any] = {"task_id": SECOND, "continues": True}
-
-        assert harness.begin(**second, execution_id=THIS).case == "finished"
-        assert harness.begin(**second).case == "held"
-        assert harness.begin(task_id=SECOND).case == "finished", "it has no continuation"
-        assert harness.mark_continued(THIS, SECOND).case == "ok"
-        assert harness.begin(**second).case == "sent"
-        assert harness.begin(task_id="third", continues=True).case == "finished"
-
 
 class TestForget:
     @given_any
@@ -479,45 +359,6 @@ class TestForget:
         given(harness)
         assert harness.forget().case == "ok"
         assert harness.begin(task_id=SECOND).stored.attempt == 1
-
-    def test_leaves_an_outcome_that_was_not_shown(self, harness: RecordHarness) -> None:
-        running = harness.started()
-        harness.complete(running.token)
-
-        assert harness.forget(running)[:2] == ("changed", harness.record())
-        assert harness.state is State.COMPLETED
-
-    def test_leaves_an_execution_that_was_not_shown(self, harness: RecordHarness) -> None:
-        reserved = harness.reserved()
-        harness.put(raw_record(b"S", token=reserved.token))
-
-        assert harness.forget(reserved).case == "changed"
-        assert harness.state is State.STARTED
-
-    def test_deletes_a_shown_execution_after_an_extension(self, harness: RecordHarness) -> None:
-        running = harness.started()
-        harness.extend(running.token)
-        harness.save_step(running.token)
-
-        assert harness.forget(running).case == "ok"
-
-    @pytest.mark.parametrize("given", [RecordHarness.sending, RecordHarness.sending_error])
-    def test_deletes_a_shown_outcome_after_its_continuation_was_sent(
-        self, harness: RecordHarness, given: Any
-    ) -> None:
-        outcome = given(harness)
-        harness.mark_continued()
-
-        assert harness.forget(outcome).case == "ok"
-
-    def test_reports_attempts_of_a_death_as_absent(self, harness: RecordHarness) -> None:
-        running = harness.started()
-        harness.abandon(error=ERROR)
-
-        assert harness.forget(running).case == harness.forget(UNREADABLE).case == "absent"
-        assert harness.raw is not None
-        assert harness.forget().case == "absent"
-        assert harness.raw is None
 
     @pytest.mark.parametrize("raw", [b"", b"S", b"Znewer", b"{}"])
     @pytest.mark.parametrize("shown", [None, UNREADABLE])

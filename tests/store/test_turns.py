@@ -1,4 +1,4 @@
-"""Keys that may run again: one message at a time has the turn; copies of an ended one replay.
+"""Messages of one key: where it may run again, one at a time has the turn; errors of one message.
 
 `test_table` compares each call with the model; here are the promises in examples.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
+from celery_idempotent.store.inspection import scan
 from celery_idempotent.store.run_sync import run_sync
 from tests.store.record_harness import (
     ERROR,
@@ -27,12 +29,10 @@ from tests.store.record_harness import (
     RESULT,
     RETENTION_MS,
     SECOND,
-    SHORT_MS,
     THIRD,
     RecordHarness,
     Turn,
 )
-from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -81,44 +81,6 @@ def test_copies_get_the_error_that_ended_their_message(turn: Turn, generation: i
     assert turn.second.begin().case == "busy"
 
 
-def test_a_stored_error_is_of_one_message_only(turn: Turn) -> None:
-    turn.first.failed()
-
-    assert turn.first.begin().case == "finished"
-    assert turn.second.begin().case == "begun"
-    assert turn.first.begin().stored.state is State.FAILED
-
-
-def test_other_arguments_are_a_conflict_and_no_reuse(turn: Turn) -> None:
-    turn.first.started()
-    others = OTHER_ARGUMENTS.of_message(SECOND)
-
-    assert turn.second.publish(key=others).case == "reused"
-    assert turn.second.begin(key=others).case == "busy"
-    turn.first.complete(turn.first.record().token)
-    assert turn.second.begin(key=others).case == "begun"
-
-
-def test_a_resent_begin_has_the_reply_of_the_first(turn: Turn) -> None:
-    first = turn.first.begin(execution_id=OWNER)
-
-    again = turn.first.begin(execution_id=OWNER)
-
-    assert (again.case, again.token, again.stored.attempt) == ("begun", first.token, 1)
-    assert turn.harness.record().token == first.token
-
-
-@pytest.mark.parametrize("end", ["complete", "fail", "release"])
-def test_a_resent_end_leaves_the_next_run_alone(turn: Turn, end: str) -> None:
-    token = turn.first.started().token
-    assert getattr(turn.first, end)(token).case == "ok"
-    running = turn.second.started()
-
-    assert getattr(turn.first, end)(token).case == "ok"
-
-    assert turn.harness.record() == running
-
-
 class TestTakeover:
     def test_by_another_message_and_the_dead_one_comes_back(self, turn: Turn) -> None:
         dead = turn.first.expired()
@@ -147,14 +109,6 @@ class TestTakeover:
         assert (reply.case, reply.stored.task_id) == ("lost", FIRST)
         assert turn.first.begin().case == "begun"
 
-    def test_a_begin_that_is_resent_after_it_draws_a_new_token(self, turn: Turn) -> None:
-        stale = turn.first.expired(execution_id=OWNER)
-        winner = turn.second.completed()
-
-        reply = turn.first.begin(execution_id=OWNER)
-
-        assert reply.token > winner.token > stale.token
-
     def test_keeps_the_steps_of_each_message(self, turn: Turn) -> None:
         turn.first.save_step(turn.first.started().token)
         turn.first.abandon()
@@ -166,36 +120,6 @@ class TestTakeover:
 
         assert turn.first.steps == {"reserve": ("json", b'"r-1"')}
 
-    def test_after_all_attempts_the_message_is_poisoned_and_not_the_key(self, turn: Turn) -> None:
-        turn.first.expired()
-
-        assert turn.first.begin(max_attempts=1).stored.body == b"poisoned"
-        assert turn.second.begin(max_attempts=1).case == "begun"
-
-
-class TestAbandon:
-    @pytest.mark.parametrize("same", [True, False], ids=["the same message", "another message"])
-    def test_the_next_message_takes_over_at_once(self, turn: Turn, same: bool) -> None:
-        token = turn.first.started().token
-
-        assert turn.first.abandon().case == "ok"
-
-        assert turn.first.extend(token).case == "lost"
-        reply = (turn.first if same else turn.second).begin()
-        assert (reply.case, reply.stored.attempt) == ("begun", 2 if same else 1)
-        turn.first.abandon()
-        assert same or turn.harness.record() == reply.record
-
-    def test_nobody_begins_before_the_child_is_dead(self, turn: Turn) -> None:
-        turn.first.started()
-
-        turn.first.abandon(grace_ms=60_000, error=ERROR)
-
-        assert turn.second.begin().case == "busy"
-        assert turn.third.publish().case == "reserved"
-        assert turn.third.begin().case == "later"
-        assert turn.first.begin().case == "sent"
-
 
 class TestRetry:
     def test_the_turn_stays_reserved_for_it(self, turn: Turn) -> None:
@@ -206,23 +130,6 @@ class TestRetry:
         assert turn.second.begin().case == "busy"
         assert turn.first.begin(generation=0).case == "held"
         assert turn.first.begin(generation=1).case == "begun"
-
-    def test_that_comes_too_late_waits_for_its_turn(self, turn: Turn) -> None:
-        token = turn.first.started().token
-        turn.first.release(token, SHORT_MS, generation=1)
-        until_ms = turn.first.record().at_ms
-        eventually(lambda: turn.first.now_ms() >= until_ms)
-        turn.second.started()
-
-        assert turn.first.begin(generation=1).case == "later"
-
-    def test_a_release_without_a_record_frees_the_turn(self, turn: Turn) -> None:
-        token = turn.first.started().token
-        turn.first.client.delete(turn.first.name)
-
-        assert turn.first.release(token).case == "ok"
-
-        assert turn.second.begin().case == "begun"
 
 
 def test_a_forgotten_turn_is_free_and_the_execution_is_refused(turn: Turn) -> None:
@@ -252,11 +159,6 @@ class TestPublishing:
         turn.second.give_back()
         assert turn.state is None
 
-    def test_after_a_crash_needs_no_reservation(self, turn: Turn) -> None:
-        turn.first.expired()
-
-        assert turn.second.publish().case == "expired"
-
     def test_of_a_task_id_that_has_ended_runs_anew(self, turn: Turn) -> None:
         outcome = turn.first.completed()
 
@@ -268,19 +170,6 @@ class TestPublishing:
         assert turn.first.complete(anew.token, Payload("json", b"2")).case == "ok"
         assert turn.first.begin(root=b"another!").stored.body == b"2"
         assert turn.first.begin().stored.body == outcome.body
-
-    def test_of_a_task_id_that_ended_in_an_error_runs_anew(self, turn: Turn) -> None:
-        turn.first.end_with_error(turn.first.started().token)
-
-        assert turn.first.publish().case == "reserved"
-        assert turn.first.begin().case == "sent"
-        assert turn.first.begin(root=b"another!").case == "begun"
-
-    def test_a_reservation_that_has_expired_is_free(self, turn: Turn) -> None:
-        turn.first.publish(hold_ms=SHORT_MS)
-        eventually(lambda: turn.second.publish().case == "reserved")
-
-        assert turn.first.begin().case == "busy"
 
 
 class TestCollapsing:
@@ -326,33 +215,6 @@ class TestCollapsing:
         collapsing.first.complete(token)
         assert collapsing.holder == SECOND
 
-    def test_a_waiting_message_that_meets_a_run_renews_its_reservation(
-        self, collapsing: Turn
-    ) -> None:
-        token = collapsing.first.started().token
-        collapsing.second.publish(hold_ms=LEASE_MS)
-
-        assert collapsing.second.begin().case == "later"
-
-        collapsing.first.complete(token)
-        assert collapsing.harness.left_ms() > LEASE_MS
-
-    def test_a_message_without_a_reservation_waits_if_no_other_does(self, collapsing: Turn) -> None:
-        collapsing.first.started()
-
-        assert collapsing.second.begin().case == "later"
-        assert collapsing.third.begin().case == "busy"
-        assert collapsing.third.publish().stored.task_id == SECOND
-
-    def test_a_waiting_reservation_that_has_expired_is_free(self, collapsing: Turn) -> None:
-        token = collapsing.first.started().token
-        collapsing.second.publish(hold_ms=SHORT_MS)
-
-        eventually(lambda: collapsing.third.publish().case == "reserved")
-
-        collapsing.first.complete(token)
-        assert collapsing.holder == THIRD
-
     def test_a_reservation_that_is_given_back_makes_room(self, collapsing: Turn) -> None:
         token = collapsing.first.started().token
         collapsing.second.publish()
@@ -364,20 +226,6 @@ class TestCollapsing:
         collapsing.first.give_back()  # a retry that is discarded
 
         assert collapsing.holder == THIRD
-
-    def test_after_a_crash_one_message_waits(self, collapsing: Turn) -> None:
-        collapsing.first.expired()
-
-        assert collapsing.second.publish().case == "reserved"
-        assert collapsing.third.publish().stored.task_id == SECOND
-        assert collapsing.second.begin().case == "begun"
-
-    def test_other_arguments_than_the_waiting_ones_are_refused(self, collapsing: Turn) -> None:
-        others = OTHER_ARGUMENTS.of_message(SECOND)
-        collapsing.first.started()
-        assert collapsing.second.publish(key=others).case == "reserved"
-
-        assert collapsing.third.publish().case == "reused"
 
 
 class TestChangingTheMode:
@@ -416,3 +264,87 @@ def test_a_damaged_turn_is_corrupt(turn: Turn) -> None:
         with pytest.raises(CorruptRecordError):
             call()  # its reply has the damaged bytes
     assert turn.first.raw is None
+
+
+#: Another execution id.
+THIS = b"another!"
+LATE = Payload("json", b'{"exc_type": "TimeoutError"}')
+
+
+def by_release(harness: RecordHarness) -> None:
+    harness.end_with_error(harness.started().token)
+
+
+def by_a_death(harness: RecordHarness) -> None:
+    harness.started()
+    harness.abandon(error=ERROR)
+
+
+either = pytest.mark.parametrize("ended", [by_release, by_a_death], ids=lambda how: how.__name__)
+
+
+@pytest.mark.core
+@either
+def test_copies_of_a_message_get_its_error_whatever_other_messages_do(
+    harness: RecordHarness, ended: Any
+) -> None:
+    ended(harness)
+    before, name = harness.raw, harness.store.name(harness.key.entry(default_root(FIRST)))
+
+    reply = harness.begin()
+
+    assert (reply.case, reply.stored.state, reply.stored.task_id) == ("sent", State.FAILED, FIRST)
+    assert (reply.stored.format, reply.stored.body) == ERROR
+    assert harness.raw == before
+    assert ERROR_MS - 5000 < harness.client.pttl(name) <= ERROR_MS
+    assert scan.key_of_name(name, harness.store.config.prefix) is None, "no record of its own"
+    assert run_sync(harness.store.get(harness.key)) is None
+    successor = harness.started(task_id=SECOND)
+    assert harness.begin().stored.body == ERROR.body
+    harness.end_with_error(successor.token, LATE, task_id=SECOND)
+    assert harness.begin(task_id=SECOND).stored.body == LATE.body
+    assert harness.begin(root=b"another!").case == "begun", "a second publish of the task id"
+    harness.complete(harness.record().token)
+    assert harness.begin().stored.body == ERROR.body
+    assert harness.begin(task_id=THIRD).stored.state is State.COMPLETED
+
+
+@pytest.mark.core
+def test_a_copy_sends_the_errbacks_if_their_sender_has_died(
+    harness: RecordHarness,
+) -> None:
+    running = harness.started(execution_id=OWNER, continues=True)
+    harness.end_with_error(running.token, sending_ms=LEASE_MS)
+    harness.started(task_id=SECOND)
+
+    assert harness.begin(continues=True).case == "held"
+    harness.abandon()
+    assert harness.begin(execution_id=THIS, continues=True).case == "finished"
+    assert harness.begin(continues=True).case == "held"
+    assert harness.mark_continued().case == "lost"
+    assert harness.mark_continued(THIS).case == harness.mark_continued(THIS).case == "ok"
+    assert harness.begin(continues=True).case == "sent"
+
+
+@pytest.mark.core
+def test_finished_steps_stay_after_an_error_for_the_next_execution(harness: RecordHarness) -> None:
+    running = harness.started()
+    harness.save_step(running.token)
+    harness.end_with_error(running.token)
+
+    assert harness.state is State.RESERVED
+    assert RETENTION_MS - 5000 < harness.left_ms() <= RETENTION_MS
+    assert harness.begin().case == "sent"
+    assert harness.begin(task_id=SECOND, key=OTHER_ARGUMENTS).case == "reused"
+    successor = harness.started(task_id=SECOND)
+    harness.save_step(successor.token, "ship", b"2")
+    assert harness.steps == {"reserve": ("json", b'"r-1"'), "ship": ("json", b"2")}
+
+
+@pytest.mark.core
+def test_a_damaged_entry_of_an_error_is_corrupt(harness: RecordHarness) -> None:
+    name = harness.store.name(harness.key.entry(default_root(FIRST)))
+    harness.client.set(name, "damaged", px=RETENTION_MS)
+
+    with pytest.raises(CorruptRecordError):
+        harness.begin()

@@ -18,9 +18,8 @@ from celery.signals import task_failure, task_success, worker_init
 
 from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.task import republish
-from tests.migration import migrated_tasks, transitional_tasks  # noqa: F401 (registers the tasks)
 from tests.servers.program import die_with_parent
-from tests.worker import canvas_tasks, tasks  # noqa: F401 (registers the tasks)
+from tests.worker import canvas_tasks, tasks  # noqa: F401 (registers them)
 from tests.worker.ledger import Ledger
 
 SETTINGS_VARIABLE = "SHOP_SETTINGS"

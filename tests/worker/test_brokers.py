@@ -1,6 +1,6 @@
-"""Crashes, lost connections and dead letters, with Redis and RabbitMQ as brokers.
+"""Crashes, lost connections and dead letters with RabbitMQ, which redelivers immediately.
 
-The broker is a separate server; its faults do not affect results and records.
+The other modules have Redis as their broker. Results and records are in Redis here, too.
 """
 
 from __future__ import annotations
@@ -9,83 +9,39 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from celery import Celery
 from kombu import Connection, Queue
-from redis import Redis
 
 from celery_idempotent.task import republish
 from celery_idempotent.task.republish import confirming_producer
 from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
-from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.harness import FAST_REDELIVERY, LEASE, Shop, check_duplicates, check_retry
+from tests.worker.harness import LEASE, Shop, check_duplicates, check_retry
 from tests.worker.tasks import pack, rejecting, try_later
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, pytest.mark.rabbitmq]
 
 
-class RedisBroker:
-    """A Redis for messages only."""
-
-    def __init__(self, server: RedisServer) -> None:
-        self.url = server.url
-        # Unacknowledged messages are redelivered after the visibility timeout only.
-        self.settings: dict[str, Any] = {"broker_transport_options": FAST_REDELIVERY}
-        self._client: Redis = server.client()
-
-    def close_connections(self) -> None:
-        """Lets the server close the connections of all clients."""
-        for kind in ("normal", "pubsub"):
-            self._client.client_kill_filter(_type=kind, skipme=True)
-
-
-class RabbitBroker:
-    """RabbitMQ, which redelivers the messages of a lost connection immediately."""
-
-    def __init__(self, server: RabbitMQ) -> None:
-        self.url = server.url
-        self.settings: dict[str, Any] = {}
-        self.close_connections = server.close_connections
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("redis", marks=pytest.mark.exhaustive),  # as in the other modules
-        pytest.param("rabbitmq", marks=pytest.mark.rabbitmq),
-    ],
-)
-def broker(request: pytest.FixtureRequest) -> Iterator[RedisBroker | RabbitBroker]:
-    if request.param == "rabbitmq":
-        yield RabbitBroker(request.getfixturevalue("rabbitmq"))
-    else:
-        with RedisServer.start(config={"appendonly": "no"}) as server:
-            yield RedisBroker(server)
-
-
-def settings_for(broker: RedisBroker | RabbitBroker) -> dict[str, Any]:
-    """Returns the settings of a shop with its own queue on this broker."""
+def open_on(rabbitmq: RabbitMQ, open_shop: Callable[..., Shop]) -> Shop:
+    """Returns a shop whose queue is on this broker."""
     queue = f"queue-{os.urandom(4).hex()}"
-    return {"broker_url": broker.url, "task_default_queue": queue, **broker.settings}
+    return open_shop(idempotency_lease=LEASE, broker_url=rabbitmq.url, task_default_queue=queue)
 
 
 @pytest.fixture(scope="module")
-def shared_shop(
-    broker: RedisBroker | RabbitBroker, open_shop: Callable[..., Shop]
-) -> Iterator[Shop]:
-    with open_shop(idempotency_lease=LEASE, **settings_for(broker)) as shop:
+def shared_shop(rabbitmq: RabbitMQ, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_on(rabbitmq, open_shop) as shop:
         shop.start_worker(concurrency=2)
         yield shop
 
 
 @pytest.fixture
-def doomed(broker: RedisBroker | RabbitBroker, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def doomed(rabbitmq: RabbitMQ, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
     """A shop whose worker the test kills."""
-    with open_shop(idempotency_lease=LEASE, **settings_for(broker)) as shop:
+    with open_on(rabbitmq, open_shop) as shop:
         shop.start_worker(concurrency=2)
         yield shop
 
@@ -94,7 +50,6 @@ def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str) -> None:
     check_duplicates(shop, pack, order, 20)
 
 
-@pytest.mark.rabbitmq
 class TestRequeueToRabbitMQ:
     """The original message is acknowledged next, so the broker must have accepted the new one."""
 
@@ -144,7 +99,6 @@ class TestKilled:
         assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
         assert [run.attempt for run in shop.ledger.runs(order)] == [1, 2]
 
-    @pytest.mark.exhaustive
     def test_task_of_a_killed_worker_runs_again_after_the_lease(
         self, doomed: Shop, order: str
     ) -> None:
@@ -168,10 +122,10 @@ class TestConnectionLost:
     """The message is redelivered, to the worker that runs it or to another one."""
 
     def test_redelivered_message_causes_no_second_execution(
-        self, broker: RedisBroker | RabbitBroker, shop: Shop, order: str
+        self, rabbitmq: RabbitMQ, shop: Shop, order: str
     ) -> None:
         result = shop.ledger.start(pack, order)
-        broker.close_connections()
+        rabbitmq.close_connections()
         shop.ledger.wait_for_signal(result.id, "conflicted")
         assert result.state == "PENDING", "the copy has stored no state"
         shop.ledger.release(order)
@@ -184,13 +138,12 @@ class TestConnectionLost:
         shop.ledger.wait_for_signal(result.id, "completed")
         assert len(shop.ledger.signals(result.id, "completed")) == 1
 
-    @pytest.mark.exhaustive
     def test_copy_is_requeued_before_it_is_acknowledged(
-        self, broker: RedisBroker | RabbitBroker, doomed: Shop, order: str
+        self, rabbitmq: RabbitMQ, doomed: Shop, order: str
     ) -> None:
         (worker,) = doomed.workers
         result = doomed.ledger.start(pack, order)
-        broker.close_connections()
+        rabbitmq.close_connections()
         doomed.ledger.wait_for_signal(result.id, "conflicted")
 
         # After this, no worker can requeue the original or the copy.
@@ -202,17 +155,14 @@ class TestConnectionLost:
         assert [run.end for run in doomed.ledger.runs(order)] == [None, "returned"]
 
     @pytest.mark.slow
-    @pytest.mark.exhaustive
-    def test_expired_copy_is_not_lost(
-        self, broker: RedisBroker | RabbitBroker, doomed: Shop, order: str
-    ) -> None:
+    def test_expired_copy_is_not_lost(self, rabbitmq: RabbitMQ, doomed: Shop, order: str) -> None:
         (worker,) = doomed.workers
         doomed.ledger.hold(order)
         # rabbitmqctl takes up to 12 s on a busy machine; RabbitMQ drops what has expired by then.
-        seconds = 30 if isinstance(broker, RabbitBroker) else 6
+        seconds = 30
         result = pack.apply_async((order,), expires=seconds)
         run = doomed.ledger.wait_for_run(order)
-        broker.close_connections()
+        rabbitmq.close_connections()
         doomed.ledger.wait_for_signal(result.id, "conflicted")
         eventually(lambda: time.time() > run.started_at + seconds, "it has expired")
 
@@ -225,7 +175,6 @@ class TestConnectionLost:
         assert [run.end for run in doomed.ledger.runs(order)] == [None, "returned"]
 
 
-@pytest.mark.rabbitmq
 def test_rejected_duplicate_is_dead_lettered(
     rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str
 ) -> None:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import datetime, timezone
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 from redis import Redis
 
 from celery_idempotent import CorruptRecordError, LeaseLostError, State
-from tests.unit.record.raw import raw_record
+from tests.store.record_harness import raw_record
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import ship
 from tests.worker.harness import Shop
@@ -181,41 +179,3 @@ class TestRecordDamagedDuringTheExecution:
 
         assert ship.idempotency_forget(order, "book", "error")
         assert ship.delay(order, "book").get(timeout=SOON)
-
-
-class TestArguments:
-    @pytest.mark.parametrize(
-        "value",
-        [
-            "x" * 1_000_000,
-            "half a \ud800 letter",
-            "two \ud83d\ude00 halves",
-            10**4000,
-            float("inf"),
-            (1, (2,)),
-            {1: {None: "a"}},
-            datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Zurich")),
-            datetime(2026, 1, 1, tzinfo=timezone.utc),
-            list(range(20_000)),
-        ],
-        ids=[
-            "megabyte",
-            "half-a-letter",
-            "two-halves",
-            "huge",
-            "infinite",
-            "tuples",
-            "keys",
-            "summer-time",
-            "utc",
-            "list",
-        ],
-    )
-    def test_have_the_same_key_in_publisher_and_worker(
-        self, ledger: Ledger, order: str, value: Any
-    ) -> None:
-        result = pack.delay(order, amount=value)
-        eventually(lambda: ledger.runs(order) and ledger.runs(order)[-1].end, "it has run")
-
-        assert ledger.runs(order)[-1].key == str(pack.idempotency_key_of(order, amount=value))
-        result.forget()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from celery_idempotent import State
+from tests.conftest import exhaustive_except
 from tests.servers.program import is_running
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
@@ -203,38 +205,26 @@ class TestFalseAlarms:
             shop.start_worker("--max-tasks-per-child", "1", concurrency=2)
             yield shop
 
-    def test_hard_time_limit(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    @pytest.mark.parametrize(
+        "task",
+        exhaustive_except([hard_limited, hard_limited_again], hard_limited),
+        ids=lambda task: task.name,
+    )
+    def test_hard_time_limit(self, shop: Shop, ledger: Ledger, order: str, task: Any) -> None:
+        """The message of the second task returns."""
         ledger.hold(order)
-        result = hard_limited.delay(order)
-        child = ledger.wait_for_run(order).pid
-        with pytest.raises(TimeLimitExceeded):
-            result.get(timeout=SOON)
-        wait_for_death(child)
+        result = task.delay(order)
+        wait_for_death(ledger.wait_for_run(order).pid)
 
         assert_no_alarm(shop, result.id)
         shop.workers[0].wait_for_log(
             f"task {result.id} is ended (hard_time_limit); its key is free"
         )
-        died_at = time.time()
-        ledger.release(order)
-        assert hard_limited.delay(order).get(timeout=SOON)["receipt"]
-        assert ledger.runs(order)[1].started_at - died_at < 4, "it waits for no lease"
-
-    @pytest.mark.exhaustive
-    def test_hard_time_limit_of_a_message_that_returns(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        ledger.hold(order)
-        result = hard_limited_again.delay(order)
-        child = ledger.wait_for_run(order).pid
-        wait_for_death(child)
-
-        assert_no_alarm(shop, result.id)
-        shop.workers[0].wait_for_log(
-            f"task {result.id} is ended (hard_time_limit); its key is free"
-        )
-        record = hard_limited_again.idempotency_record(order)
-        assert record.ended_by == "hard_time_limit" or record.attempt > 1
+        if task is hard_limited:
+            task.delay(order)
+        else:
+            record = task.idempotency_record(order)
+            assert record.ended_by == "hard_time_limit" or record.attempt > 1
         ledger.release(order)
         eventually(lambda: len(ledger.runs(order)) > 1, "it runs again")
 

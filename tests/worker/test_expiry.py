@@ -15,7 +15,7 @@ from celery.result import AsyncResult
 
 from celery_idempotent import State
 from celery_idempotent.record import reservation
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
 from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, Shop
@@ -198,7 +198,12 @@ class TestCopyOfARunningMessage:
     def test_runs_if_the_first_execution_dies(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
-        with open_shop(**{**KILLED_WORKERS, **COPIED_MESSAGES}, idempotency_lease=2.0) as shop:
+        with open_shop(
+            **{**KILLED_WORKERS, **COPIED_MESSAGES},
+            idempotency_lease=2.0,
+            # Applies to duplicates; a copy of the running message is not a duplicate.
+            idempotency_on_conflict="ignore",
+        ) as shop:
             for _ in range(2):
                 shop.start_worker(concurrency=1)
             shop.ledger.hold(order)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent import State
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import REPOSITORY, Shop
 from tests.worker.shop import SETTINGS_VARIABLE

@@ -14,7 +14,7 @@ from celery.exceptions import TimeLimitExceeded
 from celery.worker.request import Request
 
 from celery_idempotent import ConflictError, IdempotentTask, KeyReusedError
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger

@@ -16,7 +16,7 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_idempotent import KeyReusedError
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.ledger import Run

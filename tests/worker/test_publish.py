@@ -18,6 +18,7 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import ConflictError, KeyReusedError, ResultNotStoredError, State, outcome_of
+from celery_idempotent.task.result import RecordResult
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import hand_over, report, ship
@@ -63,6 +64,8 @@ class TestInFlight:
 
         assert {result.id for result in results} == {results[0].id}
         assert shop.redis.llen(UNCONSUMED_QUEUE) == before + 1
+        assert pack.idempotency_forget(order)
+        assert pack.apply_async((order,), queue=UNCONSUMED_QUEUE).id != results[0].id
 
     def test_running_call_is_published_once(self, ledger: Ledger, order: str) -> None:
         first = ledger.start(pack, order)
@@ -102,16 +105,20 @@ class TestRaising:
         monkeypatch.setattr(pack.__class__, "_configuration", None)
         monkeypatch.setattr(pack.__class__, "idempotency_dedupe_publish", "raise")
 
-    @pytest.mark.parametrize("state", ["running", "finished"])
+    @pytest.mark.parametrize("state", ["queued", "running", "finished"])
     def test_a_duplicate_is_not_published_and_raises(
-        self, ledger: Ledger, order: str, state: str
+        self, shop: Shop, ledger: Ledger, order: str, state: str
     ) -> None:
-        first = ledger.start(pack, order)
+        if state == "queued":
+            first = pack.apply_async((order,), queue=f"late {order}")
+        else:
+            first = ledger.start(pack, order)
         if state == "finished":
             ledger.release(order)
             first.get(timeout=SOON)
         with pytest.raises(ConflictError, match=f"not published: task {first.id} has") as caught:
             pack.delay(order)
+        shop.app.control.add_consumer(f"late {order}", reply=True)
         ledger.release(order)
 
         assert caught.value.task_id == first.id
@@ -493,7 +500,7 @@ class TestResultOfADeduplicatedPublish:
         return pack.delay(order)
 
     def test_is_an_async_result_that_can_be_copied(self, shop: Shop, result: AsyncResult) -> None:
-        assert isinstance(result, AsyncResult)
+        assert isinstance(result, RecordResult)
         assert AsyncResult(result.id) == result
         assert result_from_tuple(result.as_tuple(), shop.app).id == result.id
         for copied in (copy.copy(result), pickle.loads(pickle.dumps(result))):

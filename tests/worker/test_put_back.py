@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import SOON, eventually
+from tests.waiting import eventually
 from tests.worker.canvas_tasks import report
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack, silent, try_later
-from tests.worker.test_rescheduling import change_and_show
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.core]
 
@@ -181,15 +180,3 @@ def retried(shop: Shop, task_id: str) -> dict[str, Any]:
         return None
 
     return eventually(find, f"task {task_id} waits for its retry")
-
-
-def test_retry_updates_argsrepr_unless_it_is_set(
-    open_shop: Callable[..., Shop], order: str
-) -> None:
-    with open_shop(imports=["tests.worker.test_rescheduling"]) as shop:
-        shop.start_worker(concurrency=1)
-        hidden = change_and_show.apply_async((order, 1), argsrepr="<hidden>")
-        shown = change_and_show.apply_async((order, 3))
-
-        assert hidden.get(timeout=SOON) == "<hidden>"
-        assert shown.get(timeout=SOON) in (f"['{order}', 4]", f"('{order}', 4)")

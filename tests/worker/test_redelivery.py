@@ -20,8 +20,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_idempotent.redelivery.broker import RedisBroker
 from tests.faults.proxy import Proxy
+from tests.servers.groups import SentinelServers
 from tests.servers.redis_server import RedisServer
-from tests.servers.sentinel import SentinelServers
 from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop, Worker
 from tests.worker.tasks import open_door, pack

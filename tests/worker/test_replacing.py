@@ -18,7 +18,7 @@ from celery_idempotent import TASK_ID, IdempotentTask, ResultNotStoredError, Sta
 from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.monitoring.prediction import predict
 from celery_idempotent.store.inspection.record_query import read_view
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import hand_over, report
 from tests.worker.harness import Shop

@@ -178,13 +178,15 @@ class Scene:
         self.shop.workers[0].children_run(pack, self.shop.ledger)
 
 
-def run(scene: Scene) -> Iterator[AsyncResult]:
-    yield pack.delay(scene.order)
+def call(task: Any, *, times: int = 1) -> Scenario:
+    """The last one of these calls, one after the other."""
 
+    def scenario(scene: Scene) -> Iterator[AsyncResult]:
+        for _ in range(times - 1):
+            task.delay(scene.order).get(timeout=SOON, propagate=False)
+        yield task.delay(scene.order)
 
-def replay(scene: Scene) -> Iterator[AsyncResult]:
-    pack.delay(scene.order).get(timeout=SOON)
-    yield pack.delay(scene.order)
+    return scenario
 
 
 def conflict(task: Any) -> Scenario:
@@ -208,19 +210,6 @@ def take_over(scene: Scene) -> Iterator[AsyncResult]:
     yield result
 
 
-def release(scene: Scene) -> Iterator[AsyncResult]:
-    yield flaky.delay(scene.order)
-
-
-def fail(scene: Scene) -> Iterator[AsyncResult]:
-    yield final.delay(scene.order)
-
-
-def replay_error(scene: Scene) -> Iterator[AsyncResult]:
-    final.delay(scene.order).get(timeout=SOON, propagate=False)
-    yield final.delay(scene.order)
-
-
 def key_rule(scene: Scene) -> Iterator[AsyncResult]:
     yield misruled.delay("raises", scene.order)
 
@@ -240,20 +229,6 @@ def poison(scene: Scene) -> Iterator[AsyncResult]:
 def damage(scene: Scene) -> Iterator[AsyncResult]:
     scene.store.client().set(f"idem:{pack.idempotency_key_of(scene.order)}", b"damaged")
     yield pack.delay(scene.order)
-
-
-def lose_value(scene: Scene) -> Iterator[AsyncResult]:
-    yield thrifty.delay(scene.order)
-
-
-def replay_lost_value(scene: Scene) -> Iterator[AsyncResult]:
-    thrifty.delay(scene.order).get(timeout=SOON)
-    yield thrifty.delay(scene.order)
-
-
-def replay_fact(scene: Scene) -> Iterator[AsyncResult]:
-    forgetful.delay(scene.order).get(timeout=SOON)
-    yield forgetful.delay(scene.order)
 
 
 def lose_lease(scene: Scene) -> Iterator[AsyncResult]:
@@ -291,12 +266,12 @@ OUTAGE = (ERROR, "cannot begin: …")
 
 ROWS = (
     Row(
-        "a call runs", run,
+        "a call runs", call(pack),
         (),
         ("begun", "completed"), ("task-succeeded",), ("run", "completed"), "SUCCESS",
     ),
     Row(
-        "its duplicate, afterwards", replay,
+        "its duplicate, afterwards", call(pack, times=2),
         ((INFO, "gets the outcome of task …"),),
         ("replayed",), ("task-replayed", "task-succeeded"), ("replay",), "SUCCESS",
     ),
@@ -332,19 +307,19 @@ ROWS = (
         ("run", "takeover", "completed"), "SUCCESS",
     ),
     Row(
-        "the task raises", release,
+        "the task raises", call(flaky),
         ((INFO, "ran and raised …; its key is free"),),
         ("begun", "released"), ("task-failed",), ("run", "released"), "FAILURE",
         "OutOfStockError",
     ),
     Row(
-        "the task raises one of `idempotency_replay_errors`", fail,
+        "the task raises one of `idempotency_replay_errors`", call(final),
         ((INFO, "ran and raised …; its duplicates will get this error"),),
         ("begun", "failed"), ("task-failed",), ("run", "failed"), "FAILURE",
         "OutOfStockError",
     ),
     Row(
-        "its duplicate, if the error is stored", replay_error,
+        "its duplicate, if the error is stored", call(final, times=2),
         ((INFO, "gets the outcome of task …"),),
         ("replayed",), ("task-replayed", "task-failed"), ("replay",), "FAILURE",
         "OutOfStockError",
@@ -374,24 +349,20 @@ ROWS = (
         "CorruptRecordError",
     ),
     Row(
-        "a result cannot be stored", lose_value,
-        (
-            (
-                ERROR,
-                "ran; its outcome is not stored, and its duplicates will get …: …",
-            ),
-        ),
+        "a result cannot be stored", call(thrifty),
+        ((ERROR, "ran; its outcome is not stored, and its duplicates will get …: …"),),
         ("begun", "completed", "not_stored"), ("task-succeeded",),
         ("run", "completed", "not_stored"), "SUCCESS", LINE,
     ),
     Row(
-        "its duplicate, if the result is not stored", replay_lost_value,
+        "its duplicate, if the result is not stored", call(thrifty, times=2),
         (),
         ("refused",), ("task-refused", "task-failed"), ("refused", "refused_not_stored"), "FAILURE",
         "ResultNotStoredError",
     ),
     Row(
-        "its duplicate, if results are not kept (`idempotency_store_result=False`)", replay_fact,
+        "its duplicate, if results are not kept (`idempotency_store_result=False`)",
+        call(forgetful, times=2),
         ((INFO, "gets the outcome of task …"),),
         ("replayed",), ("task-replayed", "task-failed"), ("replay",), "FAILURE",
     ),

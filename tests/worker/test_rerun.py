@@ -22,8 +22,8 @@ from celery_idempotent.cli.target import resolve_records
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import changes
 from tests.apps import run_command as celery
-from tests.exhaustive import exhaustive_except
-from tests.servers.cluster import ClusterServers
+from tests.conftest import exhaustive_except
+from tests.servers.groups import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop

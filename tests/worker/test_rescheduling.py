@@ -11,7 +11,7 @@ from celery import chain, shared_task
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_idempotent import IdempotentTask, State
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
 from tests.worker.harness import Shop
@@ -213,3 +213,12 @@ class TestDroppedContinuation:
         assert end.get(timeout=SOON) == order
         assert len(ledger.notes(order)) == 1
         assert len(ledger.runs(order)) == 1
+
+
+@pytest.mark.usefixtures("shop")
+def test_retry_updates_argsrepr_unless_it_is_set(order: str) -> None:
+    hidden = change_and_show.apply_async((order, 1), argsrepr="<hidden>")
+    shown = change_and_show.apply_async((order, 3))
+
+    assert hidden.get(timeout=SOON) == "<hidden>"
+    assert shown.get(timeout=SOON) in (f"['{order}', 4]", f"('{order}', 4)")

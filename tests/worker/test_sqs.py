@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
+from moto.sqs.models import sqs_backends
 
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery import broker as brokers
-from tests.aws import Queues
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, check_duplicates, check_retry
 from tests.worker.tasks import pack, try_later
@@ -22,6 +25,48 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 #: Seconds.
 LEASE = 2.0
 VISIBILITY_TIMEOUT = 4
+REGION = "us-east-1"
+
+
+class Queues:
+    """A server of moto that exists within a `with` block; `settings` reach it from any process."""
+
+    def __enter__(self) -> Queues:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._server.start()
+        host, port = self._server.get_host_and_port()
+        #: Settings of Celery's broker.
+        self.settings: dict[str, Any] = {
+            "broker_url": f"sqs://testing:testing@{host}:{port}",
+            "broker_transport_options": {
+                "region": REGION,
+                "is_secure": False,
+                "wait_time_seconds": 0,
+                "polling_interval": 0.1,
+            },
+        }
+        session = boto3.Session("testing", "testing", region_name=REGION)
+        self.client: Any = session.client("sqs", endpoint_url=f"http://{host}:{port}")
+        return self
+
+    def messages(self, queue: str) -> int:
+        """Returns the number of messages, including delivered and delayed ones."""
+        url = self.client.get_queue_url(QueueName=queue)["QueueUrl"]
+        response = self.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
+        return sum(
+            int(response["Attributes"][f"ApproximateNumberOfMessages{suffix}"])
+            for suffix in ("", "NotVisible", "Delayed")
+        )
+
+    def hidden(self, queue: str) -> list[float]:
+        """Returns the seconds after which each delivered message is delivered again."""
+        ((_, account),) = sqs_backends.items()
+        delivered = account[REGION].queues[queue].pending_messages
+        return [message.visible_at / 1000 - time.time() for message in delivered]
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -191,3 +191,25 @@ def test_hung_stores_do_not_cost_another_its_lease(
             other.resume()
         shop.ledger.release(order)
         assert duplicate.get(timeout=SOON) == result.get(timeout=SOON)
+
+
+def lines_about_the_store(log: str) -> list[str]:
+    return [line for line in log.splitlines() if "idempotency_on_store_error applies" in line]
+
+
+class TestAtTheStart:
+    def test_it_is_logged_without_its_password(self, open_shop: Callable[..., Shop]) -> None:
+        unreachable = "redis://:secret@127.0.0.1:1/0"  # no server listens on this port
+        with open_shop(idempotency_redis_url=unreachable) as shop:
+            log = shop.start_worker(concurrency=1).logs()
+
+        (line,) = lines_about_the_store(log)
+        assert "ERROR" in line
+        assert "cannot be reached" in line
+        assert "Traceback" not in log
+        assert "secret" not in log
+
+    @pytest.mark.exhaustive
+    def test_a_reachable_store_is_not_logged(self, open_shop: Callable[..., Shop]) -> None:
+        with open_shop() as shop:
+            assert lines_about_the_store(shop.start_worker(concurrency=1).logs()) == []

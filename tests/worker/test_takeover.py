@@ -10,11 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from celery_idempotent import PoisonedTaskError, State
-from tests.waiting import SOON, eventually
+from tests.waiting import SOON
 from tests.worker.harness import (
-    COPIED_MESSAGES,
     FAST_REDELIVERY,
-    KILLED_WORKERS,
     LEASE,
     Shop,
     freeze_past_the_lease,
@@ -123,66 +121,19 @@ def test_check_raises_after_a_lost_lease(open_shop: Callable[..., Shop], order: 
 
 
 @pytest.mark.exhaustive
-class TestRedeliveredWhileItRuns:
-    """The broker redelivers the message after 3 s."""
+@pytest.mark.slow
+def test_redelivered_copies_do_not_multiply(open_shop: Callable[..., Shop], order: str) -> None:
+    with open_shop(
+        broker_transport_options={**FAST_REDELIVERY, "visibility_timeout": 1},
+        idempotency_redeliver_after=None,
+    ) as shop:
+        shop.start_worker(concurrency=2)
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        shop.ledger.wait_for_signal(result.id, "conflicted", number=6)
+        messages = shop.messages()
+        shop.ledger.release(order)
+        result.get(timeout=SOON)
 
-    @pytest.mark.slow
-    def test_runs_once_and_keeps_its_result(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop(**COPIED_MESSAGES) as shop:
-            shop.start_worker(concurrency=2)
-            shop.ledger.hold(order)
-            result = pack.delay(order)
-            run = shop.ledger.wait_for_run(order)
-            shop.ledger.wait_for_signal(result.id, "conflicted", number=2)
-            eventually(lambda: time.time() > run.started_at + 8, "8 s are over")
-            assert result.state == "PENDING", "no copy has stored a state"
-            shop.ledger.release(order)
-
-            receipt = result.get(timeout=SOON)
-            shop.wait_until_empty()
-            assert result.state == "SUCCESS"
-            assert shop.app.AsyncResult(result.id).get(timeout=SOON) == receipt
-            assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
-
-    @pytest.mark.slow
-    def test_copies_do_not_multiply(self, open_shop: Callable[..., Shop], order: str) -> None:
-        with open_shop(
-            broker_transport_options={**FAST_REDELIVERY, "visibility_timeout": 1},
-            idempotency_redeliver_after=None,
-        ) as shop:
-            shop.start_worker(concurrency=2)
-            shop.ledger.hold(order)
-            result = pack.delay(order)
-            shop.ledger.wait_for_signal(result.id, "conflicted", number=6)
-            messages = shop.messages()
-            shop.ledger.release(order)
-            result.get(timeout=SOON)
-
-            # The running message and the requeued one, which may exist twice for a moment.
-            assert messages <= 3
-
-    @pytest.mark.slow
-    def test_copy_runs_when_the_first_execution_dies(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop(
-            **{**KILLED_WORKERS, **COPIED_MESSAGES},
-            idempotency_lease=LEASE,
-            # Applies to duplicates; a copy of the running message is not a duplicate.
-            idempotency_on_conflict="ignore",
-        ) as shop:
-            for _ in range(2):
-                shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            result = pack.delay(order)
-            run = shop.ledger.wait_for_run(order)
-            shop.ledger.wait_for_signal(result.id, "conflicted")
-            (owner,) = (worker for worker in shop.workers if run.pid in worker.children())
-            owner.kill()
-            shop.ledger.release(order)
-
-            assert result.get(timeout=SOON)["receipt"]
-            assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
-            shop.wait_until_empty()
+        # The running message and the requeued one, which may exist twice for a moment.
+        assert messages <= 3

@@ -25,7 +25,7 @@ from labs.benchmarks.usage import processes_of_group
 from labs.comparison.app import CONFIG_VARIABLE
 from labs.comparison.contestants import OURS, PLAIN
 from labs.comparison.environment import DATABASES_EACH, REPOSITORY, Environment
-from tests.dashboard.site import dashboard
+from tests.dashboard.conftest import dashboard
 from tests.http.drivers.web_server import WebServer, serving
 from tests.servers.redis_server import RedisServer
 

@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from tests.dashboard.conftest import Site, dashboard, open_site
 from tests.dashboard.shop import URL_VARIABLE
-from tests.dashboard.site import Site, dashboard, open_site
 from tests.servers.program import find_chromium
 from tests.servers.redis_server import RedisServer
 

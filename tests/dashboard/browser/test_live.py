@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.dashboard.conftest import Site, dashboard
 from tests.dashboard.shop import URL_VARIABLE
-from tests.dashboard.site import Site, dashboard
 from tests.servers.program import Ports
 
 pytestmark = [

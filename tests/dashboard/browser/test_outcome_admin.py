@@ -17,8 +17,12 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("br
 
 @pytest.fixture
 def admin_site(server: RedisServer, tmp_path: Path) -> Iterator[WebServer]:
-    environment = {"DATABASE": f"sqlite:///{tmp_path}/site.db", "REDIS": f"{server.url[:-1]}1"}
-    site = WebServer("tests.dashboard.outcome_admin_site:application", environment)
+    environment = {
+        "DATABASE": f"sqlite:///{tmp_path}/site.db",
+        "REDIS": f"{server.url[:-1]}1",
+        "DJANGO_ALLOW_ASYNC_UNSAFE": "1",  # the site is set up in uvicorn's event loop
+    }
+    site = WebServer("tests.sql.admin_site:application()", environment)
     yield site
     site.stop()
 

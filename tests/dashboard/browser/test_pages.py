@@ -9,8 +9,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.dashboard.site import Site
-from tests.exhaustive import exhaustive_except
+from tests.conftest import exhaustive_except
+from tests.dashboard.conftest import Site
 
 pytestmark = [
     pytest.mark.browser,
@@ -192,40 +192,6 @@ class TestWithoutScripts:
         page.get_by_role("button", name="Explain").click()
 
         expect(page.locator(".prediction")).to_contain_text("replays the result")
-
-
-def test_forgetting_many_asks_first(site: Site, open_page: OpenPage, order: str) -> None:
-    for number in range(3):
-        site.publish("shop.renew", f"{order}-{number}")
-    for number in range(3):
-        site.wait_for("shop.renew", f"{order}-{number}")
-    page = open_page("/records?task=shop.renew")
-
-    page.get_by_role("link", name="Forget matching records").click()
-    page.get_by_role("link", name="Keep them").click()
-    assert site.record("shop.renew", f"{order}-0") is not None
-    page.get_by_role("link", name="Forget matching records").click()
-    page.get_by_role("button", name="Forget").click()
-
-    expect(page.locator("h1")).to_contain_text("forgotten")
-    assert [site.record("shop.renew", f"{order}-{number}") for number in range(3)] == [None] * 3
-
-
-def test_a_running_record_is_forgotten_only_with_the_choice(
-    site: Site, open_page: OpenPage, order: str
-) -> None:
-    site.hold(order)
-    site.publish("shop.charge", order, 999)
-    key = site.wait_for("shop.charge", order, 999, state="STARTED").key
-    page = open_page(f"/forget?key={key}", may_fail=("409",))
-
-    page.get_by_role("button", name="Forget 1 record").click()
-    expect(page.locator("main")).to_contain_text("it is running")
-    page.goto(f"/forget?key={key}")
-    page.get_by_label("Also forget what is running").check()
-    page.get_by_role("button", name="Forget 1 record").click()
-
-    expect(page.locator("h1")).to_have_text("1 record forgotten")
 
 
 def test_an_error_of_a_form_is_shown_beside_it(open_page: OpenPage) -> None:

@@ -20,9 +20,9 @@ from celery_idempotent import (
     ResultNotStoredError,
 )
 from celery_idempotent.lease.heartbeat import heartbeat
-from tests.functions.shop import Money
+from tests.functions.conftest import Money
 from tests.servers.redis_server import RedisServer
-from tests.unit.record.raw import raw_record
+from tests.store.record_harness import raw_record
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -252,7 +252,7 @@ def test_a_value_that_is_not_stored_is_the_error_of_its_entry(
     assert list(errors) == keys[:-1]
     assert all(isinstance(error, ResultNotStoredError) for error in errors.values())
     assert [entry.error for entry in entries] == [*errors.values(), None]
-    assert "shop.Money, inside a value of type dict; return plain types" in str(errors["nested"])
+    assert "Money, inside a value of type dict; return plain types" in str(errors["nested"])
     assert "larger than idempotency_max_result_size" in str(errors["large"])
     again, _ = batches.begin(keys)
     assert decisions(again) == [Decision.REPLAY] * 5

@@ -11,7 +11,7 @@ import pytest
 
 from celery_idempotent import Decision, Idempotency, StoreUnavailableError
 from celery_idempotent.lease.heartbeat import heartbeat
-from tests.servers.cluster import ClusterServers
+from tests.servers.groups import ClusterServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -12,12 +13,12 @@ from uuid import uuid4
 
 import pytest
 import redis
-from kombu import Connection
+from kombu import Connection, Queue
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.kombu import KEY_HEADER, REASON_HEADER, IdempotentConsumer
 from celery_idempotent.errors import SettingsError
-from tests.functions.consumers.harness import ConsumerHarness
+from tests.functions.consumers.conftest import ConsumerHarness
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
@@ -172,10 +173,10 @@ def test_no_message_is_lost_or_repeated_when_one_of_two_consumers_is_killed(
             harness.publish({"number": number}, f"number:{number}", message_id=f"copy{number}")
 
     def start(name: str) -> subprocess.Popen[bytes]:
-        script = str(Path(__file__).with_name("consumer_process.py"))
         url, options = broker
+        command = [sys.executable, "-m", "tests.functions.consumers.test_consumers", url]
         return subprocess.Popen(
-            [sys.executable, script, url, json.dumps(options), server.url, queue, name]
+            [*command, json.dumps(options), server.url, queue, name], cwd=Path(__file__).parents[3]
         )
 
     victim = start("victim")
@@ -196,3 +197,28 @@ def test_no_message_is_lost_or_repeated_when_one_of_two_consumers_is_killed(
     handled = client.hgetall(f"{queue}:handled")
     assert len(handled) == MESSAGES
     assert set(handled.values()) == {b"1"}
+
+
+def consume_in_this_process(broker: str, options: str, url: str, queue: str, name: str) -> None:
+    """Consumes until SIGTERM; the victim never ends with message 100."""
+    idem = Idempotency(url, key_prefix=queue, lease=1)
+    ledger = redis.Redis.from_url(url)
+
+    def handle(body: Any, message: Any) -> None:
+        if body["number"] == 100 and name == "victim":
+            ledger.set(f"{queue}:victim-is-handling", "1")
+            time.sleep(3600)
+        ledger.hincrby(f"{queue}:handled", body["number"], 1)
+
+    def stop(*_: object) -> None:
+        consumer.should_stop = True
+
+    connection = Connection(broker, transport_options=json.loads(options))
+    queues = [Queue(queue, routing_key=queue)]
+    consumer = IdempotentConsumer(idem, connection, queues, handle, prefetch_count=20)
+    signal.signal(signal.SIGTERM, stop)
+    consumer.run(safety_interval=0.2)
+
+
+if __name__ == "__main__":
+    consume_in_this_process(*sys.argv[1:])

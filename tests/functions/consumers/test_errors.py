@@ -15,8 +15,8 @@ from celery_idempotent import (
 )
 from celery_idempotent.contrib.kombu import KEY_HEADER, REASON_HEADER
 from celery_idempotent.key.key import Key
-from tests.exhaustive import exhaustive_except
-from tests.functions.consumers.harness import SHORT_VISIBILITY, ConsumerHarness
+from tests.conftest import exhaustive_except
+from tests.functions.consumers.conftest import SHORT_VISIBILITY, ConsumerHarness
 from tests.servers.redis_server import RedisServer
 
 

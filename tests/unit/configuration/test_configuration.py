@@ -13,7 +13,7 @@ from kombu import serialization
 
 from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.settings import OPTIONS, Settings
-from tests.unit.apps import celery, charge, error_of, settings_of, task_in
+from tests.unit.conftest import celery, charge, error_of, settings_of, task_in
 
 
 async def coroutine(order_id: Any) -> None: ...
@@ -173,17 +173,6 @@ class TestInvalidOptions:
         for url in ("rpc://:secret@localhost", "nonesuch://:secret@localhost", "secret"):
             message = error_of(celery(), idempotency_offload_backend=url)
             assert "idempotency_offload_backend" in message
-
-    @pytest.mark.parametrize(
-        "url",
-        ["http://:secret@localhost", ":secret@localhost:6379", "redis://:secret@localhost:port"],
-    )
-    def test_a_url_that_is_not_of_redis(self, url: str) -> None:
-        task = task_in(celery(), idempotency_redis_url=url)
-
-        with pytest.raises(ImproperlyConfigured, match="idempotency_redis_url") as caught:
-            _ = task.idempotency_configuration.executor
-        assert "secret" not in str(caught.value)
 
     @pytest.mark.parametrize("body", [coroutine, generator, async_generator])
     def test_a_body_that_returns_before_it_has_run(self, body: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 from redis import Redis
 
-from tests.unit.apps import celery, task_in
+from tests.unit.conftest import celery, task_in
 
 
 class TestRedis:

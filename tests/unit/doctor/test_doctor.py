@@ -21,7 +21,7 @@ from celery_idempotent.doctor import (
     versions,
 )
 from celery_idempotent.errors import SettingsError
-from tests.unit.apps import add, shop
+from tests.unit.conftest import add, shop
 
 #: A server without findings but for its replicas, which are not reported.
 SOUND: dict[str, Any] = {

@@ -14,7 +14,7 @@ import pytest
 from celery_idempotent import TASK_ID
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import Finding, key_changes, key_snapshot
-from tests.unit.apps import add, shop
+from tests.unit.conftest import add, shop
 
 BY_ORDER = {"idempotency_key": "order:{order_id}"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import KeyRuleError
-from tests.unit.key.rules import Task
+from tests.unit.conftest import Task
 
 pytestmark = pytest.mark.core
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.unit.key.rules import rule_of
+from tests.unit.conftest import rule_of
 
 ID = "12345678-1234-5678-1234-567812345678"
 

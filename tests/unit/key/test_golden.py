@@ -19,7 +19,7 @@ import pytest
 
 from celery_idempotent import TASK_ID
 from celery_idempotent.key.key import Key
-from tests.unit.key.rules import rule_of
+from tests.unit.conftest import rule_of
 
 pytestmark = pytest.mark.core
 

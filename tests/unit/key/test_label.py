@@ -11,7 +11,7 @@ from celery import Celery
 from celery_idempotent import IdempotentTask
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.key.label import Label
-from tests.unit.key.rules import rule_of
+from tests.unit.conftest import rule_of
 
 
 def charge(order: Any, amount: Any = 7, **options: Any) -> None: ...

@@ -14,7 +14,7 @@ from celery_idempotent import TASK_ID
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import KeyRule
-from tests.unit.key.rules import TASK, Task, rule_of
+from tests.unit.conftest import TASK, Task, rule_of
 
 pytestmark = pytest.mark.core
 

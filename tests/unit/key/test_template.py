@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from celery_idempotent.errors import KeyRuleError, SettingsError
-from tests.unit.key.rules import Task, rule_of
+from tests.unit.conftest import Task, rule_of
 
 pytestmark = pytest.mark.core
 

@@ -13,7 +13,6 @@ import yaml
 pytest.importorskip("prometheus_client")
 
 from celery_idempotent import signals
-from celery_idempotent.cli import idempotency
 from celery_idempotent.contrib.prometheus import Metrics
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -29,6 +28,27 @@ ORDINARY = {*("run", "replay", "completed", "failed", "released", "interrupted")
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 
 
+def served() -> dict[str, set[str]]:
+    """Returns the labels of each metric of a worker."""
+    metrics = {}
+    for metric in vars(Metrics()).values():
+        (described,) = metric.describe()
+        metrics[described.name] = {*metric._labelnames, "le"}
+    return metrics
+
+
+def queried(expression: str, metrics: dict[str, set[str]]) -> set[str]:
+    """Returns the names in the expression; asserts that their metrics have its labels."""
+    names = set()
+    for name, matchers in re.findall(r"(celery_idempotent_\w+)(?:\{(.*?)\})?", expression):
+        names.add(re.sub(r"(_total|_bucket|_sum|_count)$", "", name))
+        assert (
+            set(re.findall(r"(\w+)=", matchers)) - {"instance"}
+            <= metrics[re.sub(r"(_total|_bucket|_sum|_count)$", "", name)]
+        )
+    return names
+
+
 @each_rule
 def test_a_rule_has_a_severity_a_summary_and_an_entry(rule: dict[str, Any]) -> None:
     name = rule["alert"]
@@ -41,25 +61,10 @@ def test_a_rule_has_a_severity_a_summary_and_an_entry(rule: dict[str, Any]) -> N
     assert row[1] == rule["labels"]["severity"]
 
 
-def test_the_commands_in_the_runbook_exist() -> None:
-    commands = re.findall(r"`celery -A shop idempotency (\w+)(.*?)`", RUNBOOK)
-    assert commands
-    for name, arguments in commands:
-        options = {o for parameter in idempotency.commands[name].params for o in parameter.opts}
-        assert set(re.findall(r"--[\w-]+", arguments)) <= options
-
-
 @each_rule
 def test_a_rule_queries_what_a_worker_serves(rule: dict[str, Any]) -> None:
-    served = {"celery_idempotent_leases_expired": {"task"}}  # of the main process
-    for metric in vars(Metrics()).values():
-        (described,) = metric.describe()
-        served[described.name] = {*metric._labelnames, "le"}
-    selectors = re.findall(r"(celery_idempotent_\w+)(?:\{(.*?)\})?", rule["expr"])
-    assert selectors
-    for name, matchers in selectors:
-        short = re.sub(r"(_total|_bucket|_sum|_count)$", "", name)
-        assert set(re.findall(r"(\w+)=", matchers)) <= served[short]
+    # One more is of the main process.
+    assert queried(rule["expr"], {**served(), "celery_idempotent_leases_expired": {"task"}})
     for label in re.findall(r"by \((.*?)\)", rule["expr"]):
         assert label in ("task", "instance", "instance, le")
     for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
@@ -82,22 +87,15 @@ def test_every_value_of_a_label_raises_an_alert_or_is_ordinary() -> None:
 
 
 DASHBOARD = json.loads((DOCS / "grafana.json").read_text("utf-8"))
-_METRIC = r"(celery_idempotent_\w+)(?:\{(.*?)\})?"
-_SUFFIXES = r"(_total|_bucket|_sum|_count)?$"
 
 
 def test_every_metric_and_label_is_served_by_a_worker() -> None:
-    served = {}
-    for metric in vars(Metrics()).values():
-        (described,) = metric.describe()
-        served[described.name] = {*metric._labelnames, "le", "instance"}
-    queried = set()
+    metrics = served()
+    labels = set().union(*metrics.values()) | {"instance"}
+    names = set()
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
-            for name, labels in re.findall(_METRIC, target["expr"]):
-                short = re.sub(_SUFFIXES, "", name)
-                queried.add(short)
-                assert set(re.findall(r"(\w+)=", labels)) <= served[short]
-            for labels in re.findall(r"by \((.*?)\)", target["expr"]):
-                assert set(labels.split(", ")) <= set().union(*served.values())
-    assert queried == served.keys()
+            names |= queried(target["expr"], metrics)
+            for grouped in re.findall(r"by \((.*?)\)", target["expr"]):
+                assert set(grouped.split(", ")) <= labels
+    assert names == metrics.keys()

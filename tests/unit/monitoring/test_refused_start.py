@@ -6,8 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from celery_idempotent.contrib.prometheus import address
+from celery_idempotent.errors import SettingsError
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -71,3 +75,26 @@ def test_an_invalid_setting_is_reported_in_one_line(
     assert worker.returncode != 0
     assert worker.stderr == f"Error: {sentence}\n"
     assert "secret" not in worker.stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (9808, ("127.0.0.1", 9808)),
+        ("9808", ("127.0.0.1", 9808)),
+        ("0.0.0.0:9808", ("0.0.0.0", 9808)),
+        ("worker-1:65535", ("worker-1", 65535)),
+        ("[::1]:9808", ("::1", 9808)),
+    ],
+)
+def test_a_port_for_metrics_is_of_the_loopback(setting: Any, expected: tuple[str, int]) -> None:
+    assert address(setting) == expected
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [0, -1, 65536, True, 9808.0, "", "x", ":9808", "host:", "::1:9808", "9" * 5000, "\u0663"],
+)
+def test_another_address_of_metrics_is_refused(setting: Any) -> None:
+    with pytest.raises(SettingsError, match="must be a port, which is served at 127.0.0.1"):
+        address(setting)

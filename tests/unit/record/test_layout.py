@@ -14,7 +14,7 @@ from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
-from tests.unit.record.raw import UUID_ID, raw_record
+from tests.store.record_harness import UUID_ID, raw_record
 
 
 def read(raw: bytes) -> Record:

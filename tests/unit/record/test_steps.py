@@ -16,7 +16,7 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.record.reservation import Reservation
 from labs.verification.model import Waiting
 from labs.verification.wire import entry
-from tests.unit.record.raw import UUID_ID, raw_record
+from tests.store.record_harness import UUID_ID, raw_record
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 forms = st.text("abcdefgj+@", max_size=8)

@@ -16,155 +16,86 @@ KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 RESULT, ERROR = Payload("json", b"result"), Payload("yaml", b"error")
 MESSAGE = KEY.of_message("t")
 
-BEGIN = {
+OPTIONS = {
     "execution_id": b"e", "unanswered_ids": b"u", "generation": 3, "max_attempts": 5, "error_ms": 6,
     "root": b"root", "continues": True,
 }  # fmt: skip
-NO_ERROR = {"generation": 0, "format": "", "error": b"", "error_ms": 0}
-AN_ERROR = {"generation": 2, "format": "yaml", "error": b"error", "error_ms": 9}
-
+BEGIN: dict[str, Any] = {
+    **OPTIONS, "task_id": "t", "worker": "w", "lease_ms": 10, "retention_ms": 200,
+}  # fmt: skip
+BEGUN = {
+    **OPTIONS, "task_id": b"t", "worker": b"w", "lease_ms": 10, "ttl_ms": 210,
+    "fingerprint": KEY.fingerprint,
+}  # fmt: skip
 #: For a key that may run again.
 WAIT = {"next_turn_ms": 30}
 #: For a call that may come back.
 KEEP = {"next_turn_ms": 0, "min_retention_ms": 40}
 
+COMPLETE = {"token": 17, "format": "json", "body": b"result", "retention_ms": 200}
+FAIL = {"token": 17, "format": "yaml", "body": b"error", "retention_ms": 200}
+RELEASE = {"token": 17, "retention_ms": 200}
+ABANDON = {"task_id": b"t", "root": b"r", "worker": b"w", "grace_ms": 10}
+NO_ERROR = {"generation": 0, "format": "", "error": b"", "error_ms": 0}
+AN_ERROR = {"generation": 2, "format": "yaml", "error": b"error", "error_ms": 9}
+END: dict[str, Any] = {"root": b"r", "generation": 2, "error": ERROR, "error_ms": 9}
+
+LEASE = LeaseExtension(KEY, 17, 10, 200)
+META = BackendResult("celery-task-meta-t", b"meta", 30)
+WRITTEN = {"meta": b"meta", "expires": 30}
+
 COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
+    ("begin", commands.begin(KEY, **BEGIN), BEGUN),
+    ("begin", commands.begin(KEY, min_retention_ms=40, **BEGIN), {**BEGUN, **KEEP}),
+    ("begin", commands.begin(MESSAGE, **BEGIN, **WAIT), {**BEGUN, **WAIT}),
+    ("extend", commands.extend(LEASE), {"token": 17, "lease_ms": 10, "ttl_ms": 210}),
+    ("complete", commands.complete(KEY, 17, RESULT, 200), {**COMPLETE, "lease_ms": ""}),
+    ("fused_complete", commands.complete(KEY, 17, RESULT, 200, META), {**COMPLETE, **WRITTEN}),
     (
-        "begin",
-        commands.begin(KEY, task_id="t", worker="w", lease_ms=10, retention_ms=200, **BEGIN),
-        {
-            **BEGIN, "task_id": b"t", "fingerprint": KEY.fingerprint, "worker": b"w",
-            "lease_ms": 10, "ttl_ms": 210,
-        },
+        "fused_complete", commands.write_result(KEY, META),
+        {"token": 0, "format": "", "body": b"", "retention_ms": 0, **WRITTEN},
+    ),
+    ("fail", commands.fail(KEY, 17, ERROR, 200), {**FAIL, "lease_ms": ""}),
+    ("fail", commands.fail(KEY, 17, ERROR, 200, sending_ms=10), {**FAIL, "lease_ms": 10}),
+    (
+        "release", commands.release(KEY, 17, hold_ms=10, retention_ms=200, root=b"r"),
+        {**RELEASE, "hold_ms": 10, **NO_ERROR, "lease_ms": ""},
     ),
     (
-        "begin",
-        commands.begin(
-            KEY,
-            task_id="t",
-            worker="w",
-            lease_ms=10,
-            retention_ms=200,
-            min_retention_ms=40,
-            **BEGIN,
-        ),
-        {
-            **BEGIN, **KEEP, "task_id": b"t", "fingerprint": KEY.fingerprint, "worker": b"w",
-            "lease_ms": 10, "ttl_ms": 210,
-        },
+        "release", commands.release(KEY, 17, hold_ms=0, retention_ms=200, sending_ms=10, **END),
+        {**RELEASE, "hold_ms": 0, **AN_ERROR, "lease_ms": 10},
     ),
     (
-        "begin",
-        commands.begin(
-            MESSAGE, task_id="t", worker="w", lease_ms=10, retention_ms=200, **BEGIN, **WAIT
-        ),
-        {
-            **BEGIN, **WAIT, "task_id": b"t", "fingerprint": KEY.fingerprint, "worker": b"w",
-            "lease_ms": 10, "ttl_ms": 210,
-        },
-    ),
-    (
-        "extend",
-        commands.extend(LeaseExtension(KEY, 17, 10, 200)),
-        {"token": 17, "lease_ms": 10, "ttl_ms": 210},
-    ),
-    (
-        "complete",
-        commands.complete(KEY, 17, RESULT, 200),
-        {
-            "token": 17, "format": "json", "body": b"result", "retention_ms": 200, "lease_ms": "",
-        },
-    ),
-    (
-        "fused_complete",
-        commands.complete(KEY, 17, RESULT, 200, BackendResult("celery-task-meta-t", b"meta", 30)),
-        {
-            "token": 17, "format": "json", "body": b"result", "retention_ms": 200,
-            "meta": b"meta", "expires": 30,
-        },
-    ),
-    (
-        "fused_complete",
-        commands.write_result(KEY, BackendResult("celery-task-meta-t", b"meta", 30)),
-        {
-            "token": 0, "format": "", "body": b"", "retention_ms": 0, "meta": b"meta",
-            "expires": 30,
-        },
-    ),
-    (
-        "fail",
-        commands.fail(KEY, 17, ERROR, 200),
-        {
-            "token": 17, "format": "yaml", "body": b"error", "retention_ms": 200, "lease_ms": "",
-        },
-    ),
-    (
-        "fail",
-        commands.fail(KEY, 17, ERROR, 200, sending_ms=10),
-        {
-            "token": 17, "format": "yaml", "body": b"error", "retention_ms": 200, "lease_ms": 10,
-        },
-    ),
-    (
-        "release",
-        commands.release(KEY, 17, hold_ms=10, retention_ms=200, root=b"r"),
-        {"token": 17, "hold_ms": 10, "retention_ms": 200, **NO_ERROR, "lease_ms": ""},
-    ),
-    (
-        "release",
-        commands.release(
-            KEY, 17, hold_ms=0, retention_ms=200, root=b"r", generation=2, error=ERROR, error_ms=9,
-            sending_ms=10,
-        ),
-        {"token": 17, "hold_ms": 0, "retention_ms": 200, **AN_ERROR, "lease_ms": 10},
-    ),
-    (
-        "save_step",
-        commands.save_step(KEY, 17, b"entry", lease_ms=10, retention_ms=200),
+        "save_step", commands.save_step(KEY, 17, b"entry", lease_ms=10, retention_ms=200),
         {"token": 17, "entry": b"entry", "lease_ms": 10, "ttl_ms": 210},
     ),
     (
-        "continuation",
-        commands.mark_continued(KEY, b"r", b"e"),
+        "continuation", commands.mark_continued(KEY, b"r", b"e"),
         {"execution_id": b"e", "lease_ms": ""},
     ),
     (
-        "continuation",
-        commands.extend(LeaseExtension(KEY, 0, 10, 200, b"r", b"e")),
+        "continuation", commands.extend(LeaseExtension(KEY, 0, 10, 200, b"r", b"e")),
         {"execution_id": b"e", "lease_ms": 10},
     ),
     (
-        "continuation",
-        commands.stop_sending(KEY, b"r", b"e"),
+        "continuation", commands.stop_sending(KEY, b"r", b"e"),
         {"execution_id": b"e", "lease_ms": 0},
     ),
     (
-        "abandon",
-        commands.abandon(KEY, "t", "w", root=b"r", grace_ms=10),
-        {
-            "task_id": b"t", "root": b"r", "worker": b"w", "grace_ms": 10, **NO_ERROR,
-            "execution_id": b"", "lease_ms": "",
-        },
+        "abandon", commands.abandon(KEY, "t", "w", root=b"r", grace_ms=10),
+        {**ABANDON, **NO_ERROR, "execution_id": b"", "lease_ms": ""},
     ),
     (
         "abandon",
-        commands.abandon(
-            KEY, "t", "w", root=b"r", grace_ms=10, generation=2, error=ERROR, error_ms=9,
-            execution_id=b"e", sending_ms=20,
-        ),
-        {
-            "task_id": b"t", "root": b"r", "worker": b"w", "grace_ms": 10, **AN_ERROR,
-            "execution_id": b"e", "lease_ms": 20,
-        },
+        commands.abandon(KEY, "t", "w", grace_ms=10, execution_id=b"e", sending_ms=20, **END),
+        {**ABANDON, **AN_ERROR, "execution_id": b"e", "lease_ms": 20},
     ),
     (
-        "reserve",
-        commands.reserve(KEY, "t", 10),
+        "reserve", commands.reserve(KEY, "t", 10),
         {"task_id": b"t", "fingerprint": KEY.fingerprint, "hold_ms": 10},
     ),
     (
-        "reserve_turn",
-        commands.reserve(MESSAGE, "t", 10, waits=True),
+        "reserve_turn", commands.reserve(MESSAGE, "t", 10, waits=True),
         {"task_id": b"t", "fingerprint": KEY.fingerprint, "hold_ms": 10, "waits": 1},
     ),
     ("get", commands.get(KEY), {}),

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.store.run_sync import run_sync
 
 
@@ -36,3 +37,21 @@ def test_a_coroutine_that_waits_for_an_event_loop_is_closed_and_refused() -> Non
     with pytest.raises(RuntimeError, match="waits for an event loop"):
         run_sync(wait())
     assert closed
+
+
+def test_a_flow_in_a_thread_returns_its_value() -> None:
+    async def answer() -> int:
+        return 42
+
+    async def flow() -> int:
+        return await answer()
+
+    assert run_flow(flow) == 42
+
+
+def test_a_flow_that_would_wait_is_a_mistake() -> None:
+    async def waiting() -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="awaited something of an event loop"):
+        run_flow(waiting)

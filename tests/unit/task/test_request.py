@@ -7,7 +7,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.worker.request import Request
 
 from celery_idempotent.task.request import IdempotentRequest, request_class
-from tests.unit.apps import add, shop
+from tests.unit.conftest import add, shop
 
 
 class OwnRequest(Request):

@@ -3,22 +3,82 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from celery import shared_task
 
-from tests.migration.conftest import NO_WORKER, make_task
-from tests.migration.migrated_tasks import ONE_AT_A_TIME
-from tests.migration.transitional_tasks import OPTIONS
+from celery_idempotent import IdempotentTask
+from tests.docs.pages import ROOT, block_with
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.shop import make_app
+from tests.worker.tasks import handle
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.xdist_group("migration")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
 OLD_CLASSES = {"once": "QueueOnce", "singleton": "Singleton"}
+ONE_AT_A_TIME = {"idempotency_until": "finished", "idempotency_dedupe_publish": True}
+#: A queue that no worker consumes: messages stay in it.
+NO_WORKER = "no-worker"
+
+
+#: The options of a task for each library; IdempotentTask ignores them.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "once": {"once": {"keys": ["order"], "timeout": 60}},
+    "singleton": {"unique_on": ["order"]},
+}
+
+
+def retry_once(self: Any, order: str, countdown: float) -> str:
+    """Retries in the first execution."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if len(ledger.runs(order)) == 1:
+            raise self.retry(countdown=countdown)
+        return "retried"
+
+
+def _base_class(library: str) -> Any:
+    guide = ROOT / f"docs/migrating-from-celery-{library}.md"
+    names: dict[str, Any] = {"__name__": __name__}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's, of escape sequences in celery-once
+            exec(block_with(guide, "class TransitionalTask"), names)
+    except ModuleNotFoundError:
+        return None
+    return names["TransitionalTask"]
+
+
+for _library, _options in OPTIONS.items():
+    if _base := _base_class(_library):
+        for _name, _body in (("handle", handle), ("retry", retry_once)):
+            shared_task(
+                _body,
+                bind=True,
+                base=_base,
+                name=f"shop.{_library}_{_name}",
+                idempotency_key=("order",),
+                **_options,
+            )
+
+
+@pytest.fixture(scope="module")
+def shared_shop(open_shop: Callable[..., Shop], server: RedisServer) -> Iterator[Shop]:
+    once = {"backend": "celery_once.backends.Redis", "settings": {"url": server.url}}
+    with open_shop(ONCE=once, imports=[__name__]) as shop:
+        shop.start_worker(concurrency=3)
+        yield shop
+
+
+@pytest.fixture(autouse=True)
+def _without_locks_and_messages(shop: Shop) -> None:
+    shop.redis.delete(NO_WORKER, *locks(shop))
 
 
 @pytest.fixture(params=OPTIONS)
@@ -37,22 +97,23 @@ def in_transition(shop: Shop, library: str) -> Any:
 def old(shop: Shop, library: str) -> Any:
     """The task as old processes have it."""
     base = getattr(importlib.import_module(f"celery_{library}"), OLD_CLASSES[library])
-    return _in_another_process(shop, library, base=base, **OPTIONS[library])
+    return _in_another_process(shop, library, base, **OPTIONS[library])
 
 
 @pytest.fixture
 def new(shop: Shop, library: str) -> Any:
     """The task as processes of the second step have it."""
-    return _in_another_process(shop, library, idempotency_key=("order",), **ONE_AT_A_TIME)
+    options = {"idempotency_key": ("order",), **ONE_AT_A_TIME}
+    return _in_another_process(shop, library, IdempotentTask, **options)
 
 
-def _in_another_process(shop: Shop, library: str, **options: Any) -> Any:
+def _in_another_process(shop: Shop, library: str, base: Any, **options: Any) -> Any:
     def task(self: Any, order: str, amount: int = 1) -> None: ...
 
     name = f"shop.{library}_handle"
     app = make_app(shop.settings)
     del app.tasks[name]
-    return make_task(app, task, bind=True, name=name, **options)
+    return app.task(bind=True, lazy=False, shared=False, base=base, name=name, **options)(task)
 
 
 def is_refused(task: Any, first: Any, order: str) -> bool:
@@ -68,12 +129,6 @@ def locks(shop: Shop) -> list[Any]:
     return [*shop.redis.scan_iter("qo_*"), *shop.redis.scan_iter("SINGLETONLOCK_*")]
 
 
-@pytest.fixture(autouse=True)
-def _without_locks(shop: Shop) -> None:
-    for lock in locks(shop):
-        shop.redis.delete(lock)
-
-
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(
     ("published_by", "others"),
@@ -85,8 +140,8 @@ def _without_locks(shop: Shop) -> None:
 )
 def test_a_queued_call_is_not_queued_by_a_process_that_runs_at_the_same_time(
     request: pytest.FixtureRequest,
+    shop: Shop,
     order: str,
-    waiting_messages: Callable[[], int],
     published_by: str,
     others: list[str],
 ) -> None:
@@ -94,7 +149,7 @@ def test_a_queued_call_is_not_queued_by_a_process_that_runs_at_the_same_time(
 
     for version in others:
         assert is_refused(request.getfixturevalue(version), first, order), version
-    assert waiting_messages() == 1
+    assert shop.redis.llen(NO_WORKER) == 1
 
 
 def test_a_call_that_an_old_process_has_queued_leaves_no_reservation(

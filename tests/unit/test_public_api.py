@@ -1,12 +1,13 @@
-"""Describes the public interface: names, signatures, options, signals, commands and fields.
+"""The public interface changes only on purpose: names, signatures, options, signals, commands.
 
-``python -m tests.public_api`` rewrites the snapshot after an intended change.
+``python -m tests.unit.test_public_api`` rewrites the snapshot after an intended change.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from enum import Enum
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pytest
 from celery.utils.dispatch import Signal
 
 import celery_idempotent
@@ -50,7 +52,7 @@ RETURNED = (
 )
 
 
-SNAPSHOT = Path(__file__).with_name("snapshot.txt")
+SNAPSHOT = Path(__file__).with_name("public_api.txt")
 
 
 def describe() -> str:
@@ -143,6 +145,14 @@ def _commands(command: click.Command, path: str) -> Iterator[str]:
         for parameter in command.params
     )
     yield f"{path}: {' '.join(parameters)}"
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="signatures as by Python 3.11")
+def test_the_public_interface_is_as_in_the_snapshot() -> None:
+    assert describe() == SNAPSHOT.read_text(encoding="utf-8"), (
+        "if this change is intended, run python -m tests.unit.test_public_api, "
+        "and describe it in CHANGELOG.md"
+    )
 
 
 if __name__ == "__main__":
