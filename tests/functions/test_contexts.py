@@ -119,10 +119,13 @@ def test_a_signal_before_the_block_releases_the_key(idem: Idempotency, key: str,
     assert not idem.current.protected
 
 
-def test_a_held_key_is_a_conflict(open_context: OpenContext, run: Run, key: str) -> None:
+@pytest.mark.parametrize("options", [{"wait_timeout": 0}, {"on_conflict": "raise"}], ids=repr)
+def test_a_held_key_is_a_conflict(
+    open_context: OpenContext, run: Run, key: str, options: dict[str, Any]
+) -> None:
     async def use_context() -> None:
         async with open_context(key) as first:
-            async with open_context(key, wait_timeout=0) as second:
+            async with open_context(key, **options) as second:
                 assert second.decision is Decision.CONFLICT
                 assert "is held by" in str(second.conflict)
                 with pytest.raises(IdempotencyError, match="has no outcome"):

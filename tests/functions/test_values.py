@@ -244,6 +244,16 @@ class TestWithoutProtection:
         with pytest.raises(ResultNotStoredError, match=r"^shop\.charge.*conftest\.Money, inside"):
             charge("1")
 
+    def test_an_error_is_raised_as_it_is(self, calls: Calls, idem: Idempotency) -> None:
+        error = LookupError("no such order")
+
+        def charge(order: str) -> None:
+            raise error
+
+        with pytest.raises(LookupError) as caught:
+            calls.function(idem, charge)("1")
+        assert caught.value is error
+
     def test_with_store_result_false_it_is_returned_as_it_is(
         self, calls: Calls, idem: Idempotency
     ) -> None:

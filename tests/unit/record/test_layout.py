@@ -206,6 +206,19 @@ def test_an_execution_reads_what_it_needs(form: bytes, orphaned_seconds: float) 
     assert layout.begun(raw) == (2**50, 2, b"steps", orphaned_seconds)
 
 
+@pytest.mark.parametrize(
+    ("form", "ended_by"),
+    [
+        *((form, None) for form in (b"", b"250", b"250,1763", b",1763")),
+        (b"process_lost", "process_lost"),
+        (b"process_lost,1763", "process_lost"),
+    ],
+)
+def test_only_an_abandoned_execution_has_an_end(form: bytes, ended_by: str | None) -> None:
+    assert read(raw_record(b"S", form=form)).ended_by == ended_by
+    assert read(raw_record(b"C", form=b"json")).ended_by is None
+
+
 def test_a_payload_is_read_back_from_its_bytes() -> None:
     payload = Payload("json+gzip", b"two\nlines")
 

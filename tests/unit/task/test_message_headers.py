@@ -94,6 +94,18 @@ def test_a_publish_draws_a_root_once() -> None:
     assert read(for_retry(headers, {"mine": 2})) == read(headers)
 
 
+def test_a_root_is_read_alone_only_if_it_is_of_this_message_and_there_is_no_key() -> None:
+    headers = with_root("shop.charge", ID, None)
+
+    def only_root(task_id: str, headers: Any) -> bytes | None:
+        return message_headers.only_root("shop.charge", task_id, headers)
+
+    assert only_root(ID, headers) == read(headers).root
+    assert only_root(ID, {}) == b""
+    assert only_root(ANOTHER, headers) is None
+    assert only_root(ID, with_derived_key(None, KEY)) is None
+
+
 def test_a_message_published_again_carries_the_derived_form_of_an_explicit_key() -> None:
     key = Key("shop.charge", "~PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 
