@@ -274,10 +274,14 @@ class TestBlocks:
     def test_without_redis(self, database: TestDatabase, order: str) -> None:
         away = Idempotency("redis://127.0.0.1:1/0", key_prefix=uuid4().hex, on_store_error="run")
         receipts = []
+
+        def book(connection: sa.Connection) -> None:
+            connection.execute(effects.insert().values(name=order, pid=0))
+
         for _ in range(2):
             with away.execution(order, transaction=database.engine) as execution:
                 if execution.decision is Decision.RUN:
-                    execution.connection.execute(effects.insert().values(name=order, pid=0))
+                    execution.step("book", book, execution.connection, transaction=True)
                     receipts.append(execution.complete(uuid4().hex))
                 else:
                     receipts.append(execution.replay)
