@@ -71,6 +71,10 @@ class BaseExecution:
             raise TransactionError("there is no transaction: idempotency_transaction is not set")
         return self._transaction.connection
 
+    def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`Execution.step`, and :meth:`AsyncExecution.step` for an event loop."""
+        raise NotImplementedError
+
     def check(self) -> None:
         """Checks that no other execution can have begun; takes no round trip.
 

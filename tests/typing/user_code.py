@@ -64,6 +64,7 @@ def blocks() -> None:
         assert_type(execution.token, int)
         assert_type(execution.attempt, int)
         assert_type(execution.step("book", charge, 1), str)
+    assert_type(idem.current.step("book", charge, 1), Any)
 
 
 async def async_blocks() -> None:
