@@ -19,8 +19,8 @@ REDIS_BATCH = 1000
 #: Maximum seconds for a command of Redis.
 SOCKET_TIMEOUT = 5.0
 #: Seconds for which a worker that dies during a search keeps others from searching; 300 by default
-#: in kombu.
-MUTEX_EXPIRE = 10
+#: in kombu. Two searches at a time do no harm: each message is restored in a transaction.
+MUTEX_EXPIRE = 2
 #: Entries in one request, by SQS.
 SQS_BATCH = 10
 #: Maximum seconds for which a message is hidden. SQS refuses more than 12 hours from its delivery,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from celery_idempotent.lease.clock import lease_now
-from celery_idempotent.redelivery.broker import OwnConnection
+from celery_idempotent.redelivery.broker import SOCKET_TIMEOUT, OwnConnection
 from celery_idempotent.redelivery.held import HeldMessages
 
 logger = logging.getLogger(__name__)
@@ -64,14 +65,16 @@ class Renewal(threading.Thread):
         """Renews and restores messages, and waits longer after each failure."""
         tick = min(TICK, self.seconds / 4)
         while not self._ended.wait(min(tick * 2**self._failures, self.seconds / 3)):
-            try:
-                self._renew()
-                self._restore()
-            except Exception as error:
-                self._failed(error)
-            else:
-                self._succeeded()
-        self._close()
+            with _no_fork:
+                try:
+                    self._renew()
+                    self._restore()
+                except Exception as error:
+                    self._failed(error)
+                else:
+                    self._succeeded()
+        with _no_fork:
+            self._close()
 
     def _renew(self) -> None:
         """Renews all messages three times per `seconds`, and new ones at each call."""
@@ -118,6 +121,36 @@ class Renewal(threading.Thread):
         except Exception as error:
             logger.debug("The connection could not be closed: %s", error)
 
+
+class _NoFork:
+    """Delays a fork of the worker while the thread uses the broker.
+
+    kombu's properties take locks that all connections share. A pool process that is forked while
+    the thread has one would wait for it for ever when it publishes.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_delaying = False
+        os.register_at_fork(
+            before=self._before, after_in_parent=self._after, after_in_child=self._after
+        )
+
+    def _before(self) -> None:
+        self._is_delaying = self._lock.acquire(timeout=2 * SOCKET_TIMEOUT)
+
+    def _after(self) -> None:
+        if self._is_delaying:
+            self._lock.release()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+_no_fork = _NoFork()
 
 #: The renewal of this worker; None in other programs, and where messages have no visibility
 #: timeout.

@@ -16,9 +16,13 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_idempotent.redelivery.broker import RedisBroker
+from celery_idempotent.redelivery.held import HeldMessages
+from celery_idempotent.redelivery.renewal import Renewal
+from celery_idempotent.task import request
 from tests.faults.proxy import Proxy
 from tests.servers.groups import SentinelServers
 from tests.servers.redis_server import RedisServer
@@ -265,6 +269,37 @@ def test_a_broker_that_is_down_costs_no_descriptors() -> None:
             assert len(list(descriptors.iterdir())) <= before
         finally:
             gc.enable()
+
+
+class Reconnecting(RedisBroker):
+    """Loses its connection after each search."""
+
+    def restore(self) -> None:
+        super().restore()
+        self.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_process_that_is_forked_while_the_thread_connects_can_publish() -> None:
+    """Else it could wait for a lock of kombu that the thread had at that moment."""
+    app = Celery(set_as_current=False)
+    with RedisServer.start() as server, Connection(server.url) as connection:
+        connection.connect()
+        thread = Renewal(Reconnecting(connection), HeldMessages(app, None), seconds=0.001)
+        thread.start()
+        try:
+            for _ in range(100):
+                child = os.fork()
+                if not child:
+                    signal.alarm(10)  # kills it
+                    with Connection(server.url) as own, own.SimpleQueue("sent") as queue:
+                        queue.put("message")
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+        finally:
+            thread.stop()
+            thread.join(SOON)
+            request.received = None
 
 
 @contextmanager
