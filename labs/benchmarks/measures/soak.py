@@ -37,6 +37,8 @@ REQUEST_INTERVAL, DUPLICATES = 0.1, 4
 FREEZE = 2.0
 
 MB = 1_000_000
+#: Points of a curve, at least.
+POINTS = 100
 LOAD = "labs.benchmarks.soak_load"
 WORKER, PUBLISHER, WEB, DASHBOARD = "worker", "publisher", "web", "dashboard"
 
@@ -222,7 +224,7 @@ Samples = Sequence[tuple[float, Mapping[tuple[str, str], Sample], ServerSample]]
 def _result(samples: Samples, counts: Mapping[str, int], calls: Mapping[str, int]) -> MeasureResult:
     figures = [Figure(label, number) for label, number in counts.items()]
     figures += [Figure(f"calls, {name}", number) for name, number in calls.items()]
-    plots = []
+    plots, every = [], len(samples) // POINTS or 1
     for role in (WORKER, PUBLISHER, WEB, DASHBOARD):
         curves = {
             name: [
@@ -247,7 +249,8 @@ def _result(samples: Samples, counts: Mapping[str, int], calls: Mapping[str, int
                 "minutes",
                 {
                     name: [
-                        (minute, Spread.from_values([each.memory / MB])) for minute, each in points
+                        (minute, Spread.from_values([each.memory / MB]))
+                        for minute, each in points[::every]
                     ]
                     for name, points in curves.items()
                     if points
