@@ -130,17 +130,20 @@ class _NoFork:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_delaying = False
+        self._reset()
         os.register_at_fork(
-            before=self._before, after_in_parent=self._after, after_in_child=self._after
+            before=self._wait, after_in_parent=self._forked, after_in_child=self._reset
         )
 
-    def _before(self) -> None:
-        self._is_delaying = self._lock.acquire(timeout=2 * SOCKET_TIMEOUT)
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._is_forking = False
 
-    def _after(self) -> None:
-        if self._is_delaying:
+    def _wait(self) -> None:
+        self._is_forking = self._lock.acquire(timeout=2 * SOCKET_TIMEOUT)
+
+    def _forked(self) -> None:
+        if self._is_forking:
             self._lock.release()
 
     def __enter__(self) -> None:
