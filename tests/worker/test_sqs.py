@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 from moto.sqs.models import sqs_backends
+from typing_extensions import Self
 
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery import broker as brokers
+from tests.servers.moto_server import REGION, MotoServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, check_duplicates, check_retry
 from tests.worker.tasks import pack, try_later
@@ -25,20 +24,16 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 #: Seconds.
 LEASE = 2.0
 VISIBILITY_TIMEOUT = 4
-REGION = "us-east-1"
 
 
-class Queues:
+class Queues(MotoServer):
     """A server of moto that exists within a `with` block; `settings` reach it from any process."""
 
-    def __enter__(self) -> Queues:
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        self._server.start()
-        host, port = self._server.get_host_and_port()
+    def __enter__(self) -> Self:
+        super().__enter__()
         #: Settings of Celery's broker.
         self.settings: dict[str, Any] = {
-            "broker_url": f"sqs://testing:testing@{host}:{port}",
+            "broker_url": f"sqs://testing:testing@{self.address}",
             "broker_transport_options": {
                 "region": REGION,
                 "is_secure": False,
@@ -46,8 +41,7 @@ class Queues:
                 "polling_interval": 0.1,
             },
         }
-        session = boto3.Session("testing", "testing", region_name=REGION)
-        self.client: Any = session.client("sqs", endpoint_url=f"http://{host}:{port}")
+        self.client: Any = self.session.client("sqs", endpoint_url=f"http://{self.address}")
         return self
 
     def messages(self, queue: str) -> int:
@@ -64,9 +58,6 @@ class Queues:
         ((_, account),) = sqs_backends.items()
         delivered = account[REGION].queues[queue].pending_messages
         return [message.visible_at / 1000 - time.time() for message in delivered]
-
-    def __exit__(self, *_: object) -> None:
-        self._server.stop()
 
 
 @pytest.fixture(scope="module")

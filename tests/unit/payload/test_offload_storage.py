@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from celery import Celery
-from moto.server import ThreadedMotoServer
+from typing_extensions import Self
 
 from celery_idempotent.payload.offload import OffloadStorage
+from tests.servers.moto_server import REGION, MotoServer
 
 NAME = "shop.charge%2Fx:~PN0MlSPt3FmEwTzQ5dHvBQ:1763726400123457"
 
@@ -31,25 +30,21 @@ DATA = [
 ]
 
 
-class Bucket:
+class Bucket(MotoServer):
     """A bucket of moto that exists within a `with` block; `settings` reach it from any process."""
 
-    def __enter__(self) -> Bucket:
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        self._server.start()
-        host, port = self._server.get_host_and_port()
+    def __enter__(self) -> Self:
+        super().__enter__()
         #: Settings of Celery's S3 backend.
         self.settings: dict[str, Any] = {
-            "s3_endpoint_url": f"http://{host}:{port}",
+            "s3_endpoint_url": f"http://{self.address}",
             "s3_access_key_id": "testing",
             "s3_secret_access_key": "testing",
-            "s3_region": "us-east-1",
+            "s3_region": REGION,
             "s3_bucket": "results",
         }
-        session = boto3.Session("testing", "testing", region_name="us-east-1")
-        client = session.resource("s3", endpoint_url=self.settings["s3_endpoint_url"])
-        self._bucket = client.create_bucket(Bucket="results")
+        resource = self.session.resource("s3", endpoint_url=self.settings["s3_endpoint_url"])
+        self._bucket = resource.create_bucket(Bucket="results")
         return self
 
     def objects(self) -> dict[str, bytes]:
@@ -59,9 +54,6 @@ class Bucket:
     def empty(self) -> None:
         """Deletes all objects."""
         self._bucket.objects.delete()
-
-    def __exit__(self, *_: object) -> None:
-        self._server.stop()
 
 
 @pytest.fixture(scope="module")
