@@ -21,7 +21,6 @@ def test_a_publisher_gives_up_with_the_error() -> None:
 @pytest.mark.worker
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.timeout(300)
 def test_every_effect_happens_once(tmp_path: Path) -> None:
     wrong = run(1, 40, [], tmp_path)
 

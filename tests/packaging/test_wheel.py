@@ -19,7 +19,7 @@ import celery_idempotent
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.name for path in (ROOT / "lua").glob("*.lua")}
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.slow,
     pytest.mark.worker,
-    pytest.mark.timeout(300),
 ]
 
 #: Both versions take messages from this queue, and each from one that has its name.
