@@ -145,20 +145,28 @@ class ClientTransport(BaseTransport):
     ) -> None:
         """Resends the calls that were not executed, and sets their replies.
 
-        Each is sent alone: only then does the client follow a moving slot, and find the new master
-        if the one for these calls has failed. If there is none, the others of the group are not
-        resent.
+        The first of a group is sent alone: only then does the client follow a moving slot, and find
+        the new master if the one for these calls has failed. If there is none, the others are not
+        resent. Otherwise they are sent in one batch, and those that need it alone.
         """
         for group in groups:
-            for index in group:
-                if not isinstance(replies[index], _NOT_EXECUTED):
-                    continue
-                lost = replies[index]
-                (replies[index],) = await self._send_alone(calls[index])
-                if isinstance(replies[index], NO_REPLY):
-                    break
-                if isinstance(lost, NO_REPLY) and self._batch_clients is not self._clients:
-                    await self._batch_clients.aclose()  # so that a new one finds the new master
+            lost = [index for index in group if isinstance(replies[index], _NOT_EXECUTED)]
+            if not lost:
+                continue
+            first, *others = lost
+            failed = isinstance(replies[first], NO_REPLY)
+            (replies[first],) = await self._send_alone(calls[first])
+            if isinstance(replies[first], NO_REPLY):
+                continue
+            if failed and self._batch_clients is not self._clients:
+                await self._batch_clients.aclose()  # so that a new one finds the new master
+            if others:
+                client = self._batch_clients.get()
+                again = await self._send_batch(client, [calls[index] for index in others])
+                for index, reply in zip(others, again, strict=True):
+                    if isinstance(reply, _NOT_EXECUTED):
+                        (reply,) = await self._send_alone(calls[index])
+                    replies[index] = reply
 
     async def ping(self) -> None:
         """See `ServerTransport`."""

@@ -155,3 +155,26 @@ def test_batches_find_the_promoted_replica(
         return {decision for decision, _ in use(names())} == {Decision.RUN}
 
     eventually(all_run, seconds=20)
+
+
+def test_a_batch_is_resent_in_few_round_trips(
+    cluster: ClusterServers, engine: Idempotency, use: Use
+) -> None:
+    """As after a failover: a promoted replica does not have the scripts."""
+
+    def reads() -> int:
+        number = 0
+        for node in cluster.living:
+            with node.client() as client:
+                number += client.info("stats")["total_reads_processed"]
+        return number
+
+    use(names())
+    for node in cluster.living:
+        with node.client() as client:
+            client.script_flush()
+    before = reads()
+
+    use(names(300))
+
+    assert reads() - before < 150
