@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -15,7 +16,9 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.republish import seconds_until
-from tests.flow.deliveries import Deliveries, End, begin_elsewhere
+from tests.flow.deliveries import Deliveries, End, Offer, begin_elsewhere
+from tests.servers.redis_server import RedisServer
+from tests.waiting import eventually
 
 Make = Callable[..., IdempotentTask]
 
@@ -29,8 +32,8 @@ def never(task: IdempotentTask) -> None:
 class Copy:
     """A message with a callback, whose outcome another delivery has stored."""
 
-    def __init__(self, task: Make, app: Celery) -> None:
-        self.task = task(never)
+    def __init__(self, task: Make, app: Celery, **options: Any) -> None:
+        self.task = task(never, **options)
         self.app = app
         self.deliveries = Deliveries(app, self.task)
         report = app.signature("report", immutable=True, queue="reports")
@@ -120,6 +123,31 @@ def _refuse(*_: object, **__: object) -> None:
     raise OperationalError("the broker is away")
 
 
+def test_the_loss_of_its_right_is_logged(
+    task: Make, broker_app: Celery, server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Another program deletes the records while it is being sent, and overwrites them."""
+    copy = Copy(task, broker_app, lease=1)
+    copy.complete()
+    copy.die()
+
+    def lose(*_: object, **__: object) -> None:
+        with server.client() as client:
+            names = client.keys("idem:*")
+            client.delete(*names)
+            lost = "has lost the lease of its continuation"
+            eventually(lambda: lost in caplog.text, "the heartbeat has found the loss")
+            for name in names:
+                client.rpush(name, "another program's")
+        _refuse()
+
+    monkeypatch.setattr(broker_app.amqp, "send_task_message", lose)
+
+    assert copy.deliver().state == "failure"
+    assert "has not sent its continuation: " in caplog.text
+
+
 def test_a_duplicate_sends_its_own_once(task: Make, broker_app: Celery) -> None:
     copy = Copy(task, broker_app)
     copy.complete()
@@ -128,3 +156,19 @@ def test_a_duplicate_sends_its_own_once(task: Make, broker_app: Celery) -> None:
 
     assert [copy.deliver().state, copy.deliver().state] == ["success"] * 2
     assert copy.reports() == 1
+
+
+def test_a_message_of_it_has_the_same_root_in_every_version(offer: Offer) -> None:
+    """A newer worker may send it again."""
+    deliveries = offer()
+    link = deliveries.task.s().set(task_id="the next")
+    deliveries.app.send_task(deliveries.task.name, ("1",), task_id="the first", link=link)
+    message = deliveries.next()
+    assert message is not None
+    assert deliveries.deliver(message).state == "success"
+
+    following = deliveries.next()
+
+    assert following is not None
+    headers = MessageHeaders.read(deliveries.task.name, "the next", following.request_dict)
+    assert headers.root.hex() == "ca9b104ba1a76c62"
