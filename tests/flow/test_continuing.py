@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask
@@ -14,6 +14,7 @@ from celery_idempotent.key.key import default_root
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
+from celery_idempotent.task.canvas import REPLACED_HEADER
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.republish import seconds_until
 from tests.flow.deliveries import Deliveries, End, Offer, begin_elsewhere
@@ -172,3 +173,30 @@ def test_a_message_of_it_has_the_same_root_in_every_version(offer: Offer) -> Non
     assert following is not None
     headers = MessageHeaders.read(deliveries.task.name, "the next", following.request_dict)
     assert headers.root.hex() == "ca9b104ba1a76c62"
+
+
+def test_a_plain_task_that_replaces_itself_passes_on_what_it_has_replaced(offer: Offer) -> None:
+    """The last one in turn has the identity of the first."""
+
+    def replace(self: IdempotentTask, order: str) -> str:
+        if order == "old":
+            self.replace(relay.si())
+        return order
+
+    deliveries = offer(replace)
+
+    @deliveries.app.task(bind=True, shared=False)
+    def relay(self: Task) -> None:
+        self.replace(deliveries.task.si("new"))
+
+    messages = [deliveries.publish("old")]
+    for _ in range(2):
+        assert deliveries.deliver(messages[-1]).state == "ignored"
+        message = deliveries.next()
+        assert message is not None
+        messages.append(message)
+
+    first, between, last = (message.request_dict.get(REPLACED_HEADER) for message in messages)
+    assert first is None
+    assert between
+    assert last == between

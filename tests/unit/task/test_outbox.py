@@ -24,5 +24,6 @@ def test_a_canvas_is_stored_by_the_serializer_of_its_tasks() -> None:
     assert [sig.args for sig in outbox.load(app, message).tasks] == [(1j,), (2j,)]
     publish = partial(charge.s().apply_async, kwargs={"amount": 3j})
     (message,) = json.loads(outbox.store("the key", app, [publish]))
-    assert outbox.load(app, message).kwargs == {"amount": 3j}
+    loaded = outbox.load(app, message)
+    assert (loaded.kwargs, loaded.app) == ({"amount": 3j}, app)
     app.close()
