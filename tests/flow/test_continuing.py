@@ -76,8 +76,7 @@ def test_is_requeued_and_sends_none(task: Make, broker_app: Celery) -> None:
 
     assert copy.deliver().state == "ignored"
     assert copy.reports() == 0
-    copy.message = copy.deliveries.next()
-    assert copy.message is not None
+    copy.message = copy.deliveries.received()
     copy.mark()
     assert copy.deliver().state == "success"
     assert copy.reports() == 0
@@ -90,7 +89,7 @@ def test_comes_back_when_the_lease_of_the_other_delivery_ends(
     copy.complete(sending_ms=20_000)
     for _ in range(7):
         assert copy.deliver().state == "ignored"
-        copy.message = copy.deliveries.next()
+        copy.message = copy.deliveries.received()
 
     assert seconds_until(copy.message.request_dict["eta"]) <= 20
 
@@ -164,13 +163,10 @@ def test_a_message_of_it_has_the_same_root_in_every_version(offer: Offer) -> Non
     deliveries = offer()
     link = deliveries.task.s().set(task_id="the next")
     deliveries.app.send_task(deliveries.task.name, ("1",), task_id="the first", link=link)
-    message = deliveries.next()
-    assert message is not None
-    assert deliveries.deliver(message).state == "success"
+    assert deliveries.deliver(deliveries.received()).state == "success"
 
-    following = deliveries.next()
+    following = deliveries.received()
 
-    assert following is not None
     headers = MessageHeaders.read(deliveries.task.name, "the next", following.request_dict)
     assert headers.root.hex() == "ca9b104ba1a76c62"
 
@@ -192,9 +188,7 @@ def test_a_plain_task_that_replaces_itself_passes_on_what_it_has_replaced(offer:
     messages = [deliveries.publish("old")]
     for _ in range(2):
         assert deliveries.deliver(messages[-1]).state == "ignored"
-        message = deliveries.next()
-        assert message is not None
-        messages.append(message)
+        messages.append(deliveries.received())
 
     first, between, last = (message.request_dict.get(REPLACED_HEADER) for message in messages)
     assert first is None
