@@ -269,6 +269,26 @@ class TestTheStoreIsAway:
         assert record is not None
         assert record.result == "kept in the end"
 
+    def test_an_exit_meanwhile_loses_no_result(self, task: Make) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            return "kept in the end"
+
+        slow = task(body)
+        runtime = slow.idempotency_configuration.executor.runtime
+        execute = runtime.execute
+
+        def interrupt(command: Command) -> Coroutine[Any, Any, Reply]:
+            runtime.execute = execute  # type: ignore[method-assign]
+            raise SystemExit(3)
+
+        runtime.execute = interrupt  # type: ignore[method-assign]
+
+        with pytest.raises(SystemExit):
+            slow.delay("1")
+        record = slow.idempotency_record("1")
+        assert record is not None
+        assert record.result == "kept in the end"
+
     def test_a_result_that_cannot_be_stored_is_reported(
         self, task: Make, own_server: RedisServer, sent_signals: list[str]
     ) -> None:
