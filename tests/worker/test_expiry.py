@@ -78,7 +78,7 @@ class TestCopyOfAMessageThatIsRetried:
     def test_that_expires_leaves_the_retry_alone(
         self, shop: Shop, ledger: Ledger, order: str, task: Any
     ) -> None:
-        options = {"expires": EXPIRES, "task_id": f"the id of {order}"}  # spaces, as in any bytes
+        options = {"expires": EXPIRES, "task_id": f"the id of {order}"}  # replies have spaces, too
         result, message = publish(shop, task, order, 6.0, 60.0, **options)
         ledger.wait_for_signal(result.id, "released")
         wait_for_expiry(EXPIRES)
