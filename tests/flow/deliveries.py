@@ -48,6 +48,10 @@ class Deliveries:
     def publish(self, *args: Any, **options: Any) -> Request:
         """Publishes a message and returns it as the worker receives it."""
         self.task.apply_async(args, **options)
+        return self.received()
+
+    def received(self) -> Request:
+        """The message in the broker."""
         message = self.next()
         assert message is not None
         return message

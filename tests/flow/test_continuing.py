@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask
@@ -13,9 +14,12 @@ from celery_idempotent.key.key import default_root
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
+from celery_idempotent.task.canvas import REPLACED_HEADER
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.republish import seconds_until
-from tests.flow.deliveries import Deliveries, End, begin_elsewhere
+from tests.flow.deliveries import Deliveries, End, Offer, begin_elsewhere
+from tests.servers.redis_server import RedisServer
+from tests.waiting import eventually
 
 Make = Callable[..., IdempotentTask]
 
@@ -29,8 +33,8 @@ def never(task: IdempotentTask) -> None:
 class Copy:
     """A message with a callback, whose outcome another delivery has stored."""
 
-    def __init__(self, task: Make, app: Celery) -> None:
-        self.task = task(never)
+    def __init__(self, task: Make, app: Celery, **options: Any) -> None:
+        self.task = task(never, **options)
         self.app = app
         self.deliveries = Deliveries(app, self.task)
         report = app.signature("report", immutable=True, queue="reports")
@@ -72,8 +76,7 @@ def test_is_requeued_and_sends_none(task: Make, broker_app: Celery) -> None:
 
     assert copy.deliver().state == "ignored"
     assert copy.reports() == 0
-    copy.message = copy.deliveries.next()
-    assert copy.message is not None
+    copy.message = copy.deliveries.received()
     copy.mark()
     assert copy.deliver().state == "success"
     assert copy.reports() == 0
@@ -86,7 +89,7 @@ def test_comes_back_when_the_lease_of_the_other_delivery_ends(
     copy.complete(sending_ms=20_000)
     for _ in range(7):
         assert copy.deliver().state == "ignored"
-        copy.message = copy.deliveries.next()
+        copy.message = copy.deliveries.received()
 
     assert seconds_until(copy.message.request_dict["eta"]) <= 20
 
@@ -120,6 +123,31 @@ def _refuse(*_: object, **__: object) -> None:
     raise OperationalError("the broker is away")
 
 
+def test_the_loss_of_its_right_is_logged(
+    task: Make, broker_app: Celery, server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Another program deletes the records while it is being sent, and overwrites them."""
+    copy = Copy(task, broker_app, lease=1)
+    copy.complete()
+    copy.die()
+
+    def lose(*_: object, **__: object) -> None:
+        with server.client() as client:
+            names = client.keys("idem:*")
+            client.delete(*names)
+            lost = "has lost the lease of its continuation"
+            eventually(lambda: lost in caplog.text, "the heartbeat has found the loss")
+            for name in names:
+                client.rpush(name, "another program's")
+        _refuse()
+
+    monkeypatch.setattr(broker_app.amqp, "send_task_message", lose)
+
+    assert copy.deliver().state == "failure"
+    assert "has not sent its continuation: " in caplog.text
+
+
 def test_a_duplicate_sends_its_own_once(task: Make, broker_app: Celery) -> None:
     copy = Copy(task, broker_app)
     copy.complete()
@@ -128,3 +156,41 @@ def test_a_duplicate_sends_its_own_once(task: Make, broker_app: Celery) -> None:
 
     assert [copy.deliver().state, copy.deliver().state] == ["success"] * 2
     assert copy.reports() == 1
+
+
+def test_a_message_of_it_has_the_same_root_in_every_version(offer: Offer) -> None:
+    """A newer worker may send it again."""
+    deliveries = offer()
+    link = deliveries.task.s().set(task_id="the next")
+    deliveries.app.send_task(deliveries.task.name, ("1",), task_id="the first", link=link)
+    assert deliveries.deliver(deliveries.received()).state == "success"
+
+    following = deliveries.received()
+
+    headers = MessageHeaders.read(deliveries.task.name, "the next", following.request_dict)
+    assert headers.root.hex() == "ca9b104ba1a76c62"
+
+
+def test_a_plain_task_that_replaces_itself_passes_on_what_it_has_replaced(offer: Offer) -> None:
+    """The last one in turn has the identity of the first."""
+
+    def replace(self: IdempotentTask, order: str) -> str:
+        if order == "old":
+            self.replace(relay.si())
+        return order
+
+    deliveries = offer(replace)
+
+    @deliveries.app.task(bind=True, shared=False)
+    def relay(self: Task) -> None:
+        self.replace(deliveries.task.si("new"))
+
+    messages = [deliveries.publish("old")]
+    for _ in range(2):
+        assert deliveries.deliver(messages[-1]).state == "ignored"
+        messages.append(deliveries.received())
+
+    first, between, last = (message.request_dict.get(REPLACED_HEADER) for message in messages)
+    assert first is None
+    assert between
+    assert last == between

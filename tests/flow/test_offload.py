@@ -18,6 +18,7 @@ from celery_idempotent import (
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing import IsolatedRecords
+from tests.flow.deliveries import Offer, begin_elsewhere
 
 Make = Callable[..., IdempotentTask]
 
@@ -263,3 +264,17 @@ def test_a_call_with_other_arguments_leaves_the_first_outcome(
         task.delay("1", 2)
     assert task.delay("1", 1).get() == LARGE
     assert len(object_names(directory)) == 1
+
+
+def test_kept_messages_of_one_key_have_objects_of_their_own(offer: Offer, directory: Path) -> None:
+    options = {"max_result_size": 1000, "offload_backend": f"file://{directory}"}
+    deliveries = offer(
+        options={f"idempotency_{name}": value for name, value in options.items()},
+        idempotency_on_conflict="reject",
+    )
+    begin_elsewhere(deliveries.task, LARGE)
+
+    ends = [deliveries.deliver(deliveries.publish(LARGE)).state for _ in range(2)]
+
+    assert ends == ["dropped"] * 2
+    assert len(object_names(directory)) == 2

@@ -130,6 +130,9 @@ class TestOwnCall:
 
         assert result.get() == [["counted", [order, None, True]] for order in ("a", "b", "a")]
         assert type(deliveries.task).calls == before + 2
+        record = deliveries.task.idempotency_record("b")
+        assert record is not None
+        assert record.task_id == f"{result.id}/2"
 
     def test_of_an_eager_call_does_not_catch_a_conflict(
         self, server: RedisServer, offer: Offer

@@ -12,15 +12,18 @@ from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import IdempotentTask, LeaseLostError, State, StoreUnavailableError
+from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import DELEGATED
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
+from celery_idempotent.task import ended_message
 from celery_idempotent.testing import IsolatedRecords
-from tests.flow.deliveries import begin_elsewhere
+from tests.flow.deliveries import Offer, begin_elsewhere
 from tests.servers.redis_server import RedisServer
 
 Make = Callable[..., IdempotentTask]
@@ -266,6 +269,26 @@ class TestTheStoreIsAway:
         assert record is not None
         assert record.result == "kept in the end"
 
+    def test_an_exit_meanwhile_loses_no_result(self, task: Make) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            return "kept in the end"
+
+        slow = task(body)
+        runtime = slow.idempotency_configuration.executor.runtime
+        execute = runtime.execute
+
+        def interrupt(command: Command) -> Coroutine[Any, Any, Reply]:
+            runtime.execute = execute  # type: ignore[method-assign]
+            raise SystemExit(3)
+
+        runtime.execute = interrupt  # type: ignore[method-assign]
+
+        with pytest.raises(SystemExit):
+            slow.delay("1")
+        record = slow.idempotency_record("1")
+        assert record is not None
+        assert record.result == "kept in the end"
+
     def test_a_result_that_cannot_be_stored_is_reported(
         self, task: Make, own_server: RedisServer, sent_signals: list[str]
     ) -> None:
@@ -340,3 +363,34 @@ def test_an_error_of_the_replacement_is_raised_unchanged(
     with pytest.raises(type(error)) as caught:
         charge.delay("1")
     assert caught.value.args == ("no card",)
+
+
+def test_a_rerun_that_meets_no_store_comes_back_as_a_rerun(
+    offer: Offer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [ValueError("for good")]
+
+    def body(self: IdempotentTask, order: str) -> str:
+        if errors:
+            raise errors.pop()
+        return "paid"
+
+    async def get(key: Key) -> Record:
+        raise StoreUnavailableError("away")
+
+    deliveries = offer(body, options={"idempotency_replay_errors": (ValueError,)})
+    configuration = deliveries.task.idempotency_configuration
+    key = deliveries.task.idempotency_key_of("1")
+    message = deliveries.publish("1")
+    assert deliveries.deliver(message).state == "failure"
+    record = deliveries.task.idempotency_record("1")
+    kept = ended_message.find(deliveries.app, configuration, key, message.id)
+    assert record is not None
+    assert kept is not None
+    ended_message.publish(kept, key, record.token)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(configuration.executor.store, "get", get)
+        assert deliveries.deliver(deliveries.received()).state == "ignored"
+
+    assert deliveries.deliver(deliveries.received()).state == "success"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -300,8 +301,10 @@ class TestCelerysOwnLines:
     """Before and after the executor."""
 
     def test_before_the_executor_the_message_is_requeued(
-        self, task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, task: Make, broker_app: Celery,
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    ) -> None:  # fmt: skip
+        caplog.set_level(logging.INFO, "celery_idempotent")
         story = Story(task, broker_app)
         story.forget()
         story.id = (message := story.deliveries.publish("1")).id
@@ -316,6 +319,7 @@ class TestCelerysOwnLines:
         monkeypatch.setattr(broker_app.backend, "store_result", slow)
 
         story.assert_requeued(story.deliveries.deliver(message))
+        assert "s: SoftTimeLimitExceeded" in caplog.text
 
     def test_after_the_executor_the_outcome_stays(
         self, task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch

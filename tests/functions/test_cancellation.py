@@ -386,6 +386,7 @@ def test_a_cancelled_call_ends_and_releases_its_key(
         asyncio.run(cancel())
     assert loop_errors == []
     assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
+    assert "ran; its key is free" not in caplog.text, "it was cancelled"
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -21,6 +21,7 @@ from celery_idempotent import (
     StoreUnavailableError,
     signals,
 )
+from celery_idempotent.flow.continuation import pending
 from celery_idempotent.functions.context import BlockExecution
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.heartbeat import heartbeat
@@ -189,8 +190,9 @@ def test_completing_twice_is_an_error(open_context: OpenContext, run: Run, key: 
     run(use_context())
 
 
+@pytest.mark.parametrize("is_done", [False, True], ids=["it runs", "it has completed"])
 def test_a_completion_after_a_takeover_is_rejected(
-    open_context: OpenContext, idem: Idempotency, run: Run, key: str
+    open_context: OpenContext, idem: Idempotency, run: Run, key: str, is_done: bool
 ) -> None:
     async def use_context() -> None:
         async with open_context(key) as late:
@@ -206,9 +208,13 @@ def test_a_completion_after_a_takeover_is_rejected(
             async with open_context(key) as successor:
                 assert successor.recovered
                 assert successor.token > late.token
-                with pytest.raises(LeaseLostError):
-                    await late.complete("late")
+                if not is_done:
+                    with pytest.raises(LeaseLostError):
+                        await late.complete("late")
                 await successor.complete("the successor's")
+                if is_done:
+                    assert await late.complete("late") == "the successor's"
+                    assert not pending, "nothing follows a block"
         async with open_context(key) as third:
             assert third.replay == "the successor's"
 

@@ -209,7 +209,7 @@ class TestConfiguration:
     ) -> None:
         shop = Shop(idem, database, enabled=False)
         shop.charge(order)
-        shop.during = lambda: 1 / 0
+        shop.during = lambda: idem.current.step("fail", lambda: 1 / 0, transaction=True)
         with pytest.raises(ZeroDivisionError):
             shop.charge(order)
         assert database.effects(order) == 1

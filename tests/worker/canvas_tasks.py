@@ -40,10 +40,11 @@ def hand_over_in_vain(self: Any, order: str) -> None:
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.hand_over_silently")
-def hand_over_silently(self: Any, order: str) -> None:
-    """Replaces itself by a task whose result is ignored."""
+def hand_over_silently(self: Any, order: str, *, by_option: bool = False) -> None:
+    """Replaces itself by a task, or a call, whose result is ignored."""
+    ignored = pack.s().set(ignore_result=True) if by_option else silent.s()
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        self.replace(silent.s(f"replacement of {order}"))
+        self.replace(ignored.clone((f"replacement of {order}",)))
 
 
 @shared_task(base=IdempotentTask, name="shop.note_failure")

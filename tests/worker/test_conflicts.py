@@ -28,7 +28,7 @@ class TestRetry:
     """The default."""
 
     def test_duplicate_is_requeued_until_it_gets_the_result(
-        self, ledger: Ledger, held: str
+        self, shop: Shop, ledger: Ledger, held: str
     ) -> None:
         """It does not count as a retry of the task."""
         first = ledger.start(pack, held)
@@ -39,6 +39,8 @@ class TestRetry:
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert len(ledger.runs(held)) == 1
+        logs = [worker.logs() for worker in shop.workers]
+        assert "".join(logs).count(f"[{duplicate.id}] received") == 1, "the first time only"
 
     def test_requeued_duplicates_do_not_block_the_pool(self, ledger: Ledger, held: str) -> None:
         ledger.start(pack, held)

@@ -295,16 +295,21 @@ class TestReplacement:
         assert hand_over_badly.delay(order).get(timeout=SOON) == "handled here"
         assert [run.end for run in ledger.runs(order)] == ["EncodeError", "returned"]
 
-    def test_duplicates_do_not_wait_for_an_ignored_result(self, ledger: Ledger, order: str) -> None:
-        hand_over_silently.delay(order)
+    @pytest.mark.parametrize("options", [{}, {"by_option": True}], ids=["of a task", "of a call"])
+    def test_duplicates_do_not_wait_for_an_ignored_result(
+        self, ledger: Ledger, order: str, options: dict[str, bool]
+    ) -> None:
+        hand_over_silently.delay(order, **options)
         ledger.wait_for_run(f"replacement of {order}")
         eventually(
-            lambda: hand_over_silently.idempotency_record(order).state is State.COMPLETED,
+            lambda: (
+                hand_over_silently.idempotency_record(order, **options).state is State.COMPLETED
+            ),
             "the replaced task is done",
         )
 
         with pytest.raises(ResultNotStoredError, match="ignore_result"):
-            hand_over_silently.delay(order).get(timeout=SOON)
+            hand_over_silently.delay(order, **options).get(timeout=SOON)
 
         assert len(ledger.runs(order)) == 1
 

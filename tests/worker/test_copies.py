@@ -15,6 +15,7 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
 
+from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.tasks import (
@@ -35,7 +36,7 @@ from tests.worker.tasks import (
     report_failure,
 )
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
+pytestmark = pytest.mark.worker
 
 #: By the end of the execution: the task, and the error that its caller gets.
 ENDINGS: dict[str, tuple[Any, type[Exception] | str]] = {
@@ -60,6 +61,7 @@ def order_of(ending: str) -> str:
     return f"order that ends in {ending}"
 
 
+@pytest.mark.exhaustive
 class TestExecutionThatFails:
     @pytest.fixture(scope="class")
     @classmethod
@@ -110,6 +112,7 @@ class TestExecutionThatFails:
         assert results["of a map"].state == "FAILURE"
 
 
+@pytest.mark.exhaustive
 class TestTwoTaskIdsWithOneKey:
     def test_run_once_each(self, open_shop: Callable[..., Shop], order: str) -> None:
         with open_shop(**COPIED_MESSAGES) as shop:
@@ -128,7 +131,9 @@ class TestPublishedAnew:
 
     @pytest.mark.core
     @pytest.mark.parametrize(
-        "task", [flaky, flaky_tick, flaky_in_turn], ids=["expired", "by task id", "finished"]
+        "task",
+        exhaustive_except([flaky, flaky_tick, flaky_in_turn], flaky),
+        ids=lambda task: task.name,
     )
     def test_runs_and_its_errbacks_run(self, shop: Shop, order: str, task: Any) -> None:
         frozen = task.s(order).set(link_error=report_failure.si(order), queue="kept")
@@ -147,6 +152,7 @@ class TestPublishedAnew:
             assert len(shop.ledger.notes(order)) == number
 
     @pytest.mark.core
+    @pytest.mark.exhaustive
     def test_after_a_success_runs_if_the_key_may_run_again(self, shop: Shop, order: str) -> None:
         messages = []
         for number in (1, 2):
@@ -164,6 +170,7 @@ class TestPublishedAnew:
         assert [run.end for run in shop.ledger.runs(order)] == ["returned", "returned"]
 
 
+@pytest.mark.exhaustive
 class TestExecutionThatRetries:
     def test_copy_does_not_run_before_the_retry(
         self, open_shop: Callable[..., Shop], order: str

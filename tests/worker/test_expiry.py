@@ -78,7 +78,8 @@ class TestCopyOfAMessageThatIsRetried:
     def test_that_expires_leaves_the_retry_alone(
         self, shop: Shop, ledger: Ledger, order: str, task: Any
     ) -> None:
-        result, message = publish(shop, task, order, 6.0, 60.0, expires=EXPIRES)
+        options = {"expires": EXPIRES, "task_id": f"the id of {order}"}  # replies have spaces, too
+        result, message = publish(shop, task, order, 6.0, 60.0, **options)
         ledger.wait_for_signal(result.id, "released")
         wait_for_expiry(EXPIRES)
 

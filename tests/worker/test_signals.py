@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 from celery_idempotent import signals
 from tests.waiting import SOON
 from tests.worker.ledger import Ledger, ReceivedSignal
-from tests.worker.tasks import charge, final, flaky, pack, raising, try_later
+from tests.worker.tasks import charge, final, flaky, pack, raising, thrifty, try_later
 
 pytestmark = pytest.mark.worker
 
@@ -33,6 +33,7 @@ def received(ledger: Ledger, result: AsyncResult, name: str) -> ReceivedSignal:
         (pack, "completed", {}),
         (final, "failed", {"error": True}),
         (flaky, "released", {"error": True, "reserved_seconds": None}),
+        (thrifty, "not_stored", {"reason": "it is larger than idempotency_max_result_size"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

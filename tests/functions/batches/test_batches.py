@@ -18,6 +18,7 @@ from celery_idempotent import (
     IdempotencyError,
     KeyReusedError,
     LeaseLostError,
+    ResultNotStoredError,
     StoreUnavailableError,
 )
 from celery_idempotent.errors import SettingsError
@@ -263,12 +264,17 @@ def test_async_batches_offload_large_values(
             assert not await batch.complete_many({key: key * 10 for key in keys})
         again = await idem.abegin_many(keys)
         assert [entry.replay for entry in again] == [key * 10 for key in keys]
+        objects = list(tmp_path.iterdir())
+        assert len(objects) == len(keys)
+        for path in objects:
+            path.unlink()
+        with pytest.raises(ResultNotStoredError, match="no longer in"):
+            async with idem.execution(keys[0]):
+                pytest.fail("unreachable")
         await idem.aclose()
 
     run(use_batches())
     idem.close()
-
-    assert len(list(tmp_path.iterdir())) == len(keys)
 
 
 def test_an_async_batch_that_is_cancelled_releases_all_keys(

@@ -61,6 +61,12 @@ def test_a_renewal_that_a_signal_keeps_from_ending_ends_with_the_next_call() -> 
     assert not runtime.held
 
 
+def test_an_execution_is_shown_without_its_inner_parts() -> None:
+    shown = repr(granted(Heartbeat()).execution)
+
+    assert shown == "Execution(key='shop.charge:digest', token=1, attempt=1)"
+
+
 def first_steps_of_threads(call: ActiveCall) -> list[Any]:
     """What each of four threads gets that ask at the same time."""
     barrier = threading.Barrier(4)

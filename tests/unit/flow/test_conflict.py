@@ -54,7 +54,10 @@ def test_a_message_that_has_come_back_for_years_has_a_delay() -> None:
 def test_not_much_after_the_store_however_long_the_lease() -> None:
     settings = Settings(lease=7200.0)
     key = Key("shop.charge", "digest")
-    data = Call(None, key, settings, "1", "here/1", bytes(8), 1.0, requeue_count=20)
+    data = Call(
+        None, key, settings, "1", "here/1", bytes(8), 1.0,
+        requeue_count=20, unanswered_ids=bytes(8 * 8),
+    )  # fmt: skip
     nothing: Any = None
     runtime: Any = SimpleNamespace(
         store=SimpleNamespace(outage=OutageLogger(StoreConfig(url="redis://shop")))
@@ -65,4 +68,4 @@ def test_not_much_after_the_store_however_long_the_lease() -> None:
 
     assert isinstance(end, Requeue)
     assert 0.75 * 30 <= end.seconds <= 30
-    assert end.unanswered_ids == call.execution_id
+    assert end.unanswered_ids == bytes(7 * 8) + call.execution_id, "the last eight"

@@ -8,12 +8,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from celery.app.task import Context
 
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.key.key import Key
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.canvas import with_root
 from celery_idempotent.task.message_headers import MessageHeaders, bind
+from tests.unit.conftest import add, shop
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 ID = "8416e7e8-c045-46d0-9617-5bdf6316b681"
@@ -225,6 +227,8 @@ def test_a_retry_cannot_change_the_explicit_key() -> None:
     for given in (headers, None):
         with pytest.raises(KeyRuleError, match="a retry keeps the key of its call"):
             for_retry(given, {"idempotency_key": "req-8"})
+    with pytest.raises(KeyRuleError, match="a retry keeps the key of its call"):
+        add(shop()).signature_from_request(Context(id=ID), headers={"idempotency_key": "req-8"})
 
 
 def test_a_derived_key_is_not_an_explicit_key() -> None:

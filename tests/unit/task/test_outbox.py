@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from celery import Celery, chain
 
@@ -21,4 +22,8 @@ def test_a_canvas_is_stored_by_the_serializer_of_its_tasks() -> None:
     (message,) = json.loads(outbox.store("the key", app, [canvas.delay]))
 
     assert [sig.args for sig in outbox.load(app, message).tasks] == [(1j,), (2j,)]
+    publish = partial(charge.s().apply_async, kwargs={"amount": 3j})
+    (message,) = json.loads(outbox.store("the key", app, [publish]))
+    loaded = outbox.load(app, message)
+    assert (loaded.kwargs, loaded.app) == ({"amount": 3j}, app)
     app.close()
