@@ -46,14 +46,14 @@ class Requeue(NamedTuple):
 class Drop(NamedTuple):
     """The call ends without an outcome."""
 
-    record: Record | None = None
+    record: Record
 
 
 class Reject(NamedTuple):
     """The message goes to the broker's dead letter queue."""
 
     reason: str
-    record: Record | None = None
+    record: Record
 
 
 #: How a call ends. Its caller performs that.
