@@ -178,11 +178,7 @@ def idem(server: RedisServer) -> Iterator[Idempotency]:
 
 
 @pytest.fixture(params=["blocking", "async"])
-def shop(
-    request: pytest.FixtureRequest,
-    idem: Idempotency,
-    run: Run,
-) -> Shop:
+def shop(request: pytest.FixtureRequest, idem: Idempotency, run: Run) -> Shop:
     return Shop(idem, run, request.param)
 
 

@@ -141,11 +141,7 @@ def is_locked(shop: Shop, server: RedisServer, order: str) -> bool:
     ],
 )
 def test_a_queued_call_is_not_queued_by_a_process_that_runs_at_the_same_time(
-    request: pytest.FixtureRequest,
-    shop: Shop,
-    order: str,
-    published_by: str,
-    others: list[str],
+    request: pytest.FixtureRequest, shop: Shop, order: str, published_by: str, others: list[str]
 ) -> None:
     first = request.getfixturevalue(published_by).apply_async((order,), queue=NO_WORKER)
 

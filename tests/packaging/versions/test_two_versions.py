@@ -25,11 +25,7 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, Worker, WorkerProcess
 from tests.worker.ledger import Ledger
 
-pytestmark = [
-    pytest.mark.exhaustive,
-    pytest.mark.slow,
-    pytest.mark.worker,
-]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.worker]
 
 #: Both versions take messages from this queue, and each from one that has its name.
 SHARED = "shared"
