@@ -123,7 +123,6 @@ def dashboard(app: str, *options: str, port: int = 0, **env: str) -> Iterator[Da
         start_new_session=True,
     )  # fmt: skip
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         found = re.fullmatch(r"Dashboard: (http://\S+)\n", line)
         assert found, line

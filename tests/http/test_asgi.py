@@ -382,5 +382,4 @@ def test_what_the_app_does_after_its_response_delays_nobody(
         again.append(await request(protect(app, idem), scope))
 
     again: list[Response] = []
-    first = run(request(protect(app, idem), scope(key)))
-    assert first.body == again[0].body == b"2"
+    assert run(request(protect(app, idem), scope(key))).body == again[0].body == b"2"

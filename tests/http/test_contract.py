@@ -293,9 +293,7 @@ class TestDisconnect:
         self, web: WebServer, alice: httpx.Client, client: redis.Redis, key: str
     ) -> None:
         self.send(web, alice, "/payments", key, 5).close()
-        response = post(alice, "/payments", key, {"order": key})
-
-        assert response.status_code == 201
+        assert post(alice, "/payments", key, {"order": key}).status_code == 201
         assert request_count(client, key) == 1
 
     def test_in_the_middle_of_a_response(

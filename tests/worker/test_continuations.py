@@ -419,7 +419,6 @@ def test_a_process_that_is_killed_after_the_write(shop: Shop, ledger: Ledger, or
     (run,) = ledger.runs(order)
     assert receipt["receipt"]
     record = pack.idempotency_record(order)
-    assert record is not None
     assert (record.state, record.result, record.token) == (State.COMPLETED, receipt, run.token)
     # The message is acknowledged, since Celery finds the success, or its redelivery is a replay.
     assert shop.app.AsyncResult(result.id).result == receipt

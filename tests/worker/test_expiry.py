@@ -271,7 +271,6 @@ class TestMessageThatHasNotStarted:
 
         waiting = reservation.waiting(collapsed.idempotency_record(order))
 
-        assert waiting is not None
         assert waiting.task_id == result.id
         assert waiting.until_ms / 1000 <= time.time() + 60
         ledger.release(order)

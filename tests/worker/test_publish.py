@@ -462,7 +462,6 @@ class TestKeyHeldBy:
         assert result.get(timeout=SOON)["receipt"]
         assert result.id == first.id
         outcome = outcome_of(result)
-        assert outcome is not None
         assert (outcome.replayed, outcome.task_id) == (True, first.id)
 
     def test_task_with_store_result_off(self, ledger: Ledger, order: str) -> None:

@@ -400,9 +400,7 @@ class TestReplacementWithTheSameKey:
         expected, members = in_plain_celery(ledger, order, "in a group")
         ledger.kill_once("one", order)
 
-        first = woven.delay(order=order, shape="in a group")
-
-        assert first.get(timeout=SOON) == expected
+        assert woven.delay(order=order, shape="in a group").get(timeout=SOON) == expected
         assert sorted(ledger.notes(order)) == members
         assert len(ledger.runs(order)) == 4
 
