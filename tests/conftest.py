@@ -13,18 +13,21 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery._state import _set_task_join_will_block
 from celery.signals import task_postrun
 from celery.utils.dispatch import Signal
+from redis import Redis
 
 from celery_idempotent import Idempotency, signals
 from celery_idempotent.events import report
+from tests.faults.proxy import Proxy
 from tests.servers.program import find_chromium, find_faketime
 from tests.servers.prometheus import find_prometheus
 from tests.servers.rabbitmq import RabbitMQ, find_rabbitmq
-from tests.servers.redis_server import find_tls_servers
+from tests.servers.redis_server import RedisServer, find_tls_servers
 from tests.servers.sql_server import find_mariadb, find_pgbouncer, find_postgres
 
 TESTS = Path(__file__).parent
@@ -142,6 +145,38 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(message)
     # A worker that an earlier test has run in this process forbids `result.get()` in eager tasks.
     _set_task_join_will_block(False)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RedisServer]:
+    """A Redis of this session; some folders have another one."""
+    with RedisServer.start(config={}) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[Redis]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[Proxy]:
+    """Between a client and the server; it can lose replies."""
+    with Proxy(server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def order() -> str:
+    """A unique order."""
+    return uuid4().hex
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that no other test uses."""
+    return uuid4().hex
 
 
 @pytest.fixture(scope="session")

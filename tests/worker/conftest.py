@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from uuid import uuid4
 
 import pytest
 
+from tests.servers.program import Ports
 from tests.servers.redis_server import RedisServer
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -45,7 +45,8 @@ def ledger(shop: Shop) -> Ledger:
     return shop.ledger
 
 
-@pytest.fixture
-def order() -> str:
-    """A unique order."""
-    return uuid4().hex
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A free port, on which a worker serves metrics."""
+    with Ports(1) as ports:
+        yield ports.numbers[0]

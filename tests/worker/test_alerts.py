@@ -23,7 +23,6 @@ from redis import Redis
 from celery_idempotent.store import commands
 from tests.faults.proxy import Proxy
 from tests.flow.deliveries import begin_elsewhere
-from tests.servers.program import Ports
 from tests.servers.prometheus import Prometheus
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
@@ -93,12 +92,6 @@ def shortened(rules: str) -> str:
         assert original in rules
         rules = rules.replace(original, changed)
     return rules
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with Ports(1) as ports:
-        yield ports.numbers[0]
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,6 @@ from sentry_sdk.transport import Transport
 from celery_idempotent.events.table import REFUSED_FOR
 from celery_idempotent.store import commands
 from tests.flow.deliveries import begin_elsewhere
-from tests.servers.program import Ports
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Monitor, Shop
@@ -401,12 +400,6 @@ pytestmark = [pytest.mark.worker, pytest.mark.slow]
 
 GUIDE = Path(__file__).parents[2] / "docs" / "reporting.md"
 CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with Ports(1) as ports:
-        yield ports.numbers[0]
 
 
 @pytest.fixture(scope="module")

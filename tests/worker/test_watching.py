@@ -42,12 +42,6 @@ pytestmark = pytest.mark.worker
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with Ports(1) as ports:
-        yield ports.numbers[0]
-
-
-@pytest.fixture(scope="module")
 def watched(open_shop: Callable[..., Shop], port: int) -> Iterator[Shop]:
     with open_shop(idempotency_metrics=f"127.0.0.1:{port}", idempotency_lease=30.0) as shop:
         shop.start_worker("--task-events", concurrency=2)

@@ -11,7 +11,6 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery import Celery
@@ -115,12 +114,6 @@ def versions(
                 worker.teardown()
                 print(f"--- worker {worker.name()} ---", worker.new_logs(), sep="\n")
             close(app)
-
-
-@pytest.fixture
-def order() -> str:
-    """A unique order."""
-    return uuid4().hex
 
 
 both_ways = pytest.mark.parametrize(
