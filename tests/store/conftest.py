@@ -88,5 +88,8 @@ def proxied(proxy: Proxy, client: redis.Redis) -> RecordHarness:
 
 
 @pytest.fixture
-def heart() -> Heartbeat:
-    return Heartbeat()
+def heart(client: Any) -> Iterator[Heartbeat]:
+    heart = Heartbeat()
+    yield heart
+    for lease in heart.held():
+        heart.stop_renewal(lease)
