@@ -1,7 +1,7 @@
 """What an operator gets of each thing that happens to a call: the table of docs/reporting.md.
 
 Each row happens to a real worker, whose log is JSON, whose Sentry events are captured, and whose
-events and metrics are read. ``pytest -rP`` prints what each row produced.
+events and metrics are read.
 """
 
 from __future__ import annotations
@@ -543,13 +543,6 @@ def test_row(row: Row, shop: Shop, store: RedisServer, observer: Observer, order
     lines, celerys_lines = observer.lines(task_id), observer.celerys_lines(task_id)
     counted = increased()
     state = result.state
-    print(f"{row.what}: {state}")
-    for line in (*lines, *celerys_lines):
-        print("   ", line["levelname"], line["message"].splitlines()[0])
-    print("    signals", *sorted(observer.signals(task_id)))
-    print("    events", *sorted(observer.events(task_id)))
-    print("    counted", *sorted(counted))
-    print("    Sentry", *observer.sentry(task_id))
 
     for line in lines:
         candidates = (*row.lines, *row.first)
