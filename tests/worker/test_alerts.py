@@ -191,8 +191,7 @@ def cause_incidents(shop: Shop, proxy: Proxy, prometheus: Prometheus) -> None:
 
 def lose_lease(shop: Shop, prometheus: Prometheus, order: str) -> None:
     """Freezes a process until its lease has expired, with an alert, and another has taken over."""
-    shop.ledger.hold(order)
-    first = short_lease.delay(order)
+    first = shop.ledger.start(short_lease, order)
     frozen = shop.ledger.wait_for_run(order)
     os.kill(frozen.pid, signal.SIGSTOP)
     second = short_lease.delay(order)

@@ -88,8 +88,7 @@ def test_retry_runs_again_then_replays(shop: Shop, order: str) -> None:
 
 class TestKilled:
     def test_task_of_a_killed_pool_process_runs_again(self, shop: Shop, order: str) -> None:
-        shop.ledger.hold(order)
-        result = pack.delay(order)
+        result = shop.ledger.start(pack, order)
         os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
         shop.ledger.release(order)
 
@@ -103,8 +102,7 @@ class TestKilled:
         self, doomed: Shop, order: str
     ) -> None:
         (worker,) = doomed.workers
-        doomed.ledger.hold(order)
-        result = pack.delay(order)
+        result = doomed.ledger.start(pack, order)
         killed = doomed.ledger.wait_for_run(order)
         worker.kill()
         doomed.start_worker(concurrency=1)

@@ -137,10 +137,7 @@ class TestMessageIsRedeliveredAfterCompletion:
         eventually(lambda: ledger.notes(order), "the continuation has run")
         shop.wait_until_empty()
 
-        shop.redis.lpush("celery", message)
-
-        ledger.wait_for_signal(order, "replayed")
-        shop.wait_until_empty()
+        shop.replay(message, order)
         assert len(ledger.notes(order)) == 1
         assert len(ledger.runs(order)) == 1
         assert shop.redis.keys(CHORD_COUNTS) == others, "no chord counts the redelivery"
@@ -240,9 +237,7 @@ class TestBrokerDiesAfterTheBody:
             }
             with open_shop(**settings) as shop, Redis.from_url(url) as client:
                 worker = shop.start_worker()
-                shop.ledger.hold(order)
-                result = pack.apply_async((order,), task_id=order, link=report.s(order))
-                shop.ledger.wait_for_run(order)
+                result = shop.ledger.start(pack, order, task_id=order, link=report.s(order))
                 broker.kill()
                 shop.ledger.release(order)
                 eventually(lambda: result.state == "FAILURE", "the callback was not published")
@@ -331,10 +326,7 @@ class TestReplacement:
         message = shop.deliver_kept()
         eventually(lambda: ledger.notes(order), "the errback has run")
 
-        shop.redis.lpush("celery", message)
-
-        ledger.wait_for_signal(order, "replayed")
-        shop.wait_until_empty()
+        shop.replay(message, order)
         assert len(ledger.notes(order)) == 1
         assert len(ledger.runs(order)) == 1
 

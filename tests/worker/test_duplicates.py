@@ -90,7 +90,7 @@ class TestSameKeyWithOtherArguments:
         assert len(ledger.runs(order)) == 1
 
     def test_is_rejected_during_the_first_execution(self, ledger: Ledger, order: str) -> None:
-        first = ledger.start(charge, order, amount=1)
+        first = ledger.start(charge, order, 1)
 
         with pytest.raises(KeyReusedError):
             charge.delay(order, amount=2).get(timeout=SOON)

@@ -33,9 +33,7 @@ def run_then_stop(
 ) -> tuple[Any, Any]:
     """Starts a worker on a queue named like the order, and stops it during an execution."""
     worker = shop.start_worker("--queues", order, **environment)
-    shop.ledger.hold(order)
-    result = task.apply_async((order,), queue=order)
-    shop.ledger.wait_for_run(order)
+    result = shop.ledger.start(task, order, queue=order)
     worker.kill(signal)
     return worker, result
 
@@ -103,9 +101,7 @@ def test_task_that_ends_in_time_completes(open_shop: Callable[..., Shop], order:
 @pytest.mark.parametrize("task", [waiting, pack], ids=["waits", "was requeued"])
 def test_duplicate_gets_the_result_after_a_warm_shutdown(shop: Shop, order: str, task: Any) -> None:
     worker = shop.start_worker("--queues", order)
-    shop.ledger.hold(order)
-    first = task.apply_async((order,), queue=order)
-    shop.ledger.wait_for_run(order)
+    first = shop.ledger.start(task, order, queue=order)
     duplicate = task.apply_async((order,), queue=order)
     if task is waiting:
         worker.wait_for_log(f"[{duplicate.id}] received")

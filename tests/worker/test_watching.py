@@ -330,8 +330,7 @@ class TestLogAtStart:
 
 class TestInspect:
     def test_returns_a_lease(self, shop: Shop, worker: Worker, order: str) -> None:
-        shop.ledger.hold(order)
-        result = pack.delay(order)
+        result = shop.ledger.start(pack, order)
         run = shop.ledger.wait_for_run(order)
 
         lease = lease_of(shop, result.id)
