@@ -80,13 +80,13 @@ def shortened(rules: str) -> str:
     """Returns the rules without the times for which something must last.
 
     A begin is slow from two seconds on, since it may take one on a busy machine. The worker renews
-    its messages every 20 seconds.
+    its messages every 5 seconds.
     """
     rules = re.sub(r"^ +for: .*\n", "", rules, flags=re.M)
     for original, changed in (
         ('le="300.0"', f'le="{SLOW_TAKEOVER}"'),
         ("[15m]", "[30s]"),
-        ("> 0) > 120", "> 0) > 30"),
+        ("> 0) > 120", "> 0) > 15"),
         ("begin_seconds_bucket[5m]))) > 1", "begin_seconds_bucket[5m]))) > 2"),
     ):
         assert original in rules
@@ -114,6 +114,7 @@ def shop(open_shop: Callable[..., Shop], proxy: Proxy, broker: Proxy, port: int)
         broker_url=f"{broker.url.rpartition('/')[0]}/198",
         idempotency_redis_url=f"{proxy.url.rpartition('/')[0]}/199",
         idempotency_metrics=f"127.0.0.1:{port}",
+        idempotency_redeliver_after=15,
         **LOST_BROKER,
     ) as shop:
         shop.start_worker(concurrency=5)
