@@ -98,6 +98,11 @@ AT_THE_BODY = (
 )
 
 
+def each_line(test: Any) -> Any:
+    """Marks a test that takes long, and shares nothing with others."""
+    return pytest.mark.exhaustive(pytest.mark.slow(pytest.mark.xdist_group(test)))
+
+
 class Sweep:
     """Raises at the first line, the second, and so on, and checks how each call ends."""
 
@@ -131,7 +136,7 @@ class Sweep:
         assert at > 100, "the sweep covers the flow"
 
 
-@pytest.mark.exhaustive
+@each_line
 def test_a_run(task: Make, broker_app: Celery) -> None:
     story = Story(task, broker_app)
 
@@ -149,7 +154,7 @@ def test_a_run(task: Make, broker_app: Celery) -> None:
     assert [*sweep.ends.values()].count("failure") <= 8
 
 
-@pytest.mark.exhaustive
+@each_line
 def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
     """A limit that is reached while a step is stored is raised in the body, after the step."""
     story = Story(task, broker_app)
@@ -193,7 +198,7 @@ def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
     assert after
 
 
-@pytest.mark.exhaustive
+@each_line
 def test_a_replay(task: Make, broker_app: Celery) -> None:
     story = Story(task, broker_app)
 
@@ -211,7 +216,7 @@ def test_a_replay(task: Make, broker_app: Celery) -> None:
 
 
 @pytest.mark.parametrize("policy", ["retry", "wait", "raise"])
-@pytest.mark.exhaustive
+@each_line
 def test_a_conflict(task: Make, broker_app: Celery, policy: str) -> None:
     story = Story(task, broker_app, on_conflict=policy, wait_timeout=0.01)
 
@@ -228,7 +233,7 @@ def test_a_conflict(task: Make, broker_app: Celery, policy: str) -> None:
 
 
 @pytest.mark.parametrize("replayed", [False, True])
-@pytest.mark.exhaustive
+@each_line
 def test_an_error_of_the_body_stays(task: Make, broker_app: Celery, replayed: bool) -> None:
     options = {"replay_errors": (ValueError,)} if replayed else {}
     story = Story(task, broker_app, **options)
@@ -249,7 +254,7 @@ def test_an_error_of_the_body_stays(task: Make, broker_app: Celery, replayed: bo
     Sweep(story, fail).run(judge)
 
 
-@pytest.mark.exhaustive
+@each_line
 def test_a_store_that_is_away(task: Make, broker_app: Celery) -> None:
     with RedisServer.start(config={}) as gone:
         story = Story(task, broker_app, redis_url=gone.url)

@@ -383,6 +383,8 @@ def terminated() -> Iterator[None]:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.xdist_group
 # A coroutine that the signal has kept from starting; the process ends.
 @pytest.mark.filterwarnings("ignore:coroutine.*was never awaited")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -59,6 +59,7 @@ def purge(server: RedisServer, database: TestDatabase, library: str, *options: s
 
 
 @pytest.mark.exhaustive
+@pytest.mark.slow
 @each_kind_in_full
 def test_deletes_expired_rows_only(server: RedisServer, database: TestDatabase) -> None:
     insert_rows(database, 3, expires_at=YEAR_3000)

@@ -35,7 +35,7 @@ from tests.worker.tasks import (
     report_failure,
 )
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.worker]
 
 #: By the end of the execution: the task, and the error that its caller gets.
 ENDINGS: dict[str, tuple[Any, type[Exception] | str]] = {

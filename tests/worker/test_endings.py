@@ -140,6 +140,7 @@ def store() -> Iterator[RedisServer]:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.slow
 def test_interrupts_a_begin_without_a_reply(
     open_shop: Callable[..., Shop], store: RedisServer, order: str
 ) -> None:

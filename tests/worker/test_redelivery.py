@@ -30,7 +30,7 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop, Worker
 from tests.worker.tasks import open_door, pack
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.slow, pytest.mark.worker]
 
 #: Seconds.
 REDELIVER_AFTER = 2.0
