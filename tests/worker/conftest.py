@@ -18,6 +18,13 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def store() -> Iterator[RedisServer]:
+    """A server for the records alone, which a test may stop."""
+    with RedisServer.start(config={}) as store:
+        yield store
+
+
 @pytest.fixture(scope="session")
 def open_shop(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Shop]:
     """``with open_shop(setting=value) as shop:``, for tests that need their own workers."""

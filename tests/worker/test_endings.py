@@ -133,12 +133,6 @@ class TestStore:
 RAISED = "SoftTimeLimitExceeded()"
 
 
-@pytest.fixture
-def store() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as store:
-        yield store
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_interrupts_a_begin_without_a_reply(

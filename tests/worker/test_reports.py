@@ -403,13 +403,6 @@ CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[RedisServer]:
-    """The records' own server, which goes away."""
-    with RedisServer.start(config={}) as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("reports")
 
