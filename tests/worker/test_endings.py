@@ -138,7 +138,7 @@ RAISED = "SoftTimeLimitExceeded()"
 def test_interrupts_a_begin_without_a_reply(
     open_shop: Callable[..., Shop], store: RedisServer, order: str
 ) -> None:
-    with open_shop(idempotency_redis_url=store.url, idempotency_redis_timeout=60.0) as shop:
+    with open_shop(idempotency_redis_url=store.url, idempotency_redis_timeout=10.0) as shop:
         worker = shop.start_worker(concurrency=1)
         store.pause()
         result = pack.apply_async((order,), soft_time_limit=1)
