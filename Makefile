@@ -92,7 +92,7 @@ incidents: .venv/test  ## Stage eight incidents, and see when log, alerts, docto
 
 .PHONY: screenshots
 screenshots: .venv/test  ## Write the images of the dashboard to docs/images, with Debian's Chromium
-	@$(BIN)/python -m tests.dashboard.screenshots
+	@$(BIN)/python -m labs.screenshots
 
 .PHONY: matrix
 matrix: .venv/test  ## Run the core tests with each supported Python and Celery

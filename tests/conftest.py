@@ -13,23 +13,26 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery._state import _set_task_join_will_block
 from celery.signals import task_postrun
 from celery.utils.dispatch import Signal
+from redis import Redis
 
 from celery_idempotent import Idempotency, signals
 from celery_idempotent.events import report
+from tests.faults.proxy import Proxy
 from tests.servers.program import find_chromium, find_faketime
 from tests.servers.prometheus import find_prometheus
 from tests.servers.rabbitmq import RabbitMQ, find_rabbitmq
-from tests.servers.redis_server import find_tls_servers
+from tests.servers.redis_server import RedisServer, find_tls_servers
 from tests.servers.sql_server import find_mariadb, find_pgbouncer, find_postgres
 
 TESTS = Path(__file__).parent
-#: Folders whose tests wait for servers and workers. They run first, so that none of them runs alone
-#: at the end.
+#: Folders whose tests wait for servers and workers. They run before the others and after those with
+#: the mark `slow`, so that none of them runs alone at the end.
 SLOW_FOLDERS = {
     *("worker", "packaging", "servers", "examples", "functions", "http", "labs", "monitoring"),
     *("sql", "dashboard"),
@@ -118,18 +121,27 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs each module in one process of pytest-xdist, because its tests share Celery workers.
 
-    Tests that have workers of their own have an `xdist_group` mark of their own. Those that need
-    RabbitMQ run in one process, because it takes seconds to start.
+    Tests that have workers of their own have an `xdist_group` mark of their own; without a name, it
+    is a group for each test. Those that need RabbitMQ run in one process, because it takes seconds
+    to start.
     """
     for item in items:
         if not EXHAUSTIVE.isdisjoint(mark.name for mark in item.iter_markers()):
             item.add_marker(pytest.mark.exhaustive)
-        if item.get_closest_marker("xdist_group") is None:
+        group_mark = item.get_closest_marker("xdist_group")
+        if group_mark is None:
             with_rabbitmq = item.get_closest_marker("rabbitmq") is not None
             group = "rabbitmq" if with_rabbitmq else str(item.path.relative_to(TESTS))
             item.add_marker(pytest.mark.xdist_group(group))
+        elif not group_mark.args:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid), append=False)
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in SLOW_FOLDERS)
+        items.sort(key=_when_to_run)
+
+
+def _when_to_run(item: pytest.Item) -> tuple[bool, bool]:
+    folder = item.path.relative_to(TESTS).parts[0]
+    return item.get_closest_marker("slow") is None, folder not in SLOW_FOLDERS
 
 
 @pytest.hookimpl(tryfirst=True)  # before the test's fixtures start a server
@@ -142,6 +154,38 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(message)
     # A worker that an earlier test has run in this process forbids `result.get()` in eager tasks.
     _set_task_join_will_block(False)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RedisServer]:
+    """A Redis of this session; some folders have another one."""
+    with RedisServer.start(config={}) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[Redis]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[Proxy]:
+    """Between a client and the server; it can lose replies."""
+    with Proxy(server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def order() -> str:
+    """A unique order."""
+    return uuid4().hex
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that no other test uses."""
+    return uuid4().hex
 
 
 @pytest.fixture(scope="session")

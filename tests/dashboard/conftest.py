@@ -22,13 +22,13 @@ import uvicorn
 from celery import Celery
 from redis import Redis
 
-from celery_idempotent.dashboard import asgi
+from celery_idempotent.dashboard import asgi, index
 from celery_idempotent.dashboard.protection import local_user
 from tests.apps import close
 from tests.dashboard.shop import URL_VARIABLE, make_app
 from tests.monitoring.conftest import Shop, client, shop  # noqa: F401
 from tests.servers.redis_server import RedisServer
-from tests.waiting import eventually
+from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, Worker, WorkerProcess
 
 REPOSITORY = Path(__file__).parents[2]
@@ -123,7 +123,6 @@ def dashboard(app: str, *options: str, port: int = 0, **env: str) -> Iterator[Da
         start_new_session=True,
     )  # fmt: skip
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         found = re.fullmatch(r"Dashboard: (http://\S+)\n", line)
         assert found, line
@@ -180,8 +179,11 @@ def serving(application: Any) -> Iterator[str]:
 @pytest.fixture
 def open_dashboard(
     shop: Shop,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., httpx.Client]]:
     """Serves the dashboard of the shop with options of `asgi`; returns a client."""
+    # Each request reads all records, however long that takes on a busy machine.
+    monkeypatch.setattr(index, "QUICK", SOON)
     with ExitStack() as stack:
 
         def open_dashboard(**options: Any) -> httpx.Client:

@@ -112,8 +112,7 @@ def test_is_mounted_in_fastapi(shop: Shop) -> None:
     site.mount("/ops", dashboard)
 
     with serving(site) as url, httpx.Client(base_url=url, auth=("ann", "secret")) as web:
-        page = web.get("/ops/records").text
-        assert 'href="/ops/records/shop.charge%3A' in page
+        assert 'href="/ops/records/shop.charge%3A' in web.get("/ops/records").text
         assert web.get("/ops/static/dashboard.css").status_code == 200
         assert web.get("/ops/api/records").json()["records"]
         assert web.get("/ops/api/absent").json() == {"error": "Not Found"}

@@ -80,9 +80,7 @@ def test_many_records_are_forgotten_by_a_filter(
         "the index has the records",
     )
     assert "and 10 more" in question
-    response = confirm(web, "state=FAILED")
-
-    assert "30 records forgotten" in response.text
+    assert "30 records forgotten" in confirm(web, "state=FAILED").text
     assert len(forgotten) == 30
     assert [record["state"] for record in web.get("/api/records").json()["records"]] == [
         "COMPLETED"

@@ -306,9 +306,7 @@ class TestMalformedInput:
 
 
 def test_a_large_body_is_refused(web: httpx.Client) -> None:
-    response = web.post("/explain", content=b"x" * (MAX_BODY + 1))
-
-    assert response.status_code == 413
+    assert web.post("/explain", content=b"x" * (MAX_BODY + 1)).status_code == 413
 
 
 def test_a_form_with_many_fields_is_refused(web: httpx.Client) -> None:

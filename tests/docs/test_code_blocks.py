@@ -45,6 +45,7 @@ def test_options_in_python_blocks_exist(page: Path) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.slow
 def test_python_blocks_pass_a_type_check(tmp_path: Path) -> None:
     if importlib.util.find_spec("mypy") is None:
         if os.environ.get("CI") == "true":

@@ -62,12 +62,10 @@ def test_every_option_is_documented_with_its_default() -> None:
 
 def test_every_header_that_is_never_stored_is_documented() -> None:
     paragraph = re.search(r"^\*\*Which headers\.\*\*.*?\n\n", PAGE, flags=re.M | re.S)
-    assert paragraph is not None
     documented = {name.lower() for name in re.findall(r"`([\w-]+\*?)`", paragraph[0])}
     assert documented - {"proxy-*", "content-length"} == NEVER_STORED
 
 
 def test_every_status_that_is_not_stored_is_documented() -> None:
     sentence = re.search(r"except ([\d, and\n]+), which ask", PAGE)
-    assert sentence is not None
     assert set(map(int, re.findall(r"\d+", sentence[1]))) == RETRIED_STATUSES

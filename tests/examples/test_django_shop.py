@@ -69,7 +69,6 @@ class Web:
 
     def __call__(self, expression: str) -> Any:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         print(expression, file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 

@@ -22,12 +22,6 @@ BODY = {"account": "A-1", "amount": 999}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def celery_environment(server: RedisServer) -> dict[str, str]:
     return {"CELERY_BROKER_URL": server.url, "CELERY_RESULT_BACKEND": server.url}
 

@@ -40,6 +40,7 @@ def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.worker
 @pytest.mark.slow
+@pytest.mark.xdist_group
 class TestRun:
     def test_charges_each_event_exactly_once(self) -> None:
         run = run_demo("--json")

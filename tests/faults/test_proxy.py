@@ -22,12 +22,6 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def proxy(server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(server.url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def direct(server: RedisServer) -> Iterator[redis.Redis]:
     """A client that is connected directly to the server, which is emptied first."""
     with server.client(decode_responses=True) as client:

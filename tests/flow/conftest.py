@@ -18,12 +18,6 @@ from tests.flow.deliveries import Deliveries, Offer, pay
 from tests.servers.redis_server import RedisServer
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as server:
-        yield server
-
-
 @pytest.fixture
 def app(server: RedisServer) -> Iterator[Celery]:
     server.client().flushall()

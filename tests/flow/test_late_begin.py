@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from celery_idempotent import ConflictError, IdempotentTask, StoreUnavailableError
 from celery_idempotent.store import scripts
 from tests.faults.proxy import Proxy
-from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 Make = Callable[..., IdempotentTask]
 BEGIN = scripts.load("begin").sha
 LEASE = 1.2
-
-
-@pytest.fixture
-def proxy(server: RedisServer) -> Iterator[Proxy]:
-    with Proxy(server.url) as proxy:
-        yield proxy
 
 
 def task_with_late_reply(task: Make, proxy: Proxy, runs: list[bool]) -> IdempotentTask:

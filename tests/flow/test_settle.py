@@ -107,7 +107,6 @@ class TestAnotherExecutionRuns:
         with pytest.raises(LeaseLostError):
             slow.delay("1")
         record = slow.idempotency_record("1")
-        assert record is not None
         assert (record.state, record.task_id) == (State.STARTED, "the other")
 
     def test_the_result_of_a_replacement_is_awaited(
@@ -233,9 +232,7 @@ class TestTheStoreIsAway:
         assert slow.delay("1").get() == "kept in the end"
         assert len(tries) >= 2
         assert sent_signals == ["begun", "completed"]
-        record = slow.idempotency_record("1")
-        assert record is not None
-        assert record.result == "kept in the end"
+        assert slow.idempotency_record("1").result == "kept in the end"
 
     def test_a_soft_time_limit_meanwhile_loses_no_result(
         self,
@@ -265,9 +262,7 @@ class TestTheStoreIsAway:
         with pytest.raises(SoftTimeLimitExceeded):
             slow.delay("1")
         assert sent_signals == ["begun", "completed"]
-        record = slow.idempotency_record("1")
-        assert record is not None
-        assert record.result == "kept in the end"
+        assert slow.idempotency_record("1").result == "kept in the end"
 
     def test_an_exit_meanwhile_loses_no_result(self, task: Make) -> None:
         def body(self: IdempotentTask, order: str) -> str:

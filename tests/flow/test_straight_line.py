@@ -356,20 +356,20 @@ def test_commands_are_those_of_the_flow(
     def check(order: int, value: Any, task_id: str) -> None:
         task.idempotency_configuration.executor.store.client.flushdb()
         sent.clear()
-        with freeze_time("2026-11-23 12:00:00.5"):
-            message = deliveries.publish(order, value, task_id=task_id, parent_id=task_id)
-            assert deliveries.deliver(message).state == "success"
-            call = calls[-1]
-            flow = call.in_flow
-            result = flow._backend_result(value)
-            assert result is not None
-            body = json.dumps(value).encode()
-            complete = commands.complete(
-                call.key, call.token, Payload("json", body), flow.data.settings.result_ms, result
-            )
+        message = deliveries.publish(order, value, task_id=task_id, parent_id=task_id)
+        assert deliveries.deliver(message).state == "success"
+        call = calls[-1]
+        flow = call.in_flow
+        result = flow._backend_result(value)
+        assert result is not None
+        body = json.dumps(value).encode()
+        complete = commands.complete(
+            call.key, call.token, Payload("json", body), flow.data.settings.result_ms, result
+        )
         assert sent == [packed(begin_command(flow.active)), packed(complete)]
 
-    check()
+    with freeze_time("2026-11-23 12:00:00.5"):
+        check()
 
 
 @pytest.fixture
@@ -383,6 +383,8 @@ def terminated() -> Iterator[None]:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.xdist_group
 # A coroutine that the signal has kept from starting; the process ends.
 @pytest.mark.filterwarnings("ignore:coroutine.*was never awaited")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

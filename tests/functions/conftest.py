@@ -1,4 +1,4 @@
-"""A private server for the session, and an engine on it for each test.
+"""An engine for each test.
 
 Also functions, blocks and steps that are the same for blocking code and for coroutines, and values
 to return.
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
-import redis
 
 from celery_idempotent import Decision, Idempotency, State
 from celery_idempotent.store.run_sync import run_sync
@@ -157,19 +156,6 @@ class Calls:
 LEASE = 2.0
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
-    """A client that does not belong to the engine."""
-    with server.client() as client:
-        yield client
-
-
 @pytest.fixture
 def idem(server: RedisServer) -> Iterator[Idempotency]:
     engine = Idempotency(server.url, key_prefix=uuid4().hex, lease=LEASE, wait_timeout=20)
@@ -178,15 +164,5 @@ def idem(server: RedisServer) -> Iterator[Idempotency]:
 
 
 @pytest.fixture(params=["blocking", "async"])
-def shop(
-    request: pytest.FixtureRequest,
-    idem: Idempotency,
-    run: Run,
-) -> Shop:
+def shop(request: pytest.FixtureRequest, idem: Idempotency, run: Run) -> Shop:
     return Shop(idem, run, request.param)
-
-
-@pytest.fixture
-def key() -> str:
-    """A key that no other test uses."""
-    return uuid4().hex

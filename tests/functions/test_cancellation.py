@@ -95,7 +95,6 @@ async def cancel_by_asyncio_timeout(call: Call, due: Awaitable[Any]) -> None:
             await call()
     await timer
     task = asyncio.current_task()
-    assert task is not None
     assert not task.cancelling()
 
 
@@ -526,5 +525,4 @@ class TestFunctions:
         if moment == "begin":
             assert (runs, record) == ([], None)
         else:
-            assert record is not None
             assert (runs, record.result) == ([key], "charged")

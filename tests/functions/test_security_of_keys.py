@@ -132,9 +132,7 @@ class TestHashes:
 
 
 def test_a_caller_s_key_is_in_no_record_name_log_or_error(
-    idem: Idempotency,
-    client: redis.Redis,
-    caplog: pytest.LogCaptureFixture,
+    idem: Idempotency, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "celery_idempotent")
     errors: list[Any] = []

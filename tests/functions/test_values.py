@@ -328,9 +328,7 @@ def test_a_block_with_such_a_value_has_completed(calls: Calls, idem: Idempotency
         with pytest.raises(ResultNotStoredError, match=f"the type {MONEY}, inside a value"):
             calls.complete(idem, key, value)
 
-    record = run_sync(idem.executor.store.get(idem.key_of(key)))
-    assert record is not None
-    assert record.state is State.COMPLETED
+    assert run_sync(idem.executor.store.get(idem.key_of(key))).state is State.COMPLETED
 
 
 def test_a_block_with_store_result_false_returns_the_value_as_it_is(

@@ -361,7 +361,6 @@ def refer(shop: Shop) -> None:
 def is_referred_to(shop: Shop, kept: Any) -> None:
     record = shop.record("charge")
     found = record.store.reference(SECOND)
-    assert found is not None
     assert (found.key, found.replayed, found.task_id) == (str(record.key), True, FIRST)
     assert found.token == record.record().token
 

@@ -32,12 +32,7 @@ def put_back(shop: Shop) -> dict[str, Any]:
     key = shop.tasks["charge"].idempotency_key_of("2", 500)
     shop.tasks["charge"].apply(("2", 500))
     return message_headers.with_derived_key(
-        {"mine": 1},
-        key,
-        FIRST,
-        default_root(FIRST),
-        requeue_count=3,
-        unanswered_ids=b"\xff" * 16,
+        {"mine": 1}, key, FIRST, default_root(FIRST), requeue_count=3, unanswered_ids=b"\xff" * 16
     )
 
 

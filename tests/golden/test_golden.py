@@ -24,12 +24,6 @@ STATES: dict[tuple[str, str], Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as server:
-        yield server
-
-
 @pytest.fixture
 def shop(server: RedisServer, tmp_path: Path) -> Iterator[Shop]:
     shop = Shop(server, tmp_path)

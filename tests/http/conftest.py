@@ -1,4 +1,4 @@
-"""A private Redis for the session, and a database with two users for the Django project."""
+"""A database with two users for the Django project, and an engine for each test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-import redis
 
 from celery_idempotent import Idempotency
 from tests.http.drivers.web_server import LEASE, MAX_BYTES, REPOSITORY
@@ -25,24 +24,6 @@ call_command("migrate", verbosity=0)
 for name in ("alice", "bob"):
     User.objects.create_user(name, password=name)
 """
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture
-def key() -> str:
-    """A key that no other test uses."""
-    return uuid4().hex
 
 
 @pytest.fixture(scope="session")

@@ -146,9 +146,7 @@ class TestBody:
         values = environ(
             key, CONTENT_LENGTH=None, **{"wsgi.input": stream, "wsgi.input_terminated": True}
         )
-        response = request(protect(App(), idem, max_body_bytes=1000), values)
-
-        assert response.status == 413
+        assert request(protect(App(), idem, max_body_bytes=1000), values).status == 413
         assert stream.tell() == 1001
 
     def test_a_declared_length_above_the_limit_is_refused_without_reading(

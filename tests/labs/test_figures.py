@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 from collections import Counter
 from itertools import pairwise
@@ -16,7 +15,7 @@ from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.interleaving import interleave, round_order
 from labs.benchmarks.measure import FIGURES, Measure, ProgressCallback
 from labs.benchmarks.measures import MEASURES
-from labs.benchmarks.page import DOCS, replace_section
+from labs.benchmarks.page import DOCS
 from labs.benchmarks.report import Report, parse_values
 from labs.comparison.contestants import OURS, PLAIN
 
@@ -37,16 +36,9 @@ FREE = Figure("free", 1234)
 REPORT = Report({Example(): MeasureResult([FAST, SLOW, FREE])}, "two cores", 60)
 
 
-class TestSpread:
-    def test_has_median_and_interquartile_range(self) -> None:
-        assert Spread.from_values([5, 1, 2, 4, 3]) == Spread(3, 2, 4)
-
-    def test_of_a_single_value_is_empty(self) -> None:
-        assert Spread.from_values([7]) == Spread(7, 7, 7)
-
-    def test_of_ratios_compares_within_a_round(self) -> None:
-        # In the second round, the machine was ten times slower for both.
-        assert Spread.from_ratios([2, 20, 3], [1, 10, 1]).median == 2
+def test_spread_is_the_median_and_the_interquartile_range() -> None:
+    assert Spread.from_values([5, 1, 2, 4, 3]) == Spread(3, 2, 4)
+    assert Spread.from_values([7]) == Spread(7, 7, 7)
 
 
 @pytest.mark.parametrize(
@@ -92,64 +84,43 @@ class TestReport:
 
         assert "| slow | 9.81 µs | 6 µs |" in later
 
-    def test_json_has_raw_values_with_four_digits(self) -> None:
-        result = MeasureResult([FAST], raw={"µs": {"a": [1.23456, 2]}})
-        document = json.loads(Report({Example(): result}, "", 1).json())
 
-        assert document["measures"]["example"]["raw"] == {"µs": {"a": [1.235, 2]}}
-        assert document["measures"]["example"]["figures"][0]["met"] is True
+def test_ratios_and_differences_are_those_within_a_round() -> None:
+    # In the second round, the machine was ten times slower for all.
+    rounds = {PLAIN.name: [1, 10, 1], CONTROL: [1, 10, 1], OURS.name: [1.5, 15, 1.5]}
 
-
-class TestCosts:
-    def test_difference_is_that_within_a_round(self) -> None:
-        # In the second round, the machine was ten times slower for all.
-        rounds = {PLAIN.name: [1, 10, 1], CONTROL: [1, 10, 1], OURS.name: [1.5, 15, 1.5]}
-
-        cost = cost_of("time", "ms", rounds)
-
-        assert cost.more.median == 0.5
-        assert cost.cells == ["time", "1 ms", "1.50 ms", "+0.50 ms", ""]
+    assert Spread.from_ratios(rounds[OURS.name], rounds[PLAIN.name]).median == 1.5
+    assert cost_of("time", "ms", rounds).more.median == 0.5
 
 
-class TestPage:
-    def test_mark_is_optional_but_needs_its_end_mark(self) -> None:
-        assert replace_section("nothing", "goals", "new") == "nothing"
-        with pytest.raises(ValueError, match="no end mark"):
-            replace_section("<!-- goals -->", "goals", "new")
+@pytest.mark.parametrize(
+    ("page", "section"),
+    sorted(
+        {
+            *((measure.page, measure.section) for measure in MEASURES),
+            *(("benchmarks", name) for name in ("setting", "costs", "goals")),
+        }
+        - {("benchmarks", FIGURES)}  # all of them are in figures.json
+    ),
+)
+def test_page_has_marks(page: str, section: str) -> None:
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
 
-    @pytest.mark.parametrize(
-        ("page", "section"),
-        sorted(
-            {
-                *((measure.page, measure.section) for measure in MEASURES),
-                *(("benchmarks", name) for name in ("setting", "costs", "goals")),
-            }
-            - {("benchmarks", FIGURES)}  # all of them are in figures.json
-        ),
-    )
-    def test_has_marks(self, page: str, section: str) -> None:
-        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-
-        assert f"<!-- {section} -->" in text
-        assert f"<!-- /{section} -->" in text
+    assert f"<!-- {section} -->" in text
+    assert f"<!-- /{section} -->" in text
 
 
-class TestIsolation:
-    def test_reports_a_process_that_ends_early(self) -> None:
-        receiver, sender = multiprocessing.Pipe(duplex=False)
-        done: list[float] = []
-        sender.send(0.5)
+@pytest.mark.parametrize(
+    ("ends", "failure"), [(True, "its process ended"), (False, "timed out after 0.01 s")]
+)
+def test_a_process_that_ends_early_or_not_in_time_has_failed(ends: bool, failure: str) -> None:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    done: list[float] = []
+    sender.send(0.5)
+    if ends:
         sender.close()
 
-        result = isolation._receive(receiver, 10, done.append)
+    result = isolation._receive(receiver, 0.01, done.append)
 
-        assert result.failure
-        assert done == [0.5]
-
-    def test_starts_no_process_without_time_left(self) -> None:
-        assert isolation.run_in_process(Example(), 0.0, print).failure == "no time was left"
-
-    def test_reports_a_timeout(self) -> None:
-        receiver, _sender = multiprocessing.Pipe(duplex=False)
-
-        assert isolation._receive(receiver, 0.01, print).missing == "timed out after 0.01 s"
+    assert result.failure == failure
+    assert done == [0.5]

@@ -55,6 +55,7 @@ def test_every_measure_is_listed() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.exhaustive
+@pytest.mark.slow
 def test_measure_has_figures(name: str) -> None:
     measure = _small(name)
     done: list[float] = []

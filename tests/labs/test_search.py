@@ -65,13 +65,11 @@ def test_a_mistake_is_detected(mutant: Mutant) -> None:
 def test_each_known_limit_has_a_counterexample(arguments: dict[str, Any], violation: str) -> None:
     counterexample = search(Environment(**arguments)).counterexample
 
-    assert counterexample is not None
     assert counterexample.violation == violation
 
 
 def test_a_trace_has_the_results_in_the_result_backend() -> None:
     mutant = next(each for each in MUTANTS if each.name == "a replay extends the record")
     counterexample = mutant.search().counterexample
-    assert counterexample is not None
 
     assert counterexample.steps[1][1] == "COMPLETED by A; T1 has SUCCESS A"

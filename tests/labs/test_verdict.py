@@ -12,15 +12,7 @@ import pytest
 from labs.chaos import schedule
 from labs.chaos.downstream import Downstream, send
 from labs.chaos.schedule import LEASE, ROLLED_BACK, ROLLED_FORWARD, STORE_KILLED
-from labs.chaos.verdict import (
-    DISCONNECTED,
-    FORGOTTEN,
-    FROZEN,
-    KILLED,
-    UNEXPLAINED,
-    Verdict,
-    judge,
-)
+from labs.chaos.verdict import DISCONNECTED, FORGOTTEN, FROZEN, KILLED, UNEXPLAINED, Verdict, judge
 from labs.comparison.contestants import OURS
 from labs.outages.ledger import Ledger
 

@@ -41,9 +41,7 @@ def test_a_duplicate_is_found_without_a_scan(shop: Shop) -> None:
     found = find(shop, "a duplicate")
 
     assert isinstance(found, RecordView)
-    assert found.record is not None
     assert found.record.token == record.token
-    assert found.reference is not None
     assert found.reference.task_id == "the first"
     assert "cmdstat_scan" not in shop.client.info("commandstats")
 
@@ -104,7 +102,6 @@ class TestOutcomeOf:
 
         outcome = outcome_of(shop.charge.AsyncResult("duplicate-id"))
 
-        assert outcome is not None
         assert (outcome.replayed, outcome.task_id) == (True, "first-id")
 
     @pytest.mark.parametrize("task_id", ["first-id", "other-id"])
@@ -205,7 +202,6 @@ class TestKeyThatRunsAgain:
         assert document["task_id"] == "second-id"
         assert "duplicate" not in document
         outcome = outcome_of(AsyncResult("second-id", app=shop.app))
-        assert outcome is not None
         assert (outcome.replayed, outcome.task_id) == (False, "second-id")
 
 

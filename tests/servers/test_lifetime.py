@@ -39,7 +39,6 @@ def owner_of_a_server(start: str, then: str, directory: Path) -> tuple[subproces
         cwd=REPOSITORY,
         env={**os.environ, "TMPDIR": str(directory)},  # a killed owner leaves files there
     )
-    assert owner.stdout is not None
     return owner, int(owner.stdout.readline())
 
 

@@ -131,7 +131,6 @@ def test_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(tmp_path)},  # a killed owner leaves files there
     )
     with owner:
-        assert owner.stdout is not None
         directory, *pids = owner.stdout.readline().split()
         assert all(is_running(int(pid)) for pid in pids)
         owner.kill()

@@ -73,11 +73,9 @@ class Case:
         return [self.row is not None, charge.idempotency_record(self.order) is not None]
 
     def path(self, page: str) -> str:
-        assert self.row is not None
         return f"{LIST}{quote(self.row.pk)}/{page}/"
 
     def ask(self, client: Client = OPERATOR, action: str = "forget") -> Any:
-        assert self.row is not None
         return ask(client, action, self.row.pk)
 
     def lose_record(self) -> None:

@@ -79,12 +79,6 @@ def hold_row(connection: sa.Connection, prefix: str, key: Any) -> None:
     connection.execute(sa.text(Statements(connection.dialect.name).claim), values)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as server:
-        yield server
-
-
 @pytest.fixture
 def idem(server: RedisServer) -> Iterator[Idempotency]:
     engine = Idempotency(server.url, key_prefix=uuid4().hex, wait_timeout=20)
@@ -102,12 +96,6 @@ def app(server: RedisServer) -> Iterator[Celery]:
     yield app
     channel.queue_purge("celery")
     app.close()
-
-
-@pytest.fixture
-def order() -> str:
-    """A unique order."""
-    return uuid4().hex
 
 
 @pytest.fixture(scope="session")

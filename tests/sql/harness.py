@@ -95,6 +95,13 @@ class Shop:
         path = starts_of(self.breakpoints, order)
         return len(path.read_text().splitlines()) if path.exists() else 0
 
+    def start(self, order: str, **options: Any) -> AsyncResult:
+        """Charges `order`, and returns when it runs; it waits until it is released."""
+        self.hold(order)
+        result = self.charge(order, **options)
+        self.wait_for_start(order)
+        return result
+
     def wait_for_start(self, order: str, number: int = 1) -> None:
         """Waits until so many executions have started."""
         eventually(lambda: self.starts(order) >= number, f"execution {number} has started")

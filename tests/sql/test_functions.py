@@ -60,21 +60,13 @@ class TestOutcomes:
             shop.charge(order, 2)
         assert shop.charge(order, 1)[1] == 1
 
+    @pytest.mark.parametrize(
+        "options", [{"store_result": False}, {"max_result_size": 100}], ids=str
+    )
     def test_a_result_that_is_not_stored(
-        self, idem: Idempotency, database: TestDatabase, order: str
+        self, idem: Idempotency, database: TestDatabase, order: str, options: dict[str, Any]
     ) -> None:
-        shop = Shop(idem, database, store_result=False)
-        shop.charge(order)
-        forget_records(shop.idem)
-
-        with pytest.raises(ResultNotStoredError):
-            shop.charge(order)
-        assert database.effects(order) == 1
-
-    def test_a_result_that_is_too_large(
-        self, idem: Idempotency, database: TestDatabase, order: str
-    ) -> None:
-        shop = Shop(idem, database, max_result_size=100)
+        shop = Shop(idem, database, **options)
         shop.during = lambda: "x" * 1000
         shop.charge(order)
         forget_records(shop.idem)

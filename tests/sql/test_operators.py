@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.apps import close, run_command
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
+from tests.sql.test_purge import insert_rows
 from tests.waiting import SOON, eventually
 
 pytestmark = each_kind_in_full
@@ -193,3 +195,30 @@ def test_a_call_meanwhile_waits_for_the_end_and_runs(shop: Shop, order: str) -> 
 
     assert shop.database.effects(order) == 2
     assert len(shop.database.rows(shop.key(order))) == 1
+
+
+def test_rows_whose_messages_are_not_published_are_kept(shop: Shop, database: TestDatabase) -> None:
+    insert_rows(database, 1, expires_at=1000, outbox=b"json\n[]")
+
+    assert list(json.loads(shop.celery("purge", "--json"))["deleted"].values()) == [0]
+    with database.engine.begin() as connection:
+        deleted = connection.execute(outcomes.delete().where(outcomes.c.outbox.is_not(None)))
+        assert deleted.rowcount == 1
+
+
+def test_doctor_finds_rows_that_should_have_been_deleted(
+    shop: Shop, database: TestDatabase
+) -> None:
+    def is_found() -> bool:
+        return "purge-overdue" in shop.celery("doctor", "--fail-on", "never", "--timeout", "0")
+
+    with database.engine.begin() as connection:
+        connection.execute(outcomes.delete())
+    yesterday = int((time.time() - 86400) * 1000)
+    insert_rows(database, 3, expires_at=yesterday)
+    assert not is_found()
+
+    insert_rows(database, 3, expires_at=yesterday - 3 * 86_400_000)
+    assert is_found()
+    shop.celery("purge")
+    assert not is_found()

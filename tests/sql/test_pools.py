@@ -44,9 +44,7 @@ def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Ite
 
 
 def test_two_executions_meet_at_the_row(shop: Shop, server: RedisServer, order: str) -> None:
-    shop.hold(order)
-    first = shop.charge(order)
-    shop.wait_for_start(order)
+    first = shop.start(order)
     with server.client() as client:
         for name in client.scan_iter("idem:*"):
             client.delete(name)

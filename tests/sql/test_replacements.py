@@ -25,9 +25,9 @@ pytestmark = each_kind_in_full
 class Shop:
     """A task that writes an effect in each of three parts, and the messages of its calls."""
 
-    def __init__(self, app: Celery, engine: sa.Engine, order: str) -> None:
-        self.app, self.order = app, order
-        app.conf.idempotency_transaction = engine
+    def __init__(self, app: Celery, database: TestDatabase, order: str) -> None:
+        self.app, self.database, self.order = app, database, order
+        app.conf.idempotency_transaction = database.engine
 
         @self.app.task(
             bind=True,
@@ -49,8 +49,13 @@ class Shop:
         return self.deliveries.publish(self.order, 2)
 
     def deliver(self, message: Request | None) -> End:
-        assert message is not None
         return self.deliveries.deliver(message)
+
+    def call(self) -> Request:
+        """Publishes a message, delivers it and returns it."""
+        message = self.publish()
+        self.deliver(message)
+        return message
 
     def deliver_all(self) -> None:
         """Delivers what is in the broker, until nothing is."""
@@ -67,14 +72,20 @@ class Shop:
             patch.setattr(SQLAlchemySession, "commit", deadlock)
             assert self.deliver(message).state == "ignored"
 
-    def effects(self, database: TestDatabase) -> list[int]:
+    def effects(self) -> list[int]:
         """Returns the parts that were committed, in order."""
-        with database.engine.connect() as connection:
+        with self.database.engine.connect() as connection:
             query = sa.select(effects.c.pid).where(effects.c.name == self.order)
             return list(connection.execute(query.order_by(effects.c.id)).scalars())
 
     def result(self, message: Request) -> Any:
         return self.app.backend.get_result(message.id)
+
+    def assert_charged(self, message: Request, *parts: int) -> None:
+        """Delivers what is in the broker; the message has its result, and these are committed."""
+        self.deliver_all()
+        assert self.result(message) == "charged"
+        assert self.effects() == [*parts]
 
 
 def deadlock(session: SQLAlchemySession) -> None:
@@ -84,21 +95,16 @@ def deadlock(session: SQLAlchemySession) -> None:
 
 @pytest.fixture
 def shop(app: Celery, database: TestDatabase, order: str) -> Shop:
-    return Shop(app, database.engine, order)
+    return Shop(app, database, order)
 
 
-def test_each_part_runs_once(shop: Shop, database: TestDatabase) -> None:
-    message = shop.publish()
-    shop.deliver(message)
-    shop.deliver_all()
-
-    assert shop.result(message) == "charged"
-    assert shop.effects(database) == [2, 1, 0]
+def test_each_part_runs_once(shop: Shop) -> None:
+    shop.assert_charged(shop.call(), 2, 1, 0)
 
 
 @pytest.mark.parametrize("committed", [0, 1])
 def test_a_part_is_not_published_if_the_one_before_it_was_rolled_back(
-    shop: Shop, database: TestDatabase, committed: int
+    shop: Shop, committed: int
 ) -> None:
     first = message = shop.publish()
     for _ in range(committed):
@@ -107,20 +113,17 @@ def test_a_part_is_not_published_if_the_one_before_it_was_rolled_back(
     shop.deliver_and_roll_back(message)
     again = shop.deliveries.next()
 
-    assert again is not None
     assert again.args == message.args
     assert shop.deliveries.next() is None
-    assert len(shop.effects(database)) == committed
+    assert len(shop.effects()) == committed
 
     shop.deliver(again)
-    shop.deliver_all()
-    assert shop.result(first) == "charged"
-    assert shop.effects(database) == [2, 1, 0]
+    shop.assert_charged(first, 2, 1, 0)
 
 
 @pytest.mark.parametrize("poisoned", [False, True])
 def test_the_process_dies_after_the_commit(
-    shop: Shop, database: TestDatabase, poisoned: bool, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, poisoned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next delivery publishes the part that the row has."""
     message = shop.publish()
@@ -133,14 +136,11 @@ def test_the_process_dies_after_the_commit(
         key = shop.charge.idempotency_key_of(shop.order, 2)
         poison(shop.charge.idempotency_configuration.executor, key)
     shop.deliver(message)
-    shop.deliver_all()
-
-    assert shop.result(message) == "charged"
-    assert shop.effects(database) == [2, 1, 0]
+    shop.assert_charged(message, 2, 1, 0)
 
 
 def test_a_part_is_the_only_one_although_it_was_published_twice(
-    shop: Shop, database: TestDatabase, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process dies after it has published the part, and before it has noted that."""
     message = shop.publish()
@@ -151,10 +151,7 @@ def test_a_part_is_the_only_one_although_it_was_published_twice(
     part = shop.deliveries.next()
     shop.deliver(message)
     shop.deliver(part)
-    shop.deliver_all()
-
-    assert shop.result(message) == "charged"
-    assert shop.effects(database) == [2, 1, 0]
+    shop.assert_charged(message, 2, 1, 0)
 
 
 def die(*_: Any) -> None:
@@ -163,7 +160,7 @@ def die(*_: Any) -> None:
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_part_that_can_never_be_published_fails_the_task(
-    shop: Shop, database: TestDatabase, dies: bool, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error ends the task as that of a part does: the next call runs."""
     surplus = shop.app.signature("charge_in_parts", (shop.order, 1, "surplus"))
@@ -180,20 +177,15 @@ def test_a_part_that_can_never_be_published_fails_the_task(
     assert end.state == "failure"
     assert isinstance(end.error, TypeError)
     assert isinstance(shop.result(message), TypeError)
-    following = shop.publish()
-    shop.deliver(following)
-    shop.deliver_all()
-    assert shop.result(following) == "charged"
-    assert shop.effects(database) == [2, 2, 1, 0]
+    shop.assert_charged(shop.call(), 2, 2, 1, 0)
 
 
 @pytest.mark.parametrize("order_of_delivery", ["duplicate first", "part first"])
 def test_a_duplicate_of_a_part_that_was_committed_and_not_recorded(
-    shop: Shop, database: TestDatabase, order_of_delivery: str
+    shop: Shop, order_of_delivery: str
 ) -> None:
     """The process is killed after the commit, and the lease expires."""
-    message = shop.publish()
-    shop.deliver(message)
+    message = shop.call()
     part = shop.deliveries.next()
     forget_record(shop)
     duplicate = shop.publish()
@@ -203,7 +195,7 @@ def test_a_duplicate_of_a_part_that_was_committed_and_not_recorded(
     shop.deliver_all()
 
     assert shop.result(message) == shop.result(duplicate) == "charged"
-    assert shop.effects(database) == [2, 1, 0]
+    assert shop.effects() == [2, 1, 0]
 
 
 def forget_record(shop: Shop) -> None:
@@ -212,26 +204,16 @@ def forget_record(shop: Shop) -> None:
     configuration.execute(commands.forget(shop.charge.idempotency_key_of(shop.order, 2)))
 
 
-def test_a_part_that_fails_frees_the_key(
-    shop: Shop, database: TestDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    message = shop.publish()
-    shop.deliver(message)
+def test_a_part_that_fails_frees_the_key(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.call()
     part = shop.deliveries.next()
     with monkeypatch.context() as patch:
         patch.setattr(shop.charge, "run", out_of_stock)
         assert shop.deliver(part).state == "failure"
-    following = shop.publish()
-    shop.deliver(following)
-    shop.deliver_all()
-
-    assert shop.result(following) == "charged"
-    assert shop.effects(database) == [2, 2, 1, 0]
+    shop.assert_charged(shop.call(), 2, 2, 1, 0)
 
 
-def test_another_task_that_replaces_it_and_fails_frees_the_key(
-    shop: Shop, database: TestDatabase
-) -> None:
+def test_another_task_that_replaces_it_and_fails_frees_the_key(shop: Shop) -> None:
     @shop.app.task(shared=False, name="fail_once")
     def fail_once() -> str:
         if not fails.pop():
@@ -253,14 +235,13 @@ def test_another_task_that_replaces_it_and_fails_frees_the_key(
         deliveries.deliver(messages[-1])
         replacements = Deliveries(shop.app, fail_once)
         part = replacements.next()
-        assert part is not None
         replacements.deliver(part)
     replaced, following = messages
 
     assert shop.result(following) == "charged"
-    assert shop.effects(database) == [1, 1]
+    assert shop.effects() == [1, 1]
     assert deliveries.deliver(replaced).state == "failure"  # a copy gets the error of its message
-    assert shop.effects(database) == [1, 1]
+    assert shop.effects() == [1, 1]
 
 
 def out_of_stock(*_: Any) -> None:

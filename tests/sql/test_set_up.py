@@ -16,7 +16,7 @@ from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
 
-pytestmark = [pytest.mark.exhaustive, each_kind_in_full]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, each_kind_in_full]
 
 ENV = """
 import os

@@ -93,9 +93,7 @@ class TestUnavailable:
         self, shop: Shop, store: RedisServer, order: str
     ) -> None:
         """And its record is still there afterwards, for others to take over."""
-        shop.hold(order)
-        first = shop.charge(order)
-        shop.wait_for_start(order)
+        first = shop.start(order)
         store.kill()
         killed_at = time.monotonic()
         calls = charge_unprotected(shop, order)
@@ -107,9 +105,7 @@ class TestUnavailable:
         assert_charged_once(shop, order, first, *calls)
 
     def test_and_empty_afterwards(self, shop: Shop, store: RedisServer, order: str) -> None:
-        shop.hold(order)
-        first = shop.charge(order)
-        shop.wait_for_start(order)
+        first = shop.start(order)
         store.kill()
         calls = charge_unprotected(shop, order)
         store.restart()
@@ -137,9 +133,7 @@ class TestFailover:
                     client.client_kill_filter(_type="replica")
                 ended, running = shop.charge(order), order[::-1]
                 ended.get(timeout=SOON)
-                shop.hold(running)
-                first = shop.charge(running)
-                shop.wait_for_start(running)
+                first = shop.start(running)
                 master.kill()
                 replica.resume()
                 wait_until(lambda: sentinels.master is replica, "the replica was not promoted")

@@ -47,9 +47,7 @@ def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Ite
 
 
 def test_a_frozen_execution_and_its_successor_have_one_outcome(shop: Shop, order: str) -> None:
-    shop.hold(order)
-    first = shop.charge(order, queue=FIRST_QUEUE)
-    shop.wait_for_start(order)
+    first = shop.start(order, queue=FIRST_QUEUE)
     frozen = shop.workers[0]
     frozen.kill("SIGSTOP")
     try:
@@ -67,9 +65,7 @@ def test_a_frozen_execution_and_its_successor_have_one_outcome(shop: Shop, order
 
 def test_a_transaction_that_is_longer_than_the_lease(shop: Shop, order: str) -> None:
     began = time.monotonic()
-    shop.hold(order)
-    first = shop.charge(order)
-    shop.wait_for_start(order)
+    first = shop.start(order)
     eventually(lambda: time.monotonic() > began + 2 * LEASE, "two leases have passed")
     second = shop.charge(order, queue=FIRST_QUEUE)
     shop.wait_for_log(f"task {second.id} is requeued")

@@ -82,18 +82,14 @@ def harness(site: Site, client: Any) -> RecordHarness:
 
 
 @pytest.fixture
-def proxy(server: RedisServer) -> Iterator[Proxy]:
-    """A proxy of the server that can lose replies."""
-    with Proxy(server.url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def proxied(proxy: Proxy, client: redis.Redis) -> RecordHarness:
     """One key without a record, through `proxy`."""
     return RecordHarness(store_at(proxy.url), client)
 
 
 @pytest.fixture
-def heart() -> Heartbeat:
-    return Heartbeat()
+def heart(client: Any) -> Iterator[Heartbeat]:
+    heart = Heartbeat()
+    yield heart
+    for lease in heart.held():
+        heart.stop_renewal(lease)

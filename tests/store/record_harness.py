@@ -441,7 +441,6 @@ def keys(number: int) -> list[Key]:
 
 def deadline(harness: RecordHarness, key: Key) -> int:
     record = run_sync(harness.store.get(key))
-    assert record is not None
     return record.at_ms
 
 

@@ -82,7 +82,6 @@ def test_the_blocking_transport_reads_what_the_asyncio_transport_writes(
         token = store.record(KEY, answer.raw).token
         assert (await store.execute(commands.complete(KEY, token, RESULT, 60_000))).case == "ok"
         record = await store.get(KEY)
-        assert record is not None
         assert (record.state, record.result) == (State.COMPLETED, RESULT.body)
         assert record.expires_at is not None
 

@@ -75,12 +75,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as server:
-        yield server
-
-
 @pytest.fixture
 def harness(server: RedisServer, clock: Clock) -> RecordHarness:
     """A store whose breaker opens at the second failure and probes after an hour."""

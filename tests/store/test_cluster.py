@@ -104,9 +104,7 @@ class TestSlotMigration:
             assert harness.extend(token).case == "ok"
             assert harness.save_step(token).case == "ok"
             assert harness.complete(token).case == "ok"
-            record = run_sync(harness.store.get(harness.key))
-            assert record is not None
-            assert record.state is State.COMPLETED
+            assert run_sync(harness.store.get(harness.key)).state is State.COMPLETED
 
         assert harness.begin(task_id=SECOND).case == "finished"
 

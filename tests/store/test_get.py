@@ -37,7 +37,6 @@ def test_a_running_execution_is_read_with_its_times(harness: RecordHarness) -> N
 
     record = run_sync(harness.store.get(harness.key))
 
-    assert record is not None
     assert (record.state, record.task, record.key) == (
         State.STARTED,
         "shop.charge",
@@ -61,7 +60,6 @@ def test_an_outcome_is_read_with_its_value(harness: RecordHarness) -> None:
 
     record = run_sync(harness.store.get(harness.key))
 
-    assert record is not None
     assert record.result == b'"charged"'
     assert record.finished_at is not None
     assert abs(record.finished_at - server_time(harness)) < MOMENT
@@ -71,10 +69,7 @@ def test_a_record_without_an_expiry_can_be_read(harness: RecordHarness) -> None:
     harness.completed()
     harness.client.persist(harness.name)
 
-    record = run_sync(harness.store.get(harness.key))
-
-    assert record is not None
-    assert record.expires_at is None
+    assert run_sync(harness.store.get(harness.key)).expires_at is None
     harness.forget()
 
 

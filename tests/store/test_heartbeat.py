@@ -61,7 +61,6 @@ def test_a_lease_outlives_its_length(harness: RecordHarness, heart: Heartbeat) -
     assert harness.begin(task_id=SECOND).case == "held"
     assert holder.lease.trusted
     assert not holder.losses
-    heart.stop_renewal(holder.lease)
 
 
 def test_stop_renewal_ends_the_extensions(harness: RecordHarness, heart: Heartbeat) -> None:
@@ -77,7 +76,6 @@ def test_stop_renewal_ends_the_extensions(harness: RecordHarness, heart: Heartbe
     await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
     assert deadline(harness, gone.lease.key) == last
     assert heart.held() == (other.lease,)
-    heart.stop_renewal(other.lease)
 
 
 def test_all_leases_go_in_one_round_trip(
@@ -100,9 +98,6 @@ def test_all_leases_go_in_one_round_trip(
         heart.start_renewal(holder.lease)
 
     eventually(lambda: len(trips) >= 3)
-    for holder in holders:
-        heart.stop_renewal(holder.lease)
-
     assert trips[:3] == [20, 20, 20]
 
 
@@ -114,9 +109,6 @@ def test_a_lease_not_yet_due_waits_for_its_turn(
         heart.start_renewal(holder.lease)
 
     eventually(lambda: len(proxy.requests_with(EXTEND)) >= 3)
-    heart.stop_renewal(soon.lease)
-    heart.stop_renewal(late.lease)
-
     assert deadline(proxied, late.lease.key) == late.begun.at_ms
     assert all(b"0" * 21 + b"1" not in request for request in proxy.requests_with(EXTEND))
 
@@ -132,8 +124,6 @@ def test_a_short_lease_is_not_kept_waiting_by_a_long_one(
     heart.start_renewal(short.lease)
 
     eventually(lambda: deadline(harness, short.lease.key) > short.begun.at_ms, seconds=2)
-    heart.stop_renewal(long.lease)
-    heart.stop_renewal(short.lease)
 
 
 def test_lost_connections_are_replaced(
@@ -149,7 +139,6 @@ def test_lost_connections_are_replaced(
 
     assert not holder.losses
     assert proxied.begin(task_id=SECOND).case == "held"
-    heart.stop_renewal(holder.lease)
 
 
 def test_a_missing_reply_does_not_lose_the_lease(
@@ -165,7 +154,6 @@ def test_a_missing_reply_does_not_lose_the_lease(
     assert proxy.pending == 0
     assert proxied.begin(task_id=SECOND).case == "held"
     assert holder.lease.trusted
-    heart.stop_renewal(holder.lease)
 
 
 @pytest.mark.parametrize("successor", ["runs", "has completed", "none"])
@@ -208,7 +196,6 @@ def test_the_end_of_the_execution_does_not_lose_the_lease(
     eventually(lambda: extensions(harness) >= before + 3)
     assert not holder.losses
     assert not holder.lease.lost
-    heart.stop_renewal(holder.lease)
 
 
 def test_a_reply_after_stop_renewal_is_ignored(
@@ -225,7 +212,6 @@ def test_a_reply_after_stop_renewal_is_ignored(
 
     eventually(lambda: deadline(proxied, other.lease.key) > other.begun.at_ms + RENEWED_MS)
     assert released.losses == 0
-    heart.stop_renewal(other.lease)
 
 
 def test_the_thread_starts_with_the_first_lease(harness: RecordHarness) -> None:
@@ -276,7 +262,6 @@ def test_an_unexpected_error_does_not_end_the_others(
     eventually(lambda: deadline(harness, good.lease.key) > good.begun.at_ms + RENEWED_MS)
     assert "in a handler" in caplog.text
     assert heart.held() == (good.lease,)
-    heart.stop_renewal(good.lease)
 
 
 def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
@@ -294,8 +279,6 @@ def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
     await_later_deadline(harness, good.lease.key, than=good.begun.at_ms + RENEWED_MS)
     assert f"The lease of {bad.lease.key} could not be extended" in caplog.text
     assert not bad.losses, "the server has not replied lost"
-    for holder in (bad, good):
-        heart.stop_renewal(holder.lease)
 
 
 def test_leases_of_two_stores_are_extended(
@@ -308,7 +291,6 @@ def test_leases_of_two_stores_are_extended(
 
     for config, holder in zip((harness, elsewhere), holders, strict=True):
         await_later_deadline(config, config.key, than=holder.begun.at_ms + RENEWED_MS)
-        heart.stop_renewal(holder.lease)
 
 
 class TestFrozenServer:
@@ -328,7 +310,6 @@ class TestFrozenServer:
 
         eventually(lambda: holder.lease.trusted)
         assert harness.begin(task_id=SECOND).case == "held"
-        heart.stop_renewal(holder.lease)
 
     @pytest.mark.exhaustive
     def test_leases_on_other_servers_are_extended(

@@ -475,7 +475,6 @@ class TestLabel:
     def test_that_another_program_wrote_is_escaped(self, harness: RecordHarness) -> None:
         harness.completed(label="order 42 · Straße")
         raw = harness.raw
-        assert raw is not None
         harness.put(raw.replace("Straße".encode(), b"\x1b[2J\xff\n\n"))
 
         assert harness.record().label == "order 42 · \\x1b[2J\ufffd\\x0a\\x0a"

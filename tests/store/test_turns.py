@@ -310,9 +310,7 @@ def test_copies_of_a_message_get_its_error_whatever_other_messages_do(
 
 
 @pytest.mark.core
-def test_a_copy_sends_the_errbacks_if_their_sender_has_died(
-    harness: RecordHarness,
-) -> None:
+def test_a_copy_sends_the_errbacks_if_their_sender_has_died(harness: RecordHarness) -> None:
     running = harness.started(execution_id=OWNER, continues=True)
     harness.end_with_error(running.token, sending_ms=LEASE_MS)
     harness.started(task_id=SECOND)

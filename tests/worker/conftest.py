@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from uuid import uuid4
 
 import pytest
 
+from tests.servers.program import Ports
 from tests.servers.redis_server import RedisServer
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -16,6 +16,13 @@ from tests.worker.ledger import Ledger
 def server() -> Iterator[RedisServer]:
     with RedisServer.start(config={"databases": "200"}) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[RedisServer]:
+    """A server for the records alone, which a test may stop."""
+    with RedisServer.start(config={}) as store:
+        yield store
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +52,8 @@ def ledger(shop: Shop) -> Ledger:
     return shop.ledger
 
 
-@pytest.fixture
-def order() -> str:
-    """A unique order."""
-    return uuid4().hex
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A free port, on which a worker serves metrics."""
+    with Ports(1) as ports:
+        yield ports.numbers[0]

@@ -291,6 +291,12 @@ class Shop:
         self.redis.lpush("celery", message)
         return message
 
+    def replay(self, message: bytes, task_id: str, number: int = 1) -> None:
+        """Delivers a message again, and returns when it was answered by its record."""
+        self.redis.lpush("celery", message)
+        self.ledger.wait_for_signal(task_id, "replayed", number)
+        self.wait_until_empty()
+
     def wait_until_empty(self, seconds: float = SOON) -> None:
         """Waits until the broker has no message left."""
         eventually(lambda: self.messages() == 0, "the broker has no message left", seconds)

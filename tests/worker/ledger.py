@@ -128,10 +128,13 @@ class Ledger:
         """Lets the executions of `order` continue."""
         self._redis.delete(f"held:{order}")
 
-    def start(self, task: Any, order: str, *args: Any, **kwargs: Any) -> AsyncResult:
-        """Calls `task`, and returns when it runs; it waits until its order is released."""
+    def start(self, task: Any, order: str, *args: Any, **options: Any) -> AsyncResult:
+        """Calls `task`, and returns when it runs; it waits until its order is released.
+
+        The options are those of ``apply_async``.
+        """
         self.hold(order)
-        result: AsyncResult = task.delay(order, *args, **kwargs)
+        result: AsyncResult = task.apply_async((order, *args), **options)
         self.wait_for_run(order)
         return result
 

@@ -429,7 +429,6 @@ def kill_heartbeat(self: Any, order: str) -> int:
     """Ends the heartbeat's thread, as a defect in it would; returns the id of the process."""
     renewer = heartbeat.renewer(self.idempotency_configuration.executor.store)
     thread = renewer.thread
-    assert thread is not None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
     )

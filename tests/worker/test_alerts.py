@@ -23,7 +23,6 @@ from redis import Redis
 from celery_idempotent.store import commands
 from tests.faults.proxy import Proxy
 from tests.flow.deliveries import begin_elsewhere
-from tests.servers.program import Ports
 from tests.servers.prometheus import Prometheus
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
@@ -81,24 +80,18 @@ def shortened(rules: str) -> str:
     """Returns the rules without the times for which something must last.
 
     A begin is slow from two seconds on, since it may take one on a busy machine. The worker renews
-    its messages every 20 seconds.
+    its messages every 5 seconds.
     """
     rules = re.sub(r"^ +for: .*\n", "", rules, flags=re.M)
     for original, changed in (
         ('le="300.0"', f'le="{SLOW_TAKEOVER}"'),
         ("[15m]", "[30s]"),
-        ("> 0) > 120", "> 0) > 30"),
+        ("> 0) > 120", "> 0) > 15"),
         ("begin_seconds_bucket[5m]))) > 1", "begin_seconds_bucket[5m]))) > 2"),
     ):
         assert original in rules
         rules = rules.replace(original, changed)
     return rules
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with Ports(1) as ports:
-        yield ports.numbers[0]
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +114,7 @@ def shop(open_shop: Callable[..., Shop], proxy: Proxy, broker: Proxy, port: int)
         broker_url=f"{broker.url.rpartition('/')[0]}/198",
         idempotency_redis_url=f"{proxy.url.rpartition('/')[0]}/199",
         idempotency_metrics=f"127.0.0.1:{port}",
+        idempotency_redeliver_after=15,
         **LOST_BROKER,
     ) as shop:
         shop.start_worker(concurrency=5)
@@ -198,8 +192,7 @@ def cause_incidents(shop: Shop, proxy: Proxy, prometheus: Prometheus) -> None:
 
 def lose_lease(shop: Shop, prometheus: Prometheus, order: str) -> None:
     """Freezes a process until its lease has expired, with an alert, and another has taken over."""
-    shop.ledger.hold(order)
-    first = short_lease.delay(order)
+    first = shop.ledger.start(short_lease, order)
     frozen = shop.ledger.wait_for_run(order)
     os.kill(frozen.pid, signal.SIGSTOP)
     second = short_lease.delay(order)

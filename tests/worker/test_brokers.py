@@ -25,23 +25,29 @@ from tests.worker.tasks import pack, rejecting, try_later
 pytestmark = [pytest.mark.worker, pytest.mark.rabbitmq]
 
 
-def open_on(rabbitmq: RabbitMQ, open_shop: Callable[..., Shop]) -> Shop:
+def open_on(url: str, open_shop: Callable[..., Shop]) -> Shop:
     """Returns a shop whose queue is on this broker."""
     queue = f"queue-{os.urandom(4).hex()}"
-    return open_shop(idempotency_lease=LEASE, broker_url=rabbitmq.url, task_default_queue=queue)
+    return open_shop(idempotency_lease=LEASE, broker_url=url, task_default_queue=queue)
 
 
 @pytest.fixture(scope="module")
 def shared_shop(rabbitmq: RabbitMQ, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_on(rabbitmq, open_shop) as shop:
+    with open_on(rabbitmq.url, open_shop) as shop:
         shop.start_worker(concurrency=2)
         yield shop
 
 
 @pytest.fixture
-def doomed(rabbitmq: RabbitMQ, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def proxy(rabbitmq: RabbitMQ) -> Iterator[Proxy]:
+    with Proxy(rabbitmq.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def doomed(proxy: Proxy, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
     """A shop whose worker the test kills."""
-    with open_on(rabbitmq, open_shop) as shop:
+    with open_on(proxy.url, open_shop) as shop:
         shop.start_worker(concurrency=2)
         yield shop
 
@@ -52,11 +58,6 @@ def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str) -> None:
 
 class TestRequeueToRabbitMQ:
     """The original message is acknowledged next, so the broker must have accepted the new one."""
-
-    @pytest.fixture
-    def proxy(self, rabbitmq: RabbitMQ) -> Iterator[Proxy]:
-        with Proxy(rabbitmq.url) as proxy:
-            yield proxy
 
     @pytest.fixture
     def app(self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Celery:
@@ -88,8 +89,7 @@ def test_retry_runs_again_then_replays(shop: Shop, order: str) -> None:
 
 class TestKilled:
     def test_task_of_a_killed_pool_process_runs_again(self, shop: Shop, order: str) -> None:
-        shop.ledger.hold(order)
-        result = pack.delay(order)
+        result = shop.ledger.start(pack, order)
         os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
         shop.ledger.release(order)
 
@@ -103,8 +103,7 @@ class TestKilled:
         self, doomed: Shop, order: str
     ) -> None:
         (worker,) = doomed.workers
-        doomed.ledger.hold(order)
-        result = pack.delay(order)
+        result = doomed.ledger.start(pack, order)
         killed = doomed.ledger.wait_for_run(order)
         worker.kill()
         doomed.start_worker(concurrency=1)
@@ -139,11 +138,11 @@ class TestConnectionLost:
         assert len(shop.ledger.signals(result.id, "completed")) == 1
 
     def test_copy_is_requeued_before_it_is_acknowledged(
-        self, rabbitmq: RabbitMQ, doomed: Shop, order: str
+        self, proxy: Proxy, doomed: Shop, order: str
     ) -> None:
         (worker,) = doomed.workers
         result = doomed.ledger.start(pack, order)
-        rabbitmq.close_connections()
+        proxy.cut()
         doomed.ledger.wait_for_signal(result.id, "conflicted")
 
         # After this, no worker can requeue the original or the copy.
@@ -155,14 +154,13 @@ class TestConnectionLost:
         assert [run.end for run in doomed.ledger.runs(order)] == [None, "returned"]
 
     @pytest.mark.slow
-    def test_expired_copy_is_not_lost(self, rabbitmq: RabbitMQ, doomed: Shop, order: str) -> None:
+    def test_expired_copy_is_not_lost(self, proxy: Proxy, doomed: Shop, order: str) -> None:
         (worker,) = doomed.workers
-        doomed.ledger.hold(order)
-        # rabbitmqctl takes up to 12 s on a busy machine; RabbitMQ drops what has expired by then.
-        seconds = 30
-        result = pack.apply_async((order,), expires=seconds)
+        # RabbitMQ drops what has expired before it is redelivered.
+        seconds = 12
+        result = doomed.ledger.start(pack, order, expires=seconds)
         run = doomed.ledger.wait_for_run(order)
-        rabbitmq.close_connections()
+        proxy.cut()
         doomed.ledger.wait_for_signal(result.id, "conflicted")
         eventually(lambda: time.time() > run.started_at + seconds, "it has expired")
 

@@ -137,10 +137,7 @@ class TestMessageIsRedeliveredAfterCompletion:
         eventually(lambda: ledger.notes(order), "the continuation has run")
         shop.wait_until_empty()
 
-        shop.redis.lpush("celery", message)
-
-        ledger.wait_for_signal(order, "replayed")
-        shop.wait_until_empty()
+        shop.replay(message, order)
         assert len(ledger.notes(order)) == 1
         assert len(ledger.runs(order)) == 1
         assert shop.redis.keys(CHORD_COUNTS) == others, "no chord counts the redelivery"
@@ -240,9 +237,7 @@ class TestBrokerDiesAfterTheBody:
             }
             with open_shop(**settings) as shop, Redis.from_url(url) as client:
                 worker = shop.start_worker()
-                shop.ledger.hold(order)
-                result = pack.apply_async((order,), task_id=order, link=report.s(order))
-                shop.ledger.wait_for_run(order)
+                result = shop.ledger.start(pack, order, task_id=order, link=report.s(order))
                 broker.kill()
                 shop.ledger.release(order)
                 eventually(lambda: result.state == "FAILURE", "the callback was not published")
@@ -336,10 +331,7 @@ class TestReplacement:
         message = shop.deliver_kept()
         eventually(lambda: ledger.notes(order), "the errback has run")
 
-        shop.redis.lpush("celery", message)
-
-        ledger.wait_for_signal(order, "replayed")
-        shop.wait_until_empty()
+        shop.replay(message, order)
         assert len(ledger.notes(order)) == 1
         assert len(ledger.runs(order)) == 1
 
@@ -424,7 +416,6 @@ def test_a_process_that_is_killed_after_the_write(shop: Shop, ledger: Ledger, or
     (run,) = ledger.runs(order)
     assert receipt["receipt"]
     record = pack.idempotency_record(order)
-    assert record is not None
     assert (record.state, record.result, record.token) == (State.COMPLETED, receipt, run.token)
     # The message is acknowledged, since Celery finds the success, or its redelivery is a replay.
     assert shop.app.AsyncResult(result.id).result == receipt

@@ -90,7 +90,7 @@ class TestSameKeyWithOtherArguments:
         assert len(ledger.runs(order)) == 1
 
     def test_is_rejected_during_the_first_execution(self, ledger: Ledger, order: str) -> None:
-        first = ledger.start(charge, order, amount=1)
+        first = ledger.start(charge, order, 1)
 
         with pytest.raises(KeyReusedError):
             charge.delay(order, amount=2).get(timeout=SOON)
@@ -202,7 +202,6 @@ class TestTaskIdOfADuplicate:
 
         eventually(lambda: found(shop, duplicate.id).replayed)
         outcome = outcome_of(duplicate)
-        assert outcome is not None
         assert (outcome.replayed, outcome.task_id) == (True, first.id)
 
     @pytest.mark.parametrize("task", [ignoring, raising], ids=["ignore", "raise"])

@@ -133,17 +133,12 @@ class TestStore:
 RAISED = "SoftTimeLimitExceeded()"
 
 
-@pytest.fixture
-def store() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as store:
-        yield store
-
-
 @pytest.mark.exhaustive
+@pytest.mark.slow
 def test_interrupts_a_begin_without_a_reply(
     open_shop: Callable[..., Shop], store: RedisServer, order: str
 ) -> None:
-    with open_shop(idempotency_redis_url=store.url, idempotency_redis_timeout=60.0) as shop:
+    with open_shop(idempotency_redis_url=store.url, idempotency_redis_timeout=10.0) as shop:
         worker = shop.start_worker(concurrency=1)
         store.pause()
         result = pack.apply_async((order,), soft_time_limit=1)
@@ -163,9 +158,7 @@ def test_waiting_duplicate_is_requeued(
         options = ("--soft-time-limit", "1") if given == "to the worker" else ()
         worker = shop.start_worker(*options, concurrency=1)
         shop.start_worker("--queues", "holder", concurrency=1)
-        shop.ledger.hold(order)
-        first = waiting.apply_async((order,), queue="holder")
-        shop.ledger.wait_for_run(order)
+        first = shop.ledger.start(waiting, order, queue="holder")
         limits = {"soft_time_limit": 1} if given == "with the message" else {}
         duplicate = waiting.apply_async((order,), **limits)
 
@@ -212,8 +205,7 @@ class TestFalseAlarms:
     )
     def test_hard_time_limit(self, shop: Shop, ledger: Ledger, order: str, task: Any) -> None:
         """The message of the second task returns."""
-        ledger.hold(order)
-        result = task.delay(order)
+        result = ledger.start(task, order)
         wait_for_death(ledger.wait_for_run(order).pid)
 
         assert_no_alarm(shop, result.id)
@@ -232,8 +224,7 @@ class TestFalseAlarms:
     def test_revoked_and_terminated(
         self, shop: Shop, ledger: Ledger, order: str, signal: str
     ) -> None:
-        ledger.hold(order)
-        result = pack.delay(order)
+        result = ledger.start(pack, order)
         child = ledger.wait_for_run(order).pid
         result.revoke(terminate=True, signal=signal)
         wait_for_death(child)
@@ -257,8 +248,7 @@ class TestFalseAlarms:
     @pytest.mark.exhaustive
     def test_shutdown(self, shop: Shop, ledger: Ledger, order: str, signal: str) -> None:
         worker = shop.start_worker("--queues", order, concurrency=1)
-        ledger.hold(order)
-        result = pack.apply_async((order,), queue=order)
+        result = ledger.start(pack, order, queue=order)
         child = ledger.wait_for_run(order).pid
         worker.kill(signal)
         if signal == "SIGTERM":

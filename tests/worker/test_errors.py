@@ -35,7 +35,7 @@ class TestError:
         assert [run.attempt for run in ledger.runs(order)] == [1, 1]
 
     def test_waiting_duplicate_runs(self, ledger: Ledger, order: str) -> None:
-        first = ledger.start(flaky, order, times=1)
+        first = ledger.start(flaky, order, 1)
         duplicate = ledger.duplicate(flaky, order, times=1)
         ledger.release(order)
 

@@ -118,10 +118,7 @@ class TestCopyOfAMessageThatHasEnded:
         receipt = result.get(timeout=SOON)
         wait_for_expiry(EXPIRES)
 
-        shop.redis.lpush("celery", message)
-
-        ledger.wait_for_signal(result.id, "replayed")
-        shop.wait_until_empty()
+        shop.replay(message, result.id)
         assert shop.app.AsyncResult(result.id).get(timeout=SOON) == receipt
 
     def test_that_was_a_duplicate_leaves_its_error_alone(
@@ -132,10 +129,7 @@ class TestCopyOfAMessageThatHasEnded:
         result.get(timeout=SOON, propagate=False)
         wait_for_expiry(EXPIRES)
 
-        shop.redis.lpush("celery", message)
-
-        ledger.wait_for_signal(result.id, "replayed", number=2)
-        shop.wait_until_empty()
+        shop.replay(message, result.id, 2)
         assert shop.app.AsyncResult(result.id).state == "FAILURE"
 
 
@@ -169,8 +163,7 @@ class TestCopyOfARunningMessage:
     """The broker redelivers the message after 3 s, when it has expired."""
 
     def test_does_not_change_the_state(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        result = pack.apply_async((order,), expires=EXPIRES)
+        result = ledger.start(pack, order, expires=EXPIRES)
         run = ledger.wait_for_run(order)
         ledger.wait_for_signal(result.id, "conflicted", number=2)
         eventually(lambda: time.time() > run.started_at + 8, "8 s are over")
@@ -207,8 +200,7 @@ class TestCopyOfARunningMessage:
         ) as shop:
             for _ in range(2):
                 shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            result = pack.apply_async((order,), expires=EXPIRES)
+            result = shop.ledger.start(pack, order, expires=EXPIRES)
             run = shop.ledger.wait_for_run(order)
             shop.ledger.wait_for_signal(result.id, "conflicted")
             (owner,) = (worker for worker in shop.workers if run.pid in worker.children())
@@ -226,9 +218,7 @@ class TestCopyOfARunningMessage:
         with pytest.raises(OutOfStockError):
             result.get(timeout=SOON)
         wait_for_expiry(EXPIRES)
-        shop.redis.lpush("celery", message)
-        ledger.wait_for_signal(result.id, "replayed")
-        shop.wait_until_empty()
+        shop.replay(message, result.id)
 
         assert shop.app.AsyncResult(result.id).state == "FAILURE"
         assert len(ledger.runs(order)) == 1
@@ -272,7 +262,6 @@ class TestMessageThatHasNotStarted:
 
         waiting = reservation.waiting(collapsed.idempotency_record(order))
 
-        assert waiting is not None
         assert waiting.task_id == result.id
         assert waiting.until_ms / 1000 <= time.time() + 60
         ledger.release(order)

@@ -310,8 +310,7 @@ def test_handler_can_be_called_directly(ledger: Ledger, order: str) -> None:
 def test_own_request_keeps_what_happens_to_a_lost_process(
     ledger: Ledger, order: str, task: Any
 ) -> None:
-    ledger.hold(order)
-    result = task.delay(order)
+    result = ledger.start(task, order)
     killed = ledger.wait_for_run(order)
     os.kill(killed.pid, signal.SIGKILL)
     killed_at = time.time()

@@ -19,9 +19,7 @@ class TestAttackByAnExplicitKey:
         attack = charge.apply_async(("another order", 1), idempotency_key="order:43000")
         attack.get(timeout=SOON)
 
-        receipt = charge.delay("43000", 999).get(timeout=SOON)
-
-        assert receipt["amount"] == 999
+        assert charge.delay("43000", 999).get(timeout=SOON)["amount"] == 999
         assert len(ledger.runs("43000")) == 1
 
     def test_explicit_key_order_43001_does_not_hold_order_43001(self, ledger: Ledger) -> None:

@@ -141,11 +141,7 @@ def is_locked(shop: Shop, server: RedisServer, order: str) -> bool:
     ],
 )
 def test_a_queued_call_is_not_queued_by_a_process_that_runs_at_the_same_time(
-    request: pytest.FixtureRequest,
-    shop: Shop,
-    order: str,
-    published_by: str,
-    others: list[str],
+    request: pytest.FixtureRequest, shop: Shop, order: str, published_by: str, others: list[str]
 ) -> None:
     first = request.getfixturevalue(published_by).apply_async((order,), queue=NO_WORKER)
 
@@ -157,8 +153,7 @@ def test_a_queued_call_is_not_queued_by_a_process_that_runs_at_the_same_time(
 def test_a_call_that_an_old_process_has_queued_leaves_no_reservation(
     in_transition: Any, old: Any, new: Any, order: str
 ) -> None:
-    first = old.apply_async((order,), queue=NO_WORKER)
-    assert is_refused(in_transition, first, order)
+    assert is_refused(in_transition, old.apply_async((order,), queue=NO_WORKER), order)
     assert new.idempotency_record(order) is None
 
 

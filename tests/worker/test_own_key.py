@@ -73,9 +73,7 @@ class TestKeyOfACall:
         assert try_later.apply_async((order, 0.1), idempotency_key=key).get(timeout=SOON) == retried
 
         held = f"held {order}"
-        ledger.hold(held)
-        first = pack.apply_async((held,), idempotency_key=key)
-        ledger.wait_for_run(held)
+        first = ledger.start(pack, held, idempotency_key=key)
         duplicate = pack.apply_async((held,), idempotency_key=key)
         ledger.wait_for_signal(duplicate.id, "conflicted")
         ledger.release(held)

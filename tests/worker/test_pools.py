@@ -104,8 +104,7 @@ def test_completed_steps_are_kept(ledger: Ledger, order: str) -> None:
 
 
 def test_execution_longer_than_its_lease_keeps_it(ledger: Ledger, order: str) -> None:
-    ledger.hold(order)
-    first = short_lease.delay(order)
+    first = ledger.start(short_lease, order)
     run = ledger.wait_for_run(order)
     eventually(lambda: time.time() > run.started_at + 2.5, "a lease of 2 s would be over")
     duplicate = short_lease.delay(order)

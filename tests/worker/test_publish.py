@@ -205,8 +205,7 @@ class TestLostMessages:
     def test_failed_publish_does_not_affect_a_running_call(
         self, ledger: Ledger, order: str
     ) -> None:
-        ledger.hold(order)
-        first = pack.delay(order)
+        first = ledger.start(pack, order)
         run = ledger.wait_for_run(order)
         with unreachable_broker() as connection:
             duplicate = pack.apply_async((order,), connection=connection, retry=False)
@@ -449,9 +448,7 @@ class TestKeyHeldBy:
 
     @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
     def test_call_with_ignore_result(self, ledger: Ledger, order: str, done: bool) -> None:
-        ledger.hold(order)
-        first = pack.apply_async((order,), ignore_result=True)
-        ledger.wait_for_run(order)
+        first = ledger.start(pack, order, ignore_result=True)
         if done:
             ledger.release(order)
             ledger.wait_for_signal(first.id, "completed")
@@ -462,7 +459,6 @@ class TestKeyHeldBy:
         assert result.get(timeout=SOON)["receipt"]
         assert result.id == first.id
         outcome = outcome_of(result)
-        assert outcome is not None
         assert (outcome.replayed, outcome.task_id) == (True, first.id)
 
     def test_task_with_store_result_off(self, ledger: Ledger, order: str) -> None:

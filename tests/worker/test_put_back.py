@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -112,61 +112,51 @@ def _envelope(message: dict[str, Any]) -> dict[str, Any]:
     return {name: message[name] for name in ("body", "content-type", "content-encoding")}
 
 
-class TestRequeued:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def messages(
-        cls, open_shop: Callable[..., Shop]
-    ) -> Iterator[dict[str, tuple[dict[str, Any], ...]]]:
-        """Messages of duplicates: as published, after one requeue and after three."""
-        with open_shop(accept_content=["json", "yaml"]) as shop:
-            shop.start_worker("-Q", "first", concurrency=2)
-            shop.ledger.hold("order")
-            pack.apply_async(("order",), queue="first")
-            silent.apply_async(("order",), queue="first")
-            shop.ledger.wait_for_run("order", 2)
-            for name, options in OPTIONS.items():
-                pack.apply_async(("order",), {"amount": 1}, task_id=name, **options)
-            silent.apply_async(("order",), task_id=STORED, ignore_result=False)
-            before = queued_messages(shop)
-            shop.start_worker("-Q", "celery,other", concurrency=2)
-            requeued = wait_for_requeued(shop, before, (1, 3))
-            shop.ledger.release("order")
-            yield {name: (before[name], requeued[name, 1], requeued[name, 3]) for name in before}
-
-    @pytest.mark.parametrize("name", [*OPTIONS, STORED])
-    def test_message_is_unchanged(
-        self, messages: dict[str, tuple[dict[str, Any], ...]], name: str
-    ) -> None:
-        before, once, thrice = messages[name]
-
-        assert differences(before, once) == {}
-        assert differences(before, thrice) == {}
+Messages = dict[str, tuple[dict[str, Any], ...]]
 
 
-class TestRetried:
-    """The same with Celery's retry."""
+@pytest.fixture(scope="module")
+def requeued_messages(open_shop: Callable[..., Shop]) -> Messages:
+    """Messages of duplicates: as published, after one requeue and after three."""
+    with open_shop(accept_content=["json", "yaml"]) as shop:
+        shop.start_worker("-Q", "first", concurrency=2)
+        shop.ledger.hold("order")
+        pack.apply_async(("order",), queue="first")
+        silent.apply_async(("order",), queue="first")
+        shop.ledger.wait_for_run("order", 2)
+        for name, options in OPTIONS.items():
+            pack.apply_async(("order",), {"amount": 1}, task_id=name, **options)
+        silent.apply_async(("order",), task_id=STORED, ignore_result=False)
+        before = queued_messages(shop)
+        shop.start_worker("-Q", "celery,other", concurrency=2)
+        requeued = wait_for_requeued(shop, before, (1, 3))
+        shop.ledger.release("order")
+        return {name: (before[name], requeued[name, 1], requeued[name, 3]) for name in before}
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def messages(
-        cls, open_shop: Callable[..., Shop]
-    ) -> Iterator[dict[str, tuple[dict[str, Any], ...]]]:
-        """Messages as published and as retried."""
-        with open_shop(accept_content=["json", "yaml"]) as shop:
-            for name, options in OPTIONS.items():
-                try_later.apply_async((name, 60), task_id=name, **options)
-            before = queued_messages(shop)
-            shop.start_worker("-Q", "celery,other", concurrency=2)
-            yield {name: (before[name], retried(shop, name)) for name in OPTIONS}
 
-    @pytest.mark.parametrize("name", OPTIONS)
-    def test_message_is_unchanged(
-        self, messages: dict[str, tuple[dict[str, Any], ...]], name: str
-    ) -> None:
-        before, after = messages[name]
+@pytest.mark.parametrize("name", [*OPTIONS, STORED])
+def test_a_requeued_message_is_unchanged(requeued_messages: Messages, name: str) -> None:
+    before, once, thrice = requeued_messages[name]
 
-        assert differences(before, after) == {}
+    assert differences(before, once) == differences(before, thrice) == {}
+
+
+@pytest.fixture(scope="module")
+def retried_messages(open_shop: Callable[..., Shop]) -> Messages:
+    """Messages as published and as retried by Celery."""
+    with open_shop(accept_content=["json", "yaml"]) as shop:
+        for name, options in OPTIONS.items():
+            try_later.apply_async((name, 60), task_id=name, **options)
+        before = queued_messages(shop)
+        shop.start_worker("-Q", "celery,other", concurrency=2)
+        return {name: (before[name], retried(shop, name)) for name in OPTIONS}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_retried_message_is_unchanged(retried_messages: Messages, name: str) -> None:
+    before, after = retried_messages[name]
+
+    assert differences(before, after) == {}
 
 
 def retried(shop: Shop, task_id: str) -> dict[str, Any]:

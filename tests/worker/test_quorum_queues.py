@@ -70,9 +70,7 @@ class TestDelayed:
     def test_duplicate_is_delayed_until_it_replays(
         self, shop: Shop, order: str, queue: str
     ) -> None:
-        shop.ledger.hold(order)
-        first = pack.apply_async((order,), queue=queue)
-        shop.ledger.wait_for_run(order)
+        first = shop.ledger.start(pack, order, queue=queue)
         duplicate = pack.apply_async((order,), queue=queue)
         # More often than the delivery limit of the queue.
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=DELIVERY_LIMIT + 2)

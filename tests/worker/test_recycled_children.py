@@ -50,8 +50,7 @@ class TestPoolProcessReplacedAfterEachTask:
     def test_duplicate_gets_the_result_after_its_process_is_replaced(
         self, shop: Shop, order: str
     ) -> None:
-        shop.ledger.hold(order)
-        first = pack.delay(order)
+        first = shop.ledger.start(pack, order)
         run = shop.ledger.wait_for_run(order)
         duplicate = pack.delay(order)
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)

@@ -30,7 +30,7 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop, Worker
 from tests.worker.tasks import open_door, pack
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.slow, pytest.mark.worker]
 
 #: Seconds.
 REDELIVER_AFTER = 2.0
@@ -178,8 +178,7 @@ class TestLivingWorker:
     ) -> None:
         with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
             worker = shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            result = pack.delay(order)
+            result = shop.ledger.start(pack, order)
             started_at = shop.ledger.wait_for_run(order).started_at
             worker.container.request_shutdown()
             shop.start_worker(concurrency=1)
@@ -229,9 +228,7 @@ class TestWhatIsRenewed:
         result.get(timeout=SOON)
 
     def test_calls_without_protection_are_left_to_the_broker(self, shop: Shop, order: str) -> None:
-        shop.ledger.hold(order)
-        result = pack.apply_async((order,), idempotency_key=False)
-        shop.ledger.wait_for_run(order)
+        result = shop.ledger.start(pack, order, idempotency_key=False)
 
         assert scores(shop)["shop.pack"] > 3500
         shop.ledger.release(order)
@@ -363,8 +360,7 @@ class TestFrozenChild:
     def test_another_worker_takes_over(self, open_shop: Callable[..., Shop], order: str) -> None:
         with open_shop(**SETTINGS) as shop:
             worker = shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            result = pack.delay(order)
+            result = shop.ledger.start(pack, order)
             frozen = shop.ledger.wait_for_run(order)
             shop.start_worker(concurrency=1)
             os.kill(frozen.pid, signal.SIGSTOP)
@@ -527,8 +523,7 @@ def test_a_pool_whose_processes_change(
         worker = shop.start_worker(*options, concurrency=1, AUTOSCALE_KEEPALIVE="0.5")
         for number in range(3):
             assert pack.delay(f"{order} {number}").get(timeout=SOON)["receipt"]
-        shop.ledger.hold(order)
-        result = pack.delay(order)
+        result = shop.ledger.start(pack, order)
         started_at = shop.ledger.wait_for_run(order).started_at
         shop.start_worker(concurrency=1)
         over = started_at + 3 * REDELIVER_AFTER

@@ -290,9 +290,7 @@ class TestEveryShape:
         # The replacement may be faster. A copy that is put back goes to the queue "kept".
         ledger.wait_for_signal(order, "completed")
         shop.wait_until_empty()
-        shop.redis.lpush("celery", message)
-        ledger.wait_for_signal(order, "replayed")
-        shop.wait_until_empty()
+        shop.replay(message, order)
         assert sorted(ledger.notes(order)) == members
 
 
@@ -400,9 +398,7 @@ class TestReplacementWithTheSameKey:
         expected, members = in_plain_celery(ledger, order, "in a group")
         ledger.kill_once("one", order)
 
-        first = woven.delay(order=order, shape="in a group")
-
-        assert first.get(timeout=SOON) == expected
+        assert woven.delay(order=order, shape="in a group").get(timeout=SOON) == expected
         assert sorted(ledger.notes(order)) == members
         assert len(ledger.runs(order)) == 4
 

@@ -1,7 +1,7 @@
 """What an operator gets of each thing that happens to a call: the table of docs/reporting.md.
 
 Each row happens to a real worker, whose log is JSON, whose Sentry events are captured, and whose
-events and metrics are read. ``pytest -rP`` prints what each row produced.
+events and metrics are read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from sentry_sdk.transport import Transport
 from celery_idempotent.events.table import REFUSED_FOR
 from celery_idempotent.store import commands
 from tests.flow.deliveries import begin_elsewhere
-from tests.servers.program import Ports
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Monitor, Shop
@@ -404,19 +403,6 @@ CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with Ports(1) as ports:
-        yield ports.numbers[0]
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[RedisServer]:
-    """The records' own server, which goes away."""
-    with RedisServer.start(config={}) as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("reports")
 
@@ -550,13 +536,6 @@ def test_row(row: Row, shop: Shop, store: RedisServer, observer: Observer, order
     lines, celerys_lines = observer.lines(task_id), observer.celerys_lines(task_id)
     counted = increased()
     state = result.state
-    print(f"{row.what}: {state}")
-    for line in (*lines, *celerys_lines):
-        print("   ", line["levelname"], line["message"].splitlines()[0])
-    print("    signals", *sorted(observer.signals(task_id)))
-    print("    events", *sorted(observer.events(task_id)))
-    print("    counted", *sorted(counted))
-    print("    Sentry", *observer.sentry(task_id))
 
     for line in lines:
         candidates = (*row.lines, *row.first)

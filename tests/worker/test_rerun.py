@@ -184,8 +184,7 @@ def finished(shop: Shop, order: str) -> list[Any]:
 
 def poison(shop: Shop, order: str) -> str:
     """Returns the task id of a call that has killed its process."""
-    shop.ledger.hold(order)
-    result = frail.delay(order)
+    result = shop.ledger.start(frail, order)
     os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
     with pytest.raises(PoisonedTaskError):
         result.get(timeout=SOON)

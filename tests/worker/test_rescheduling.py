@@ -199,10 +199,7 @@ class TestDroppedContinuation:
         canvas.set(link_error=report.si("failed", order)).delay()
         message = shop.deliver_kept()
         ledger.wait_for_signal(order, "completed")
-        shop.redis.lpush("celery", message)
-
-        ledger.wait_for_signal(order, "replayed")
-        shop.wait_until_empty()
+        shop.replay(message, order)
         assert ledger.notes(order) == []
         assert len(ledger.runs(order)) == 1
 

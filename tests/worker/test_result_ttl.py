@@ -59,7 +59,7 @@ def test_survives_a_retry(ledger: Ledger, order: str) -> None:
 
 
 def test_survives_a_requeue(ledger: Ledger, order: str) -> None:
-    failing = ledger.start(flaky, order, times=1)
+    failing = ledger.start(flaky, order, 1)
     duplicate = flaky.apply_async((order,), {"times": 1}, idempotency_result_ttl=TTL)
     ledger.wait_for_signal(duplicate.id, "conflicted")
     ledger.release(order)
@@ -90,9 +90,7 @@ def test_unusable_one_is_refused_by_the_worker(
 
 class TestShorterThanTheDelayOfADuplicate:
     def test_duplicate_that_met_the_run_gets_its_outcome(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first = pack.apply_async((order,), idempotency_result_ttl=1)
-        ledger.wait_for_run(order)
+        first = ledger.start(pack, order, idempotency_result_ttl=1)
         duplicate = pack.apply_async((order,), idempotency_result_ttl=1)
         # It comes back after 1.5 s at least, when the result would have expired.
         ledger.wait_for_signal(duplicate.id, "conflicted", number=2)

@@ -322,7 +322,6 @@ def test_worker_counts_by_task(shop: Shop, order: str) -> None:
         result.get(timeout=SOON)
 
     totals = ask(shop.app, timeout=5.0).totals
-    assert totals is not None
     counter = totals["shop.waiting"]
     assert counter.pop("would_run") == 1
     assert counter.keys() <= {"would_replay", "would_conflict"}

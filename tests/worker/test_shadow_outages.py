@@ -24,12 +24,6 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
 def proxy(store: RedisServer) -> Iterator[Proxy]:
     with Proxy(store.url) as proxy:
         yield proxy

@@ -33,9 +33,7 @@ def run_then_stop(
 ) -> tuple[Any, Any]:
     """Starts a worker on a queue named like the order, and stops it during an execution."""
     worker = shop.start_worker("--queues", order, **environment)
-    shop.ledger.hold(order)
-    result = task.apply_async((order,), queue=order)
-    shop.ledger.wait_for_run(order)
+    result = shop.ledger.start(task, order, queue=order)
     worker.kill(signal)
     return worker, result
 
@@ -98,39 +96,22 @@ def test_task_that_ends_in_time_completes(open_shop: Callable[..., Shop], order:
         eventually(lambda: shop.messages(order) == 0, "its message is acknowledged")
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
-class TestWarm:
-    def test_waiting_duplicate_gets_the_result(self, shop: Shop, order: str) -> None:
-        worker = shop.start_worker("--queues", order)
-        shop.ledger.hold(order)
-        first = waiting.apply_async((order,), queue=order)
-        shop.ledger.wait_for_run(order)
-        duplicate = waiting.apply_async((order,), queue=order)
+@pytest.mark.parametrize("task", [waiting, pack], ids=["waits", "was requeued"])
+def test_duplicate_gets_the_result_after_a_warm_shutdown(shop: Shop, order: str, task: Any) -> None:
+    worker = shop.start_worker("--queues", order)
+    first = shop.ledger.start(task, order, queue=order)
+    duplicate = task.apply_async((order,), queue=order)
+    if task is waiting:
         worker.wait_for_log(f"[{duplicate.id}] received")
-        worker.kill("SIGTERM")
-        worker.wait_for_log("Warm shutdown")
-        shop.ledger.release(order)
-        worker.wait_for_exit()
-        shop.start_worker("--queues", order)
-
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert len(shop.ledger.runs(order)) == 1
-
-    @pytest.mark.slow
-    @pytest.mark.exhaustive
-    def test_requeued_duplicate_runs_in_the_next_worker(self, shop: Shop, order: str) -> None:
-        worker = shop.start_worker("--queues", order)
-        shop.ledger.hold(order)
-        first = pack.apply_async((order,), queue=order)
-        shop.ledger.wait_for_run(order)
-        duplicate = pack.apply_async((order,), queue=order)
-        # Requeued, and kept by the worker until its eta.
+    else:  # requeued, and kept by the worker until its eta
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
-        worker.kill("SIGTERM")
-        worker.wait_for_log("Warm shutdown")
-        shop.ledger.release(order)
-        worker.wait_for_exit()
-        shop.start_worker("--queues", order)
+    worker.kill("SIGTERM")
+    worker.wait_for_log("Warm shutdown")
+    shop.ledger.release(order)
+    worker.wait_for_exit()
+    shop.start_worker("--queues", order)
 
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert len(shop.ledger.runs(order)) == 1
+    assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+    assert len(shop.ledger.runs(order)) == 1

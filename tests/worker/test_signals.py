@@ -79,8 +79,7 @@ def test_replayed(ledger: Ledger, order: str) -> None:
 
 
 def test_conflicted(ledger: Ledger, order: str) -> None:
-    ledger.hold(order)
-    first = raising.delay(order)
+    first = ledger.start(raising, order)
     run = ledger.wait_for_run(order)
     duplicate = raising.delay(order)
 

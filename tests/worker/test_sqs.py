@@ -143,8 +143,7 @@ class TestRedelivery:
         settings = settings_for(queues, visibility_timeout=VISIBILITY_TIMEOUT)
         with open_shop(**{**settings, "idempotency_redeliver_after": 60.0}) as shop:
             shop.start_worker(concurrency=2)
-            shop.ledger.hold(order)
-            result = pack.delay(order)
+            result = shop.ledger.start(pack, order)
             started_at = shop.ledger.wait_for_run(order).started_at
             over = started_at + 2.5 * VISIBILITY_TIMEOUT
             eventually(lambda: time.time() > over, "twice the visibility timeout is over")

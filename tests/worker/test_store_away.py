@@ -31,18 +31,10 @@ def store(durable_store: RedisServer) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="module")
-def durable_shop(open_shop: Callable[..., Shop], durable_store: RedisServer) -> Iterator[Shop]:
+def shared_shop(open_shop: Callable[..., Shop], durable_store: RedisServer) -> Iterator[Shop]:
     with open_shop(idempotency_redis_url=durable_store.url) as shop:
         shop.start_worker(concurrency=2)
         yield shop
-
-
-@pytest.fixture
-def shop(durable_shop: Shop) -> Iterator[Shop]:
-    durable_shop.app.set_current()
-    yield durable_shop
-    durable_shop.ledger.release_all()
-    durable_shop.print_logs()
 
 
 class TestAtPublish:

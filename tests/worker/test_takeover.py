@@ -11,12 +11,7 @@ import pytest
 
 from celery_idempotent import PoisonedTaskError, State
 from tests.waiting import SOON
-from tests.worker.harness import (
-    FAST_REDELIVERY,
-    LEASE,
-    Shop,
-    freeze_past_the_lease,
-)
+from tests.worker.harness import FAST_REDELIVERY, LEASE, Shop, freeze_past_the_lease
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import check_then_handle, pack, poison
 

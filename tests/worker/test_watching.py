@@ -42,12 +42,6 @@ pytestmark = pytest.mark.worker
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with Ports(1) as ports:
-        yield ports.numbers[0]
-
-
-@pytest.fixture(scope="module")
 def watched(open_shop: Callable[..., Shop], port: int) -> Iterator[Shop]:
     with open_shop(idempotency_metrics=f"127.0.0.1:{port}", idempotency_lease=30.0) as shop:
         shop.start_worker("--task-events", concurrency=2)
@@ -336,8 +330,7 @@ class TestLogAtStart:
 
 class TestInspect:
     def test_returns_a_lease(self, shop: Shop, worker: Worker, order: str) -> None:
-        shop.ledger.hold(order)
-        result = pack.delay(order)
+        result = shop.ledger.start(pack, order)
         run = shop.ledger.wait_for_run(order)
 
         lease = lease_of(shop, result.id)

@@ -11,7 +11,6 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery import Celery
@@ -25,11 +24,7 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, Worker, WorkerProcess
 from tests.worker.ledger import Ledger
 
-pytestmark = [
-    pytest.mark.exhaustive,
-    pytest.mark.slow,
-    pytest.mark.worker,
-]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.worker]
 
 #: Both versions take messages from this queue, and each from one that has its name.
 SHARED = "shared"
@@ -119,12 +114,6 @@ def versions(
                 worker.teardown()
                 print(f"--- worker {worker.name()} ---", worker.new_logs(), sep="\n")
             close(app)
-
-
-@pytest.fixture
-def order() -> str:
-    """A unique order."""
-    return uuid4().hex
 
 
 both_ways = pytest.mark.parametrize(

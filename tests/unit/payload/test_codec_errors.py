@@ -139,9 +139,8 @@ CONTROL_FLOW = [
     *(Ignore, Reject, Retry, TaskPredicate, WorkerShutdown, WorkerTerminate),
     *(Terminated, MemoryError),
 ]
-both_codecs = pytest.mark.parametrize(
-    "result_codec", [ResultCodec(app), ResultCodec()], ids=["app", "plain"]
-)
+PLAIN = PayloadCodec(ResultCodec(), prepare_accept_content(["json"]))
+both_codecs = pytest.mark.parametrize("codec", [make_codec(["json"]), PLAIN], ids=["app", "plain"])
 
 
 class UnprintableError(Exception):
@@ -186,11 +185,8 @@ class TestErrors:
         assert str(again) == str(first) == "LockedError('sku-7')"
 
     @both_codecs
-    def test_keep_their_arguments_however_often_they_are_stored(
-        self, result_codec: ResultCodec
-    ) -> None:
+    def test_keep_their_arguments_however_often_they_are_stored(self, codec: PayloadCodec) -> None:
         # The worker of a duplicate stores the error again, for the duplicate's caller.
-        codec = PayloadCodec(result_codec, prepare_accept_content(["json"]))
         error: BaseException = WordyError(5)
         for _ in range(3):
             error = decode(encode_error(error, codec=codec), codec=codec, state=State.FAILED)
@@ -242,9 +238,8 @@ class TestErrors:
     @both_codecs
     @pytest.mark.parametrize("cls", CONTROL_FLOW, ids=lambda cls: cls.__name__)
     def test_that_would_control_a_worker_are_corrupt(
-        self, cls: type[BaseException], result_codec: ResultCodec
+        self, cls: type[BaseException], codec: PayloadCodec
     ) -> None:
-        codec = PayloadCodec(result_codec, prepare_accept_content(["json"]))
         forged = {"exc_type": cls.__qualname__, "exc_module": cls.__module__, "exc_message": []}
 
         with pytest.raises(CorruptRecordError, match="shop.charge:digest"):
@@ -253,9 +248,8 @@ class TestErrors:
     @both_codecs
     @pytest.mark.parametrize("cls", CONTROL_FLOW, ids=lambda cls: cls.__name__)
     def test_that_would_control_a_worker_are_not_stored(
-        self, cls: type[BaseException], result_codec: ResultCodec
+        self, cls: type[BaseException], codec: PayloadCodec
     ) -> None:
-        codec = PayloadCodec(result_codec, prepare_accept_content(["json"]))
 
         payload = encode_error(cls.__new__(cls), codec=codec)
 
@@ -265,7 +259,7 @@ class TestErrors:
 
     @both_codecs
     def test_execute_no_code_of_a_module_as_their_class_is_found(
-        self, result_codec: ResultCodec, monkeypatch: pytest.MonkeyPatch
+        self, codec: PayloadCodec, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def import_lazily(name: str) -> Any:
             raise AssertionError(f"{name} was looked up")
@@ -273,7 +267,6 @@ class TestErrors:
         lazy = ModuleType("lazy")
         lazy.__getattr__ = import_lazily  # type: ignore[method-assign]
         monkeypatch.setitem(sys.modules, "lazy", lazy)
-        codec = PayloadCodec(result_codec, prepare_accept_content(["json"]))
         stored = b'{"exc_type": "GoneError", "exc_module": "lazy", "exc_message": ["sku-7"]}'
 
         error = decode(Payload("json", stored), codec, State.FAILED)
@@ -282,8 +275,7 @@ class TestErrors:
         assert error.args == ("sku-7",)
 
     def test_that_cannot_be_restored_are_not_stored(self) -> None:
-        codec = PayloadCodec(ResultCodec(), prepare_accept_content(["json"]))
-        error = decode(encode_error(UnrestorableError("a", 1), codec=codec), codec, State.FAILED)
+        error = decode(encode_error(UnrestorableError("a", 1), codec=PLAIN), PLAIN, State.FAILED)
 
         assert type(error) is ResultNotStoredError
         assert str(error).endswith("was not stored: it cannot be restored from its arguments")

@@ -180,9 +180,7 @@ def test_a_script_is_called_by_its_digest_and_if_unknown_by_its_source(connect: 
     server, transport = connect(b"-NOSCRIPT No matching script.\r\n", b"$2\r\nok\r\n")
     script = scripts.load("forget")
 
-    reply = run_sync(transport.send(("EVALSHA", script.sha, 1, "idem:ä", 7)))
-
-    assert reply == [b"ok"]
+    assert run_sync(transport.send(("EVALSHA", script.sha, 1, "idem:ä", 7))) == [b"ok"]
     rest = [b"1", "idem:ä".encode(), b"7"]
     assert server.commands == [
         [b"EVALSHA", script.sha.encode(), *rest],

@@ -250,7 +250,6 @@ def test_a_disabled_task_lets_every_message_through(shop: Shop) -> None:
         task.pop_request()
 
     assert headers == [{"Idempotency-Key": "req-7", "other": 1}]
-    assert caught.value.sig is not None
     assert caught.value.sig.apply(retries=1).get() == 1
 
 
