@@ -11,8 +11,8 @@ import click
 import pytest
 
 from celery_idempotent.cli import idempotency
+from docs.generate_reference import error_classes
 from tests.docs.pages import PACKAGE, ROOT, each_page
-from tests.docs.reference import error_classes
 
 TROUBLESHOOTING = (ROOT / "docs/how-to/troubleshooting.md").read_text("utf-8")
 

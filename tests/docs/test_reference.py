@@ -12,7 +12,7 @@ from celery_idempotent import dashboard, errors
 from celery_idempotent.contrib import asgi, fastapi, flask, kombu, wsgi
 from celery_idempotent.contrib.django import middleware, rest_framework
 from celery_idempotent.settings import _VALIDATORS, Settings
-from tests.docs.reference import FOLDER, PAGES, error_classes, page
+from docs.generate_reference import FOLDER, PAGES, error_classes, page
 
 #: Modules whose public names the page of the API takes from them.
 API = (errors, asgi, wsgi, middleware, fastapi, flask, rest_framework, kombu)
@@ -21,7 +21,7 @@ API = (errors, asgi, wsgi, middleware, fastapi, flask, rest_framework, kombu)
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_pages_are_up_to_date(name: str) -> None:
     written = (FOLDER / name).read_text("utf-8")
-    assert written == page(name), "run: python -m tests.docs.reference"
+    assert written == page(name), "run: python -m docs.generate_reference"
 
 
 def test_every_public_error_has_a_cause_and_a_remedy() -> None:
