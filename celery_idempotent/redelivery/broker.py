@@ -69,7 +69,7 @@ class SqsBroker(OwnConnection):
         # By message, since SQS accepts only the receipt of its latest delivery.
         queues: dict[tuple[str, str | None], dict[str, dict[str, Any]]] = defaultdict(dict)
         for held in messages:
-            info = held.message.delivery_info
+            info = held.delivery_info
             timeout = min(math.ceil(seconds), int(held.received_at + SQS_LONGEST - now))
             if timeout > 0:
                 received = info["sqs_message"]
@@ -116,7 +116,7 @@ class RedisBroker(OwnConnection):
         """See `OwnConnection`."""
         channel = self.channel
         score = score_of(channel, seconds)
-        tags = iter([message.message.delivery_tag for message in messages])
+        tags = iter([message.delivery_tag for message in messages])
         while batch := list(islice(tags, REDIS_BATCH)):
             # XX: a message that was acknowledged, or restored, meanwhile does not come back.
             channel.client.zadd(channel.unacked_index_key, dict.fromkeys(batch, score), xx=True)

@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 from celery import Celery
 from kombu import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from celery_idempotent import IdempotentTask
 from celery_idempotent.redelivery.broker import RedisBroker
 from celery_idempotent.redelivery.held import HeldMessages
 from celery_idempotent.redelivery.renewal import Renewal
@@ -239,7 +241,7 @@ class TestWhatIsRenewed:
 
     def test_an_acknowledged_message_does_not_come_back(self, shop: Shop) -> None:
         tag = "acknowledged meanwhile"
-        held: Any = SimpleNamespace(message=SimpleNamespace(delivery_tag=tag))
+        held: Any = SimpleNamespace(delivery_tag=tag)
 
         with shop.app.connection_for_read() as connection:
             broker = RedisBroker(connection)
@@ -247,6 +249,34 @@ class TestWhatIsRenewed:
             broker.close()
 
         assert shop.redis.zscore("unacked_index", tag) is None
+
+
+def test_an_acknowledged_message_takes_no_memory() -> None:
+    """Its handle stays until the next renewal of all messages, a third of the seconds later."""
+    with (
+        RedisServer.start() as server,
+        Celery(broker=server.url, set_as_current=False) as app,
+        app.connection_for_read() as connection,
+        connection.SimpleQueue("celery") as queue,
+    ):
+
+        @app.task(base=IdempotentTask)
+        def protected() -> None:
+            """Never runs."""
+
+        protected.delay()
+        held = HeldMessages(app, None)
+        message = queue.get(timeout=SOON)
+        try:
+            received = request.IdempotentRequest(message, app=app, task=protected)
+            assert len(held.new()) == 1
+        finally:
+            request.received = None
+        message.ack()
+    gone = ref(message)
+    del message, received
+    gc.collect()  # kombu keeps its last message in cycles
+    assert gone() is None
 
 
 def test_a_broker_that_is_down_costs_no_descriptors() -> None:
