@@ -251,6 +251,31 @@ class TestWhatIsRenewed:
         assert shop.redis.zscore("unacked_index", tag) is None
 
 
+def test_a_message_that_cannot_be_acknowledged_occupies_no_slot(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
+    """Else a worker whose slots are full takes no more messages, and does not see its loss."""
+    first, second = f"{order} 1", f"{order} 2"
+    settings = {**SETTINGS, **LOST_BROKER, "worker_prefetch_multiplier": 1}
+    with (
+        RedisServer.start(config={"appendonly": "yes"}) as broker,
+        open_shop(**settings, broker_url=broker.url) as shop,
+    ):
+        worker = shop.start_worker(concurrency=1)
+        shop.ledger.hold(first)
+        results = [pack.delay(first), pack.delay(second)]
+        shop.ledger.wait_for_run(first)
+        broker.kill()
+        shop.ledger.release(first)
+        worker.wait_for_log("Couldn't ack")
+        broker.restart()
+        for result in results:
+            assert result.get(timeout=SOON)["receipt"]
+        with broker.client() as client:
+            eventually(lambda: not client.exists("unacked"), "the first message is redelivered")
+        assert [run.end for run in shop.ledger.runs(first)] == ["returned"]
+
+
 def test_an_acknowledged_message_takes_no_memory() -> None:
     """Its handle stays until the next renewal of all messages, a third of the seconds later."""
     with (
