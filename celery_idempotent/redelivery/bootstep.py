@@ -38,7 +38,9 @@ class Redelivery(bootsteps.StartStopStep):
             broker = brokers.SqsBroker(parent.connection)
         else:
             broker = brokers.RedisBroker(parent.connection)
-            brokers.hide_from_delivery_on(parent.task_consumer.channel.qos, seconds, held.includes)
+            qos = parent.task_consumer.channel.qos
+            brokers.hide_from_delivery_on(qos, seconds, held.includes)
+            brokers.free_slots_of_failed_acks(qos)
         logger.info("Messages are redelivered %g s after the worker's death", seconds)
         renewal.current = renewal.Renewal(broker, held, seconds)
         renewal.current.start()

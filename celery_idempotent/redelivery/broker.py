@@ -11,6 +11,8 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from kombu.transport import virtual
+
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery.held import HeldMessage
 
@@ -69,7 +71,7 @@ class SqsBroker(OwnConnection):
         # By message, since SQS accepts only the receipt of its latest delivery.
         queues: dict[tuple[str, str | None], dict[str, dict[str, Any]]] = defaultdict(dict)
         for held in messages:
-            info = held.message.delivery_info
+            info = held.delivery_info
             timeout = min(math.ceil(seconds), int(held.received_at + SQS_LONGEST - now))
             if timeout > 0:
                 received = info["sqs_message"]
@@ -116,7 +118,7 @@ class RedisBroker(OwnConnection):
         """See `OwnConnection`."""
         channel = self.channel
         score = score_of(channel, seconds)
-        tags = iter([message.message.delivery_tag for message in messages])
+        tags = iter([message.delivery_tag for message in messages])
         while batch := list(islice(tags, REDIS_BATCH)):
             # XX: a message that was acknowledged, or restored, meanwhile does not come back.
             channel.client.zadd(channel.unacked_index_key, dict.fromkeys(batch, score), xx=True)
@@ -168,6 +170,28 @@ def hide_from_delivery_on(qos: Any, seconds: float, includes: Callable[[Any], bo
             yield _Pipeline(pipe, score_of(qos.channel, seconds)) if appends_held else pipe
 
     qos.append, qos.pipe_or_acquire = append_held, pipe_or_acquire_held
+
+
+def free_slots_of_failed_acks(qos: Any) -> None:
+    """Makes kombu prefetch another message in place of one that it could not acknowledge.
+
+    Such a message occupies its slot until the connection is lost, and a worker without a free slot
+    does not notice that: it takes no more messages. The task has ended, and the message is
+    redelivered.
+
+    Args:
+        qos: of the consumer's channel.
+    """
+    ack = qos.ack
+
+    def ack_or_free(delivery_tag: str) -> None:
+        try:
+            ack(delivery_tag)
+        except Exception:
+            virtual.QoS.ack(qos, delivery_tag)
+            raise
+
+    qos.ack = ack_or_free
 
 
 class _Pipeline:

@@ -25,9 +25,11 @@ class HeldMessage:
 
     def __init__(self, request: Any) -> None:
         # Celery drops requests that it will not acknowledge, such as those of a lost connection.
+        # The message, with its body, is dropped with its request.
         self._request = ref(request)
-        #: kombu's message; its channel knows it by the delivery tag.
-        self.message: Any = request.message
+        #: By which kombu's channel knows the message.
+        self.delivery_tag: str = request.message.delivery_tag
+        self.delivery_info: dict[str, Any] = request.message.delivery_info
         #: Seconds of `lease.clock`.
         self.received_at = lease_now()
         self.renewed_at: float | None = None

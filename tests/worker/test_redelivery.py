@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 from celery import Celery
 from kombu import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from celery_idempotent import IdempotentTask
 from celery_idempotent.redelivery.broker import RedisBroker
 from celery_idempotent.redelivery.held import HeldMessages
 from celery_idempotent.redelivery.renewal import Renewal
@@ -236,7 +238,7 @@ class TestWhatIsRenewed:
 
     def test_an_acknowledged_message_does_not_come_back(self, shop: Shop) -> None:
         tag = "acknowledged meanwhile"
-        held: Any = SimpleNamespace(message=SimpleNamespace(delivery_tag=tag))
+        held: Any = SimpleNamespace(delivery_tag=tag)
 
         with shop.app.connection_for_read() as connection:
             broker = RedisBroker(connection)
@@ -244,6 +246,59 @@ class TestWhatIsRenewed:
             broker.close()
 
         assert shop.redis.zscore("unacked_index", tag) is None
+
+
+def test_a_message_that_cannot_be_acknowledged_occupies_no_slot(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
+    """Else a worker whose slots are full takes no more messages, and does not see its loss."""
+    first, second = f"{order} 1", f"{order} 2"
+    settings = {**SETTINGS, **LOST_BROKER, "worker_prefetch_multiplier": 1}
+    with (
+        RedisServer.start(config={"appendonly": "yes"}) as broker,
+        open_shop(**settings, broker_url=broker.url) as shop,
+    ):
+        worker = shop.start_worker(concurrency=1)
+        shop.ledger.hold(first)
+        results = [pack.delay(first), pack.delay(second)]
+        shop.ledger.wait_for_run(first)
+        broker.kill()
+        shop.ledger.release(first)
+        worker.wait_for_log("Couldn't ack")
+        broker.restart()
+        for result in results:
+            assert result.get(timeout=SOON)["receipt"]
+        with broker.client() as client:
+            eventually(lambda: not client.exists("unacked"), "the first message is redelivered")
+        assert [run.end for run in shop.ledger.runs(first)] == ["returned"]
+
+
+def test_an_acknowledged_message_takes_no_memory() -> None:
+    """Its handle stays until the next renewal of all messages, a third of the seconds later."""
+    with (
+        RedisServer.start() as server,
+        Celery(broker=server.url, set_as_current=False) as app,
+        app.connection_for_read() as connection,
+        connection.SimpleQueue("celery") as queue,
+    ):
+
+        @app.task(base=IdempotentTask)
+        def protected() -> None:
+            """Never runs."""
+
+        protected.delay()
+        held = HeldMessages(app, None)
+        message = queue.get(timeout=SOON)
+        try:
+            received = request.IdempotentRequest(message, app=app, task=protected)
+            assert len(held.new()) == 1
+        finally:
+            request.received = None
+        message.ack()
+    gone = ref(message)
+    del message, received
+    gc.collect()  # kombu keeps its last message in cycles
+    assert gone() is None
 
 
 def test_a_broker_that_is_down_costs_no_descriptors() -> None:

@@ -192,7 +192,10 @@ class TestRedelivery:
             broker = brokers.SqsBroker(connection)
 
             def hidden(age: float) -> float:
-                held: Any = SimpleNamespace(message=message, received_at=lease_now() - age)
+                received_at = lease_now() - age
+                held: Any = SimpleNamespace(
+                    delivery_info=message.delivery_info, received_at=received_at
+                )
                 broker.renew([held], 600.0)
                 (seconds,) = queues.hidden(order)
                 return seconds

@@ -289,6 +289,10 @@ def _entries() -> Entries:
     settings = {
         "result_expires": RETENTION,
         "broker_connection_max_retries": None,
+        # Without these, a fault can stop a worker, which then no longer grows: it waits without a
+        # limit for a reply, or failed acknowledgements have filled all of its prefetch slots.
+        "broker_transport_options": {"socket_timeout": 10},
+        "worker_prefetch_multiplier": 100,
         # Celery 5.7 ends a worker whose connection of remote control is cut.
         "worker_enable_remote_control": False,
     }
