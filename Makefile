@@ -3,8 +3,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Tests spend most of their time waiting: four processes use two cores well.
-SPREAD ?= --numprocesses 4 --dist loadgroup --no-loadscope-reorder
+# Tests spend most of their time waiting: four processes use two cores well, and six if the long tests run too.
+DIST := --dist loadgroup --no-loadscope-reorder
+SPREAD ?= --numprocesses 4 $(DIST)
+SPREAD_ALL ?= --numprocesses 6 $(DIST)
 # Tests start hundreds of processes, each of which would compile everything that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,12 +23,19 @@ test: .venv/test  ## Run the tests, except those of further deployments and the 
 	$(PYTEST) $(SPREAD) -m 'not exhaustive'
 
 .PHONY: test-all
-test-all: .venv/test  ## Run all tests and report the coverage of those of make test
+test-all: .venv/test  ## Run all tests: fifteen minutes
+	$(PYTEST) $(SPREAD_ALL)
+
+.PHONY: exhaustive
+exhaustive: .venv/test  ## Run the tests that make test leaves out
+	$(PYTEST) $(SPREAD_ALL) -m exhaustive
+
+.PHONY: coverage
+coverage: .venv/test  ## Run the tests of make test, and report which lines and branches they reach
 	@$(BIN)/coverage erase
 	@$(MAKE) test PYTEST='$(BIN)/coverage run -m pytest'
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
-	$(PYTEST) $(SPREAD) -m exhaustive
 
 .PHONY: bench
 bench: .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=live; WRITE=1 into docs/)
