@@ -64,7 +64,7 @@ versions: .venv/test  ## The same faults while workers of another commit run bes
 	@$(BIN)/python -m labs.chaos --old $(or $(OLD),HEAD~1) --tasks $(or $(TASKS),3000) $(if $(SEED),--seed $(SEED)) --seeds $(or $(SEEDS),6)
 
 .PHONY: proof
-proof: .venv/test  ## Search the model, compare the scripts with it, run mutation tests: about five minutes
+proof: .venv/test  ## Search the model, compare the scripts with it, run mutation tests: about nine minutes
 	@$(BIN)/python -m labs.verification
 
 .PHONY: canvases
