@@ -147,7 +147,8 @@ class ClientTransport(BaseTransport):
 
         The first of a group is sent alone: only then does the client follow a moving slot, and find
         the new master if the one for these calls has failed. If there is none, the others are not
-        resent. Otherwise they are sent in one batch, and those that need it alone.
+        resent. Otherwise they are sent in one batch, and then, one by one, those that were still
+        not executed, until one has no reply.
         """
         for group in groups:
             lost = [index for index in group if isinstance(replies[index], _NOT_EXECUTED)]
@@ -162,11 +163,15 @@ class ClientTransport(BaseTransport):
                 await self._batch_clients.aclose()  # so that a new one finds the new master
             if others:
                 client = self._batch_clients.get()
-                again = await self._send_batch(client, [calls[index] for index in others])
-                for index, reply in zip(others, again, strict=True):
-                    if isinstance(reply, _NOT_EXECUTED):
-                        (reply,) = await self._send_alone(calls[index])
-                    replies[index] = reply
+                with suppress(*NO_REPLY):
+                    again = await self._send_batch(client, [calls[index] for index in others])
+                    for index, reply in zip(others, again, strict=True):
+                        replies[index] = reply
+            for index in others:
+                if isinstance(replies[index], _NOT_EXECUTED):
+                    (replies[index],) = await self._send_alone(calls[index])
+                    if isinstance(replies[index], NO_REPLY):
+                        break
 
     async def ping(self) -> None:
         """See `ServerTransport`."""
