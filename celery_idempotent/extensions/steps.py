@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from celery_idempotent.errors import LeaseLostError, StoreUnavailableError, TransactionError
 from celery_idempotent.events import table
@@ -18,7 +18,6 @@ from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Complete, Fail
 from celery_idempotent.flow.end import Settlement
 from celery_idempotent.flow.outcome import Failure, Outcome, Result, is_asynchronous, restored
-from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload, step_field
 from celery_idempotent.record.record import State
@@ -27,6 +26,8 @@ from celery_idempotent.sql.outcomes import OutcomeValues
 from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
+
+T = TypeVar("T")
 
 
 class Steps(Extension):
@@ -38,8 +39,8 @@ class Steps(Extension):
         self._databases: set[Database] = set()
         #: The values of the steps that this execution has run.
         self._payloads: dict[str, Payload] = {}
-        #: Seconds of `lease.clock`.
-        self._settling_since = 0.0
+        #: The time of each database when the outcome was about to be stored, in milliseconds.
+        self._settling_at: dict[Database, int] = {}
 
     async def run(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Outcome:
         """Returns the outcome of the step: the value as the serializer restores it, or the error.
@@ -123,29 +124,33 @@ class Steps(Extension):
         return restored(value, call.settings, call.codec.values, key=key, field=field)
 
     async def settling(self, settlement: Settlement) -> Settlement:
-        """Remembers when the outcome is stored."""
-        self._settling_since = lease_now()
+        """Reads the clocks of the databases before an error is stored."""
+        if isinstance(settlement.disposition, Fail):
+            self._settling_at = dict(self._for_each(Database.now))
         return settlement
 
     async def settled(self, settlement: Settlement, reply: Reply) -> None:
         """Drops the values and rows of steps, which the outcome replaces."""
         call = self.call
         if isinstance(settlement.disposition, Fail):
-            # If the rows outlived the record, the next execution would find them.
-            elapsed_ms = round((lease_now() - self._settling_since) * 1000)
-            self._limit_rows(max(0, call.settings.error_ms - elapsed_ms))
+            prefix, error_ms = call.runtime.store.config.prefix, call.settings.error_ms
+
+            def limit_rows(database: Database) -> None:
+                # If they outlived the record, the next execution would find them.
+                if at_ms := self._settling_at.get(database):
+                    database.limit_steps(prefix, call.key, at_ms + error_ms)
+
+            list(self._for_each(limit_rows))
         if isinstance(settlement.disposition, (Complete, Fail)):
             await call.codec.delete_step_objects(call.steps_body, str(call.key))
 
-    def _limit_rows(self, retention_ms: int) -> None:
-        """Makes the rows of all steps expire with the key."""
-        call = self.call
-        prefix = call.runtime.store.config.prefix
+    def _for_each(self, call: Callable[[Database], T]) -> Iterator[tuple[Database, T]]:
+        """Yields databases that have rows, with what `call` returns; reports unavailable ones."""
         for database in self._databases:
             try:
-                database.limit_steps(prefix, call.key, retention_ms)
+                yield database, call(database)
             except StoreUnavailableError as error:
-                call.report(table.STEP_ROWS_LEFT, error=error)
+                self.call.report(table.STEP_ROWS_LEFT, error=error)
 
     async def _protected(self, name: str, payload: Payload) -> Payload:
         call = self.call

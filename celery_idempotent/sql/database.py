@@ -111,13 +111,22 @@ class Database:
         """
         self._execute(self.statements.clear_outbox, {"id": row.id, "owner": row.owner})
 
-    def limit_steps(self, prefix: str, key: Key, retention_ms: int) -> None:
-        """Makes the rows of the steps of `key` expire within `retention_ms`.
+    def now(self) -> int:
+        """Returns the time of the database, in milliseconds.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
         """
-        values = {**rows_of(prefix, key), "retention_ms": retention_ms}
+        ((now,),) = self._execute(self.statements.now, {})
+        return int(now)
+
+    def limit_steps(self, prefix: str, key: Key, expires_at: int) -> None:
+        """Makes the rows of the steps of `key` expire at the time `expires_at` or earlier.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        values = {**rows_of(prefix, key), "expires_at": expires_at}
         self._execute(self.statements.limit_steps, values)
 
     def purge(self, limit: int, after: int = 0) -> tuple[int, int]:

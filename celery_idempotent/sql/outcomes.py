@@ -65,6 +65,7 @@ class Statements:
         #: Marks the messages of the outbox as published.
         self.clear_outbox = f"UPDATE {TABLE} SET outbox = NULL WHERE id = :id AND owner = :owner"
         self.find = f"SELECT {', '.join(Row._fields[:-1])}, {now} FROM {TABLE} WHERE id = :id"
+        self.now = f"SELECT {now}"
         #: The numbers of all rows and of expired ones.
         self.totals = (
             f"SELECT COUNT(*), COALESCE(SUM(CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END), 0)"
@@ -77,8 +78,8 @@ class Statements:
         self.forget_shown = f"DELETE FROM {TABLE} WHERE id = :id AND owner = :owner"
         #: Shortens the retention of the rows of steps.
         self.limit_steps = (
-            f"UPDATE {TABLE} SET expires_at = {now} + :retention_ms"
-            f" WHERE id > :id AND id < :end AND expires_at > {now} + :retention_ms"
+            f"UPDATE {TABLE} SET expires_at = :expires_at"
+            " WHERE id > :id AND id < :end AND expires_at > :expires_at"
         )
         #: Begins a purge without gap locks, which would block claims, and without serialization
         #: failures. Empty if nothing needs to be set.

@@ -19,7 +19,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import Decision, Idempotency, IdempotentTask, TransactionError
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.sql.database import step_databases
+from celery_idempotent.sql.database import Database, step_databases
 from celery_idempotent.sql.outcomes import Claim
 from celery_idempotent.sql.transaction import Transaction
 from tests.apps import run_command
@@ -196,10 +196,22 @@ class TestTheEndOfAKey:
 
         assert ship.apply((order,)).get() == 1
 
+    @pytest.mark.parametrize("is_late", [False, True], ids=["at-once", "late"])
     def test_the_retention_of_its_error_ends(
-        self, ship: Any, database: TestDatabase, order: str
+        self,
+        ship: Any,
+        database: TestDatabase,
+        order: str,
+        is_late: bool,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        call = partial(ship.apply, (order, True))
+        def limit_late(*args: Any) -> None:
+            eventually(lambda: ship.idempotency_record(order, True) is None, "it has expired")
+            limit_steps(*args)
+
+        limit_steps, call = Database.limit_steps, partial(ship.apply, (order, True))
+        if is_late:
+            monkeypatch.setattr(Database, "limit_steps", limit_late)
         for expected in (1, 2):
             assert isinstance(call().result, ZeroDivisionError)
             assert database.effects(order) == expected
