@@ -56,6 +56,7 @@ class Worker:
         self.app, self.task, self.runs = app, task, runs
         self.during: Callable[[], object] = lambda: None
         self._deliveries = Deliveries(app, task)
+        app.control.purge()  # of what other code in this process has published to memory://
         self._trace = build_tracer(task.name, task, app.loader, "hostile@here", app=app)
 
     def receive(self, args: Any, kwargs: Any) -> tuple[str, Any]:
