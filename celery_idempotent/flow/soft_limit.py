@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import signal
 import threading
+
+# signal.getsignal tries to make an enum of the handler, which takes 3 µs.
+from _signal import getsignal  # type: ignore[import-not-found]
 from _thread import get_ident
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -19,8 +22,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _SIGNAL = getattr(signal, "SIGUSR1", None)
-# Without the conversion to an enum of signal.getsignal, which takes 2 µs for a function.
-_get_handler = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
 #: Phases of a call. In FLOW, the error is kept; in WAIT, it ends the wait for Redis as
 #: SoftLimitReached; in BODY, it is raised unchanged.
@@ -55,7 +56,7 @@ class SoftLimit:
         _current.set(self)
         if _SIGNAL is None or get_ident() != threading.main_thread().ident:
             return  # handlers run in the main thread
-        handler = _get_handler(_SIGNAL)
+        handler = getsignal(_SIGNAL)
         if type(handler) is not _Handler and callable(handler):
             signal.signal(_SIGNAL, _Handler(handler))
 

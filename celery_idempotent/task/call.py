@@ -63,6 +63,8 @@ from celery_idempotent.task.republish import RequeuePause, hold_for, longest_wai
 
 #: The current call, a `TaskCall` or a `StraightCall`.
 call_of_context: ContextVar[Any] = ContextVar("idempotent_call", default=None)
+#: The call whose result Redis has stored, until Celery would store it.
+result_written: ContextVar[Any] = ContextVar("idempotent_result_written", default=None)
 #: The calls of messages that this process runs.
 running: set[Any] = set()
 
@@ -94,7 +96,6 @@ class TaskCall:
         task_id = item_id or request.id
         root, generation = canvas.identity_of(key, request, task_id, headers.root)
         #: The result backend has the result that Celery is about to write.
-        self.result_written = False
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: the other task has its id and its continuation.
         self.replaced: Delegate | None = None
@@ -328,7 +329,8 @@ class TaskCall:
                     self.active.continuation.follows_value = isinstance(end.outcome, Result)
                 elif end.continuation_sent:
                     canvas.drop_continuation(self._request)
-                self.result_written = end.result_written or written
+                if end.result_written or written:
+                    result_written.set(self)
             return (Failure(self._refusal) if self._refusal else end.outcome).get()
         # Suppresses Celery's log line, which would not show how this delivery ends.
         self._request.idempotency_end_logged = True

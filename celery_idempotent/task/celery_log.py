@@ -35,8 +35,10 @@ def is_first(record: logging.LogRecord) -> bool:
 def edit(record: logging.LogRecord) -> bool:
     """Edits a line of Celery's tracer; returns False to suppress it."""
     data = getattr(record, "data", None)
+    if not isinstance(data, dict):
+        return True
     request = current_task.request_stack.top if current_task else None
-    if not isinstance(data, dict) or request is None:
+    if request is None:
         return True
     if data.get("description") in ("ignored", "rejected"):
         return not getattr(request, "idempotency_end_logged", False)

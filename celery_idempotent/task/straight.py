@@ -46,6 +46,7 @@ from celery_idempotent.task import call_options, message_headers
 from celery_idempotent.task.call import (
     TaskCall,
     call_of_context,
+    result_written,
     running,
     soft_limit_of,
 )
@@ -192,8 +193,7 @@ class StraightCall:
     outcome: Outcome | None = None
     #: Nothing is left to do in Redis.
     settled = False
-    #: As `TaskCall` has them.
-    result_written = False
+    #: As `TaskCall` has it.
     active = None
     _reply: bytes | None = None
 
@@ -346,7 +346,8 @@ class StraightCall:
         line.runtime.stop_renewal(self.lease)
         self.settled = True
         report(table.COMPLETED, self, self, end="its result is stored")
-        self.result_written = case == b"written"
+        if case == b"written":
+            result_written.set(self)
         return True
 
     def _replay(self, request: Context, raw: bytes) -> bool:
@@ -374,7 +375,8 @@ class StraightCall:
             return False
         self.outcome, self.settled = Result(value), True
         report(table.REPLAYED, self, record=record)
-        self.result_written = replies[0].startswith(b"written")
+        if replies[0].startswith(b"written"):
+            result_written.set(self)
         return True
 
     def _go_on(self) -> Any:

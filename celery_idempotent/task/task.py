@@ -48,7 +48,12 @@ from celery_idempotent.task import (
     republish,
     straight,
 )
-from celery_idempotent.task.call import TaskCall, call_in_context, soft_limit_of
+from celery_idempotent.task.call import (
+    TaskCall,
+    call_in_context,
+    result_written,
+    soft_limit_of,
+)
 from celery_idempotent.task.key_resolution import resolve_received_key
 from celery_idempotent.task.republish import RequeuePause
 
@@ -248,12 +253,12 @@ class IdempotentTask(Task):
     @property
     def backend(self) -> Any:
         """The task's result backend, as in Celery."""
-        backend = super().backend
-        call = getattr(self.request_stack.top, "idempotency_call", None)
-        if call is not None and call.result_written:
-            call.result_written = False
-            return _WrittenBackend(backend)
-        return backend
+        backend, call = super().backend, result_written.get()
+        if call is None:
+            return backend
+        result_written.set(None)
+        is_current = call is getattr(self.request_stack.top, "idempotency_call", None)
+        return _WrittenBackend(backend) if is_current else backend
 
     @backend.setter
     def backend(self, backend: Any) -> None:
