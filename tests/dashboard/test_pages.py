@@ -27,6 +27,7 @@ def text_of(response: httpx.Response) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", response.text)).split())
 
 
+@pytest.mark.exhaustive
 def test_the_overview_shows_what_runs_and_counts_records(shop: Shop, web: httpx.Client) -> None:
     shop.charge.apply((1, 999))
     shop.begin(shop.charge, 2, 999)
@@ -295,6 +296,7 @@ def test_the_first_page_does_not_wait_for_the_workers(
     assert "0 workers" in text_of(web.get("/"))
 
 
+@pytest.mark.exhaustive
 def test_a_closed_sampler_still_answers(shop: Shop) -> None:
     eventually(lambda: "dashboard" not in names_of_threads(), "other samplers have ended")
     sampler = Sampler(shop.app, "")
@@ -322,6 +324,7 @@ def test_an_unreachable_redis_is_reported(
     assert "cannot be reached" in eventually(lambda: alert(web), "the overview shows the error")
 
 
+@pytest.mark.exhaustive
 def test_what_is_not_known_while_redis_is_away_is_a_dash(
     shop: Shop, server: RedisServer, web: httpx.Client
 ) -> None:

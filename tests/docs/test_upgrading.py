@@ -37,6 +37,7 @@ def unchanged_logging() -> Iterator[None]:
     setup_logging.disconnect(leave_it)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("unchanged_logging")
 def test_an_alias_has_the_keys_and_the_result_of_the_task(idempotency: Any) -> None:
     charged = []
@@ -79,6 +80,7 @@ def test_what_a_new_name_of_a_parameter_changes(rule: Any, changes: bool) -> Non
     assert key_of(renamed, new_rule) != key_of(before, rule), "the key or its fingerprint"
 
 
+@pytest.mark.exhaustive
 def test_what_another_until_does_to_outcomes_from_before(idempotency: Any) -> None:
     runs = []
 

@@ -40,6 +40,7 @@ def test_a_webhook_without_an_id_is_rejected_alone(url: str) -> None:
     forwarder.idem.close()
 
 
+@pytest.mark.exhaustive
 def test_each_webhook_is_forwarded_once(url: str) -> None:
     source, target = uuid4().hex, uuid4().hex
     with Connection(url) as connection:

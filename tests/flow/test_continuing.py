@@ -103,6 +103,7 @@ def test_sends_it_once_if_the_other_one_has_died(task: Make, broker_app: Celery)
     assert copy.reports() == 1
 
 
+@pytest.mark.exhaustive
 def test_sends_it_at_once_if_the_last_one_could_not(
     task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,6 +194,7 @@ class TestObservers:
 class TestOtherEnds:
     """Nothing is written but by Celery."""
 
+    @pytest.mark.exhaustive
     @pytest.mark.core
     def test_a_refused_result_is_never_seen(self, server: RedisServer, offer: Offer) -> None:
         def lose(self: Any, order: str) -> str:

@@ -30,6 +30,7 @@ def task_with_late_reply(task: Make, proxy: Proxy, runs: list[bool]) -> Idempote
     return made
 
 
+@pytest.mark.exhaustive
 def test_begin_is_sent_again_before_the_body_runs(
     task: Make, proxy: Proxy, sent_signals: list[str]
 ) -> None:
@@ -43,6 +44,7 @@ def test_begin_is_sent_again_before_the_body_runs(
     assert sent_signals == ["begun", "completed"]
 
 
+@pytest.mark.exhaustive
 def test_an_execution_that_has_taken_over_runs_alone(task: Make, proxy: Proxy) -> None:
     runs: list[bool] = []
     made = task_with_late_reply(task, proxy, runs)

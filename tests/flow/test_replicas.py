@@ -36,6 +36,7 @@ def app(app: Celery) -> Celery:
     return app
 
 
+@pytest.mark.exhaustive
 def test_it_is_not_lost_when_the_replica_thaws(
     task: Make, replica: RedisServer, sent_signals: list[str]
 ) -> None:

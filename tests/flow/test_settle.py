@@ -216,6 +216,7 @@ def soft_limit() -> Iterator[Callable[[], None]]:
 
 
 class TestTheStoreIsAway:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("trusted", [True, False], ids=["in the lease", "after the lease"])
     def test_a_result_is_tried_again(
         self, task: Make, own_server: RedisServer, sent_signals: list[str], trusted: bool
@@ -287,6 +288,7 @@ class TestTheStoreIsAway:
         assert record is not None
         assert record.result == "kept in the end"
 
+    @pytest.mark.exhaustive
     def test_a_result_that_cannot_be_stored_is_reported(
         self, task: Make, own_server: RedisServer, sent_signals: list[str]
     ) -> None:
@@ -312,6 +314,7 @@ class TestTheStoreIsAway:
             slow.delay("1")
         assert sent_signals == ["begun"]
 
+    @pytest.mark.exhaustive
     def test_an_execution_that_stops_cannot_ask_who_took_over(
         self, task: Make, own_server: RedisServer
     ) -> None:
@@ -325,6 +328,7 @@ class TestTheStoreIsAway:
         with pytest.raises(LeaseLostError):
             slow.delay("1")
 
+    @pytest.mark.exhaustive
     def test_a_step_that_cannot_be_kept_ends_the_execution(
         self, task: Make, own_server: RedisServer
     ) -> None:

@@ -317,6 +317,7 @@ def give(order: Any, value: Any) -> Any:
     return value
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "rule",
     exhaustive_except([None, "order:{order}", BY_TASK_ID], "order:{order}"),

@@ -99,6 +99,7 @@ class TestSingleFlight:
         assert run(call_all()) == ["receipt 1"] * CALLERS
         assert len(runs) == 1
 
+    @pytest.mark.exhaustive
     def test_processes(
         self, idem: Idempotency, server: RedisServer, client: redis.Redis, key: str
     ) -> None:
@@ -118,6 +119,7 @@ class TestSingleFlight:
 
 
 class TestHeartbeat:
+    @pytest.mark.exhaustive
     def test_a_long_run_keeps_its_lease(self, idem: Idempotency, key: str) -> None:
         @idem.idempotent(key="{order}", name="shop.long")
         def charge(order: str) -> int:
@@ -132,6 +134,7 @@ class TestHeartbeat:
         duplicate.join()
         assert results == [1]
 
+    @pytest.mark.exhaustive
     def test_a_long_await_keeps_its_lease_without_a_thread(
         self, idem: Idempotency, run: Run, key: str
     ) -> None:
@@ -214,6 +217,7 @@ class TestHeartbeat:
             run(hold([stack.enter_context(RedisServer.start(config={})) for _ in range(6)]))
 
 
+@pytest.mark.exhaustive
 def test_the_key_of_a_killed_process_is_taken_over(
     server: RedisServer, client: redis.Redis, key: str
 ) -> None:

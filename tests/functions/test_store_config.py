@@ -70,6 +70,7 @@ def test_blocking_functions_blocks_and_batches(idem: Idempotency) -> None:
     assert [entry.replay for entry in idem.begin_many(BATCH)] == ["done"] * len(BATCH)
 
 
+@pytest.mark.exhaustive
 def test_coroutine_functions_and_async_batches(idem: Idempotency) -> None:
     runs = []
 

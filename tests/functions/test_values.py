@@ -87,6 +87,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", exhaustive_except(["blocking", "async"], "blocking"))
 @pytest.mark.parametrize("serializer", SERIALIZERS)
 def test_any_value_is_equal_or_refused(server: RedisServer, serializer: str, kind: str) -> None:

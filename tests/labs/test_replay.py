@@ -15,6 +15,7 @@ def mutant(old: str, new: str) -> Mutant:
     return Mutant("extend", 1, old, old, new, source.replace(old, new))
 
 
+@pytest.mark.exhaustive
 def test_the_unchanged_script_equals_the_model() -> None:
     assert [*replay.mismatches("extend")] == []
     assert replay.run(mutant("local", "local")) == ""

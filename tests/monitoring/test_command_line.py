@@ -80,6 +80,7 @@ class TestList:
         assert "2 COMPLETED" in caption
         assert "cannot be combined" in shop.celery("list", "--watch", "1", "--json", code=2)
 
+    @pytest.mark.exhaustive
     def test_watch_refreshes_a_terminal_until_it_is_interrupted(
         self, shop: Shop, server: RedisServer
     ) -> None:
@@ -142,6 +143,7 @@ class TestList:
         assert output.startswith("Error: Redis replied with an error: ")
         assert f"'{command}'" in output
 
+    @pytest.mark.exhaustive
     def test_ends_without_an_error_when_its_pipe_is_closed(
         self, server: RedisServer, shop: Shop
     ) -> None:

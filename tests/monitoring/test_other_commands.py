@@ -264,6 +264,7 @@ class TestDoctor:
 
 
 class TestKeys:
+    @pytest.mark.exhaustive
     def test_a_snapshot_is_compared_with_other_code(
         self, shop: Shop, server: RedisServer, tmp_path: Path
     ) -> None:

@@ -193,6 +193,7 @@ def test_the_first_record_is_returned_after_the_first_page(shop: Shop) -> None:
     assert shop.client.info("commandstats")["cmdstat_scan"]["calls"] == 1
 
 
+@pytest.mark.exhaustive
 def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
     shop.charge.apply((1, 999))
     raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")

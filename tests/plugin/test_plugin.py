@@ -203,6 +203,7 @@ class TestIsolation:
             records.assert_ran_once(charge, "1")
         assert runs == ["1"]
 
+    @pytest.mark.exhaustive
     def test_engines_are_isolated_as_well(
         self, app: Celery, idempotency_server: RedisServer, runs: list[str]
     ) -> None:
@@ -279,6 +280,7 @@ class TestDisabledApps:
 
 
 class TestFrozenTime:
+    @pytest.mark.exhaustive
     @freeze_time("2020-02-29")
     def test_a_wait_ends(
         self, idempotency: IsolatedRecords, make_task: MakeTask, runs: list[str]
@@ -297,6 +299,7 @@ class TestFrozenTime:
             signals.begun.disconnect(call_duplicate)
         assert runs == ["waited", "1"]
 
+    @pytest.mark.exhaustive
     @freeze_time("2020-02-29")
     def test_a_lease_lasts_when_the_time_is_moved(
         self, idempotency: IsolatedRecords, app: Celery

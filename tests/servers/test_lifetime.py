@@ -54,6 +54,7 @@ def test_ends_when_its_owner_is_killed(start: str, tmp_path: Path) -> None:
     eventually(lambda: not is_running(server_pid))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("start", BOTH)
 @pytest.mark.parametrize(
     "then", ["", "raise SystemExit(3)", "import gc; del server; gc.collect(); input()"]

@@ -78,6 +78,7 @@ def test_outlives_the_thread_that_started_it() -> None:
             eventually(lambda: not is_running(pid), "it ends", seconds=0.2)
 
 
+@pytest.mark.exhaustive
 def test_results_of_a_closed_app_are_collected_without_their_server() -> None:
     with RedisServer.start() as server:
         app = Celery(broker="memory://", backend=server.url, set_as_current=False)

@@ -119,6 +119,7 @@ class TestDuplicates:
             assert (batch[0].decision, batch[0].replay) == (REPLAY, "paid")
             assert isinstance(batch[1].error, PoisonedTaskError)
 
+    @pytest.mark.exhaustive
     def test_a_process_killed_after_its_commit(
         self, server: RedisServer, database: TestDatabase, keys: list[str]
     ) -> None:

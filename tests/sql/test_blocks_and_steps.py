@@ -196,6 +196,7 @@ class TestTheEndOfAKey:
 
         assert ship.apply((order,)).get() == 1
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("is_late", [False, True], ids=["at-once", "late"])
     def test_the_retention_of_its_error_ends(
         self,

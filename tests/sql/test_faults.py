@@ -114,6 +114,7 @@ class TestOutage:
         assert_charged_once(shop, order, result.get(timeout=SOON))
         assert shop.starts(order) == 1
 
+    @pytest.mark.exhaustive
     def test_during_the_body(self, shop: Shop, database_server: SQLServer, order: str) -> None:
         result = shop.start(order)
         database_server.kill()
@@ -166,6 +167,7 @@ def set_idle_timeout(server: SQLServer, milliseconds: str) -> None:
 
 
 class TestDeadlock:
+    @pytest.mark.exhaustive
     def test_is_requeued(self, shop: Shop, database_server: SQLServer, order: str) -> None:
         other = order[::-1]
         with shop.database.engine.begin() as connection:

@@ -43,6 +43,7 @@ def engine(database: TestDatabase, pgbouncer: PgBouncer) -> Iterator[sa.Engine]:
     engine.dispose()
 
 
+@pytest.mark.exhaustive
 def test_calls_of_one_key_meet_at_its_row(database: TestDatabase, engine: sa.Engine) -> None:
     """More often than the threshold at which psycopg would prepare statements."""
     away = Idempotency("redis://127.0.0.1:1/0", key_prefix=uuid4().hex, on_store_error="run")

@@ -33,6 +33,7 @@ def rerun(shop: Shop, result: AsyncResult) -> int:
     return subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=SOON).returncode
 
 
+@pytest.mark.exhaustive
 def test_the_row_of_an_error_is_forgotten(shop: Shop, order: str) -> None:
     result = shop.charge(order, "decline")
     eventually(lambda: result.failed(), "it is declined")

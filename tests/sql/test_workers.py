@@ -46,6 +46,7 @@ def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Ite
         yield shop
 
 
+@pytest.mark.exhaustive
 def test_a_frozen_execution_and_its_successor_have_one_outcome(shop: Shop, order: str) -> None:
     first = shop.start(order, queue=FIRST_QUEUE)
     frozen = shop.workers[0]
@@ -63,6 +64,7 @@ def test_a_frozen_execution_and_its_successor_have_one_outcome(shop: Shop, order
     assert shop.starts(order) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_transaction_that_is_longer_than_the_lease(shop: Shop, order: str) -> None:
     began = time.monotonic()
     first = shop.start(order)
@@ -87,6 +89,7 @@ def test_a_task_that_replaces_itself_and_is_killed(shop: Shop, order: str, point
     assert shop.database.effects(order) == 3, "one for each part"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("until", ["finished", "started"])
 def test_a_key_that_runs_again_is_killed_after_its_commit(
     shop: Shop, order: str, until: str

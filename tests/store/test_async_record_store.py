@@ -172,6 +172,7 @@ def test_any_number_of_tasks_can_send_commands_concurrently(
     assert {reply.case for reply in run_story(run, server.url, timeout=10.0)} == {"absent"}
 
 
+@pytest.mark.exhaustive
 def test_no_task_waits_for_a_connection_longer_than_the_timeout(silent: RedisServer) -> None:
     async def run(store: RecordStore) -> float:
         await store.ping()

@@ -38,6 +38,7 @@ def moving(harness: RecordHarness, cluster: ClusterServers) -> Iterator[SlotMove
         yield moving
 
 
+@pytest.mark.exhaustive
 def test_the_promoted_replica_completes_what_the_failed_master_began(
     harness: RecordHarness, cluster: ClusterServers
 ) -> None:
@@ -56,6 +57,7 @@ def test_the_promoted_replica_completes_what_the_failed_master_began(
     assert harness.record().attempt == 1
 
 
+@pytest.mark.exhaustive
 def test_a_store_that_sends_commands_during_a_failover_recovers(
     harness: RecordHarness, cluster: ClusterServers
 ) -> None:

@@ -78,6 +78,7 @@ def test_stop_renewal_ends_the_extensions(harness: RecordHarness, heart: Heartbe
     assert heart.held() == (other.lease,)
 
 
+@pytest.mark.exhaustive
 def test_all_leases_go_in_one_round_trip(
     harness: RecordHarness, heart: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +142,7 @@ def test_lost_connections_are_replaced(
     assert proxied.begin(task_id=SECOND).case == "held"
 
 
+@pytest.mark.exhaustive
 def test_a_missing_reply_does_not_lose_the_lease(
     proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
 ) -> None:
@@ -390,6 +392,7 @@ print("both beat")
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_has_a_heartbeat_of_its_own(
     server: RedisServer, harness: RecordHarness

@@ -31,6 +31,7 @@ def test_a_call_with_a_turn_does_what_the_model_does(
     assert list(mismatches(turn_table, client, script, 800)) == []
 
 
+@pytest.mark.exhaustive
 def test_any_sequence_of_calls_keeps_the_contract(server: RedisServer, client: Any) -> None:
     harness = RecordHarness(store_at(server.url), client)
 

@@ -27,6 +27,7 @@ def held(shop: Shop, order: str) -> Iterator[str]:
 class TestRetry:
     """The default."""
 
+    @pytest.mark.exhaustive
     def test_duplicate_is_requeued_until_it_gets_the_result(
         self, shop: Shop, ledger: Ledger, held: str
     ) -> None:
@@ -64,6 +65,7 @@ class TestWait:
         assert ledger.signals(duplicate.id, "conflicted") == [], "it was not requeued"
         assert len(ledger.runs(held)) == 1
 
+    @pytest.mark.exhaustive
     def test_is_requeued_after_wait_timeout(self, ledger: Ledger, held: str) -> None:
         first = ledger.start(short_wait, held)
         duplicate = short_wait.delay(held)

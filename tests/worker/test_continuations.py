@@ -404,6 +404,7 @@ def test_it_is_on_by_itself(shop: Shop) -> None:
     assert pack.idempotency_configuration.fusion_obstacle == ""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.core
 def test_a_process_that_is_killed_after_the_write(shop: Shop, ledger: Ledger, order: str) -> None:
     result = ledger.start(pack, order)

@@ -109,6 +109,7 @@ class TestValues:
         assert exactly(second) == exactly(first)
         assert len(ledger.runs(order)) == 1
 
+    @pytest.mark.exhaustive
     def test_with_pickle(self, open_shop: Callable[..., Shop], order: str) -> None:
         pickle = {"task_serializer": "pickle", "result_serializer": "pickle"}
         with open_shop(**pickle, accept_content=["json", "pickle"]) as shop:

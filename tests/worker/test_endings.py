@@ -48,6 +48,7 @@ class TestExits:
         assert [run.task_id for run in ledger.runs(order)] == [result.id] * 2
         eventually(lambda: ledger.runs(order)[1].end == "returned", "and returns")
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("way", ["SystemExit", "KeyboardInterrupt"])
     def test_ending_the_process_releases_the_key(
         self, ledger: Ledger, order: str, way: str
@@ -71,6 +72,7 @@ class TestTimeLimits:
         assert soft_limited.delay(order).get(timeout=SOON)["receipt"]
         assert len(ledger.runs(order)) == 2
 
+    @pytest.mark.exhaustive
     def test_hard_time_limit_releases_the_key_within_two_seconds(
         self, ledger: Ledger, order: str
     ) -> None:
@@ -198,6 +200,7 @@ class TestFalseAlarms:
             shop.start_worker("--max-tasks-per-child", "1", concurrency=2)
             yield shop
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "task",
         exhaustive_except([hard_limited, hard_limited_again], hard_limited),
@@ -220,6 +223,7 @@ class TestFalseAlarms:
         ledger.release(order)
         eventually(lambda: len(ledger.runs(order)) > 1, "it runs again")
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL", "SIGQUIT"])
     def test_revoked_and_terminated(
         self, shop: Shop, ledger: Ledger, order: str, signal: str

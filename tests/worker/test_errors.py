@@ -72,6 +72,7 @@ class TestReplayErrors:
 
 
 class TestCelerysRetry:
+    @pytest.mark.exhaustive
     def test_reserves_the_key_for_its_task_id(self, ledger: Ledger, order: str) -> None:
         # Long enough for the first execution to end.
         result = try_later.delay(order, 1.0)

@@ -92,6 +92,7 @@ class TestCopyOfAMessageThatIsRetried:
         assert shop.app.AsyncResult(result.id).state == "SUCCESS"
         assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
 
+    @pytest.mark.exhaustive
     def test_that_is_revoked_ends_the_retry(self, shop: Shop, ledger: Ledger, order: str) -> None:
         """The operator has revoked both: they have one task id."""
         result, message = publish(shop, try_later, order, 2.0)
@@ -108,6 +109,7 @@ class TestCopyOfAMessageThatIsRetried:
 
 @pytest.mark.core
 class TestCopyOfAMessageThatHasEnded:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "task", exhaustive_except([pack, in_turn, collapsed], pack), ids=lambda task: task.name
     )
@@ -121,6 +123,7 @@ class TestCopyOfAMessageThatHasEnded:
         shop.replay(message, result.id)
         assert shop.app.AsyncResult(result.id).get(timeout=SOON) == receipt
 
+    @pytest.mark.exhaustive
     def test_that_was_a_duplicate_leaves_its_error_alone(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
@@ -244,6 +247,7 @@ class TestCopyOfARunningMessage:
 
 
 class TestMessageThatHasNotStarted:
+    @pytest.mark.exhaustive
     def test_expires_after_a_conflict(self, ledger: Ledger, order: str) -> None:
         """The requeued message keeps its expiry."""
         ledger.start(pack, order)

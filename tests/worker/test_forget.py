@@ -43,6 +43,7 @@ def forget(shop: Shop, directory: Path, *arguments: str) -> Iterator[subprocess.
         yield process
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("force", exhaustive_except([False, True], False), ids=["", "force"])
 @pytest.mark.parametrize("by", exhaustive_except(["arguments", "task id", "state"], "arguments"))
 def test_outcome_stored_after_the_prompt_is_kept(
@@ -78,6 +79,7 @@ def test_output_says_what_to_do(shop: Shop, order: str, tmp_path: Path) -> None:
     assert "kept: it has changed since it was shown" in output
 
 
+@pytest.mark.exhaustive
 def test_running_execution_is_forgotten_despite_renewals(
     shop: Shop, order: str, tmp_path: Path
 ) -> None:

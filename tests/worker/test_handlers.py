@@ -167,6 +167,7 @@ def settled(ledger: Ledger, order: str, task_id: str) -> list[str]:
 @pytest.mark.core
 @every_way
 class TestExecution:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("way", ["", "fails", "retries", "fails at the start"])
     def test_handlers_are_those_of_plain_celery(
         self, ledger: Ledger, order: str, task: Any, way: str
@@ -277,6 +278,7 @@ class TestWithoutIdempotency:
             ]
 
 
+@pytest.mark.exhaustive
 def test_main_process_calls_the_handlers_of_plain_celery(ledger: Ledger, order: str) -> None:
     """The handlers at a hard time limit depend on Celery's version."""
     from_57 = VERSION >= (5, 7)
@@ -301,6 +303,7 @@ def test_handler_can_be_called_directly(ledger: Ledger, order: str) -> None:
     assert handlers(ledger, order, "by hand") == ["on_success", "before_start", "unprotected"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.core
 @pytest.mark.parametrize(
     "task",

@@ -22,6 +22,7 @@ SERIALIZERS = ["json", "pickle", "msgpack", "yaml"]
 
 
 class TestKeyOfACall:
+    @pytest.mark.exhaustive
     def test_overrides_the_rule_of_the_task(self, ledger: Ledger, order: str) -> None:
         charge.delay(order).get(timeout=SOON)
         for request in ("one", "two", "one"):

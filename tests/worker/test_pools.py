@@ -50,6 +50,7 @@ def shared_shop(pool: str, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
         yield shop
 
 
+@pytest.mark.exhaustive
 @pytest.mark.core
 def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str, pool: str) -> None:
     # Solo takes one message at a time.
@@ -103,6 +104,7 @@ def test_completed_steps_are_kept(ledger: Ledger, order: str) -> None:
     assert ledger.notes(order) == list(PARTS)
 
 
+@pytest.mark.exhaustive
 def test_execution_longer_than_its_lease_keeps_it(ledger: Ledger, order: str) -> None:
     first = ledger.start(short_lease, order)
     run = ledger.wait_for_run(order)

@@ -165,6 +165,7 @@ class TestCompleted:
         assert (duplicate.id, duplicate.state) == (first.id, "FAILURE")
         assert len(ledger.runs(order)) == 1
 
+    @pytest.mark.exhaustive
     def test_result_without_a_stored_value_raises(self, ledger: Ledger, order: str) -> None:
         first = forgetful.delay(order)
         first.get(timeout=SOON)
@@ -195,6 +196,7 @@ class TestOtherArguments:
 
 
 class TestLostMessages:
+    @pytest.mark.exhaustive
     def test_failed_publish_releases_the_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
         with unreachable_broker() as connection, pytest.raises(OperationalError):
             pack.apply_async((order,), connection=connection, retry=False)
@@ -213,6 +215,7 @@ class TestLostMessages:
         assert duplicate.id == first.id, "nothing was published"
         assert pack.idempotency_record(order).token == run.token
 
+    @pytest.mark.exhaustive
     def test_reservation_of_a_lost_message_expires(self, shop: Shop, order: str) -> None:
         lost = short_lease.apply_async((order,), queue="lost")
         shop.redis.delete("lost")
@@ -286,6 +289,7 @@ class TestDiscardedMessages:
 
         assert charge.delay(order, 2).get(timeout=SOON)["amount"] == 2
 
+    @pytest.mark.exhaustive
     def test_worker_that_discards_a_revoked_message_releases_the_key(
         self, shop: Shop, order: str
     ) -> None:
@@ -401,6 +405,7 @@ class TestAfterAnErrorWithCompletedSteps:
         assert len({result.id for result in results}) == 1
         assert shop.redis.llen(UNCONSUMED_QUEUE) == before + 1
 
+    @pytest.mark.exhaustive
     def test_failed_publish_releases_the_key_and_keeps_the_steps(
         self, ledger: Ledger, order: str, failed_call: tuple[str, str, str]
     ) -> None:

@@ -152,6 +152,7 @@ class TestLivingWorker:
                 shop.start_worker(concurrency=1)
             yield shop
 
+    @pytest.mark.exhaustive
     def test_messages_are_delivered_once(self, shop: Shop, order: str) -> None:
         shop.ledger.hold(order)
         result = pack.delay(order)
@@ -248,6 +249,7 @@ class TestWhatIsRenewed:
         assert shop.redis.zscore("unacked_index", tag) is None
 
 
+@pytest.mark.exhaustive
 def test_a_message_that_cannot_be_acknowledged_occupies_no_slot(
     open_shop: Callable[..., Shop], order: str
 ) -> None:
@@ -301,6 +303,7 @@ def test_an_acknowledged_message_takes_no_memory() -> None:
     assert gone() is None
 
 
+@pytest.mark.exhaustive
 def test_a_broker_that_is_down_costs_no_descriptors() -> None:
     """kombu leaves the pollers of its connections to the garbage collector."""
     descriptors = Path("/proc/self/fd")
@@ -331,6 +334,7 @@ class Reconnecting(RedisBroker):
         self.close()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_process_that_is_forked_while_the_thread_connects_can_publish() -> None:
     """Else it could wait for a lock of kombu that the thread had at that moment."""

@@ -383,6 +383,7 @@ class TestReplacementWithTheSameKey:
         assert ledger.notes(order).count("once") == 1
         eventually(lambda: in_stages.idempotency_record(order=order).result == 2, "it is stored")
 
+    @pytest.mark.exhaustive
     def test_is_taken_over_when_killed(self, ledger: Ledger, order: str) -> None:
         expected, members = in_plain_celery(ledger, order, "the end of a chain")
         ledger.kill_once("end", order)
@@ -394,6 +395,7 @@ class TestReplacementWithTheSameKey:
         assert [run.end for run in ledger.runs(order)] == ["Ignore", None, "returned"]
         assert [run.attempt for run in ledger.runs(order)] == [1, 1, 2]
 
+    @pytest.mark.exhaustive
     def test_members_are_taken_over_when_killed(self, ledger: Ledger, order: str) -> None:
         expected, members = in_plain_celery(ledger, order, "in a group")
         ledger.kill_once("one", order)

@@ -247,6 +247,7 @@ class TestTwoPeople:
         shop.wait_until_empty()
         assert len(shop.ledger.runs(order)) == 2
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "task", exhaustive_except([final, final_once], final), ids=["for good", "otherwise"]
     )
@@ -274,6 +275,7 @@ class TestTwoPeople:
             celery(shop.app, "rerun", key, "--yes")
             eventually(lambda: len(finished(shop, order)) == 3, "it runs for the second error")
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("lost", [False, True], ids=["a worker dies", "a message is lost"])
     def test_nothing_is_lost_on_its_way(self, shop: Shop, order: str, lost: bool) -> None:
         """The worker has forgotten the error when it dies; or the message is published again."""

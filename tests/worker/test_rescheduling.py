@@ -150,6 +150,7 @@ def test_outcome_is_that_of_the_retry(ledger: Ledger, order: str, way: str) -> N
     assert len({run.key for run in ledger.runs(order)}) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "way", exhaustive_except(["throw=False", "suppressed", "then an error"], "throw=False")
 )

@@ -89,6 +89,7 @@ def test_unusable_one_is_refused_by_the_worker(
 
 
 class TestShorterThanTheDelayOfADuplicate:
+    @pytest.mark.exhaustive
     def test_duplicate_that_met_the_run_gets_its_outcome(self, ledger: Ledger, order: str) -> None:
         first = ledger.start(pack, order, idempotency_result_ttl=1)
         duplicate = pack.apply_async((order,), idempotency_result_ttl=1)

@@ -40,6 +40,7 @@ def shared_shop(open_shop: Callable[..., Shop], durable_store: RedisServer) -> I
 class TestAtPublish:
     """``idempotency_dedupe_publish``."""
 
+    @pytest.mark.exhaustive
     def test_message_is_published_without_a_reservation(
         self, shop: Shop, store: RedisServer, order: str
     ) -> None:
@@ -54,6 +55,7 @@ class TestAtPublish:
 
 
 class TestAtBegin:
+    @pytest.mark.exhaustive
     def test_retry_requeues_until_the_store_is_available(
         self, shop: Shop, store: RedisServer, order: str
     ) -> None:
@@ -111,6 +113,7 @@ class TestAtBegin:
         assert result.get(timeout=SOON)["receipt"]
         assert len(shop.ledger.runs(order)) == 1
 
+    @pytest.mark.exhaustive
     def test_outage_is_logged_once_per_process(
         self, shop: Shop, store: RedisServer, order: str
     ) -> None:

@@ -69,6 +69,7 @@ class TestWorkerKilled:
             assert second.started_at - killed.started_at >= LEASE
 
 
+@pytest.mark.exhaustive
 def test_task_that_kills_its_worker_is_poisoned(shop: Shop, ledger: Ledger, order: str) -> None:
     """``idempotency_max_attempts``, here 2."""
     result = poison.delay(order)
@@ -82,6 +83,7 @@ def test_task_that_kills_its_worker_is_poisoned(shop: Shop, ledger: Ledger, orde
     assert [(run.attempt, run.end) for run in ledger.runs(order)] == [(1, None), (2, None)]
 
 
+@pytest.mark.exhaustive
 def test_frozen_execution_loses_its_lease_to_another(
     open_shop: Callable[..., Shop], order: str
 ) -> None:

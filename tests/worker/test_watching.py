@@ -300,6 +300,7 @@ class TestLogAtStart:
             "watch: in shadow (every call runs), key by all arguments",
         ]
 
+    @pytest.mark.exhaustive
     def test_secrets_are_not_logged(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.conf.update(
@@ -390,6 +391,7 @@ class TestInspect:
         assert lease["heartbeat"] == "expired"
         assert lease["trusted_seconds"] == 0
 
+    @pytest.mark.exhaustive
     def test_a_duplicate_that_waits_has_no_lease(self, shop: Shop, order: str) -> None:
         shop.ledger.hold(order)
         ids = {short_lease_waiting.delay(order).id for _ in range(2)}
@@ -426,6 +428,7 @@ class TestInspect:
 
         assert after - before == {"run": 1, "completed": 1, "takeover": 1}
 
+    @pytest.mark.exhaustive
     def test_decisions_sum_to_the_deliveries(
         self, shop: Shop, monitor: Monitor, order: str
     ) -> None:
@@ -463,6 +466,7 @@ class TestInspect:
 
         assert {"persistence", "fail-open", "recovery"} <= names
 
+    @pytest.mark.exhaustive
     def test_a_key_rule_that_has_raised_is_found(self, shop: Shop, order: str) -> None:
         misruled.delay("raises", order).get(timeout=SOON, propagate=False)
 

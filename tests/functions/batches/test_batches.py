@@ -167,6 +167,7 @@ def test_an_interrupted_write_does_not_leave_leases_that_are_renewed(
     assert decisions(idem.begin_many([key])) == [Decision.REPLAY]
 
 
+@pytest.mark.exhaustive
 def test_the_heartbeat_renews_all_leases(server: RedisServer, key: str) -> None:
     idem = Idempotency(server.url, key_prefix=key, lease=LEASE)
     names = [str(n) for n in range(20)]

@@ -75,6 +75,7 @@ def test_a_failed_message_can_be_dead_lettered_at_once_or_ignored(
     assert harness.drain() == []
 
 
+@pytest.mark.exhaustive
 def test_a_conflicting_message_is_retried_until_the_key_is_free(harness: ConsumerHarness) -> None:
     key = uuid4().hex
     harness.publish({"order": 1}, key)
@@ -139,6 +140,7 @@ def test_a_key_can_be_derived_from_the_body(harness: ConsumerHarness) -> None:
     assert harness.handled == [{"order": 1}, {"order": 2}]
 
 
+@pytest.mark.exhaustive
 def test_without_a_store_a_message_is_delayed_or_run(harness: ConsumerHarness) -> None:
     harness.idem = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2)
     harness.publish({"order": 1}, "order:1")

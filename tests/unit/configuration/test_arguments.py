@@ -149,6 +149,7 @@ def test_an_argument_at_its_default_does_not_change_the_key(
         assert rule.derive(*round_trip((value,), {}, serializer)) == default
 
 
+@pytest.mark.exhaustive
 def test_publisher_and_worker_derive_the_same_key_of_ten_megabytes() -> None:
     rule = KeyRule("shop.charge", None, signature(charge), partial(normalised, "json"))
     large = "Zürich" * 1_700_000

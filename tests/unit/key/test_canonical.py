@@ -144,6 +144,7 @@ def disguised(value: Any, chance: random.Random) -> Any:
     return value
 
 
+@pytest.mark.exhaustive
 @given(values, st.randoms(use_true_random=False))
 def test_equal_values_have_equal_bytes(value: Any, chance: random.Random) -> None:
     assert canonical(disguised(value, chance)) == canonical(value)

@@ -77,6 +77,7 @@ def test_keys_equal_those_of_earlier_releases() -> None:
     assert derived() == GOLDEN
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_keys_equal_those_of_other_processes(seed: str) -> None:
     printed = subprocess.run(

@@ -27,6 +27,7 @@ def charge(order_id, amount): ...
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
