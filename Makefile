@@ -23,7 +23,7 @@ test: .venv/test  ## Run the tests, except those of further deployments and the 
 	$(PYTEST) $(SPREAD) -m 'not exhaustive'
 
 .PHONY: test-all
-test-all: .venv/test  ## Run all tests: about twenty minutes
+test-all: .venv/test  ## Run all tests: about fifteen minutes
 	$(PYTEST) $(SPREAD_ALL)
 
 .PHONY: exhaustive

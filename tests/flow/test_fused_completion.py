@@ -61,6 +61,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class TestResult:
     """What the backend has is what Celery writes."""
 
+    @pytest.mark.exhaustive
     @pytest.mark.core
     @pytest.mark.parametrize("settings", SETTINGS)
     def test_is_as_without_it(self, server: RedisServer, offer: Offer, settings: str) -> None:

@@ -112,6 +112,7 @@ class TestWhereItIsOff:
 
         assert sent_by(server, deliveries) == FUSED
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("call", CALLS)
     def test_for_a_call(self, server: RedisServer, offer: Offer, call: str) -> None:
         deliveries = offer()

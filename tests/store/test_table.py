@@ -23,6 +23,7 @@ def test_a_call_does_what_the_model_does(server: RedisServer, client: Any, scrip
     assert list(mismatches(table, client, script, 2000)) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.core
 @pytest.mark.parametrize("script", turn_table.ARGUMENTS)
 def test_a_call_with_a_turn_does_what_the_model_does(
