@@ -6,8 +6,10 @@ normal run is DEBUG, since Celery logs that the task succeeded; INFO is for anyt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING, Logger, getLogger
+from operator import attrgetter, itemgetter
 from string import Formatter
 from typing import Any, Final
 
@@ -24,8 +26,6 @@ from celery_idempotent.errors import (
 
 #: The beginning of each signal's name.
 PREFIX: Final = "idempotency_"
-
-_formatter = Formatter()
 
 
 @dataclass(eq=False)
@@ -47,21 +47,26 @@ class Event:
     logger: Logger | None = None
 
     def __post_init__(self) -> None:
-        #: The message for `logging`, and the fields to merge into it, with their conversions.
+        #: The message for `logging`, and the functions that return the values to merge into it.
         self.template = ""
-        self.fields: list[tuple[str, Any]] = []
-        for text, field, spec, conversion in _formatter.parse(self.message):
+        self._getters: list[Callable[[dict[str, Any]], Any]] = []
+        for text, field, spec, conversion in Formatter().parse(self.message):
             self.template += text.replace("%", "%%")
             if field is not None:
                 self.template += f"%{spec or 's'}"
-                self.fields.append((field, conversion))
+                self._getters.append(_getter(field, is_repr=conversion == "r"))
 
     def values(self, fields: dict[str, Any]) -> list[Any]:
         """Returns the values to merge into the message."""
-        return [
-            _formatter.convert_field(_formatter.get_field(field, (), fields)[0], conversion)
-            for field, conversion in self.fields
-        ]
+        return [get(fields) for get in self._getters]
+
+
+def _getter(field: str, *, is_repr: bool) -> Callable[[dict[str, Any]], Any]:
+    name, _, attribute = field.partition(".")
+    if attribute:
+        get = attrgetter(attribute)
+        return lambda fields: get(fields[name])
+    return (lambda fields: repr(fields[name])) if is_repr else itemgetter(name)
 
 
 def _signal(name: str, *arguments: str) -> Signal:

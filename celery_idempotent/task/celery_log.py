@@ -37,12 +37,13 @@ def edit(record: logging.LogRecord) -> bool:
     data = getattr(record, "data", None)
     if not isinstance(data, dict):
         return True
-    request = current_task.request_stack.top if current_task else None
-    if request is None:
+    is_end = data.get("description") in ("ignored", "rejected")
+    if not is_end and not record.exc_info:
         return True
-    if data.get("description") in ("ignored", "rejected"):
+    request = current_task.request_stack.top if current_task else None
+    if is_end:
         return not getattr(request, "idempotency_end_logged", False)
-    if record.exc_info and getattr(request, "idempotency_without_body", False):
+    if getattr(request, "idempotency_without_body", False):
         _shorten(record, getattr(request, "idempotency_call", None))
     return True
 
