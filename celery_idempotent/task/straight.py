@@ -409,7 +409,8 @@ class StraightCall:
         self.in_flow.active.report_lease_lost(raw)
 
 
-_utc_now = partial(datetime.now, timezone.utc)
+def _utc_now() -> datetime:
+    return datetime.now(timezone.utc)
 
 
 def _naive_now() -> datetime:
