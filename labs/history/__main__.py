@@ -55,6 +55,8 @@ DEPLOYMENTS = {
     "flushed": Deployment(Single, {"flush": (0, 0)}, monotonic=True, loses=True),
 }
 PROCESSES = 6
+#: A fork of a process with an app would wait for a reply on the app's connections to close them.
+CONTEXT = multiprocessing.get_context("forkserver")
 #: Seconds between two faults.
 INTERVAL = (0.3, 1.5)
 
@@ -67,16 +69,17 @@ def record(name: str, seed: int, seconds: float) -> tuple[list[Operation], Count
         pipes, processes = [], []
         connection = dict(store.settings.get("idempotency_redis_options", {}))
         options = {**deployment.options, "options": connection}
-        started_at = time.monotonic()
-        until = started_at + seconds
+        ready = CONTEXT.Barrier(PROCESSES + 1)
         for number in range(PROCESSES):
             receiving, sending = multiprocessing.Pipe(duplex=False)
-            arguments = store.url, options, seed * 1000 + number, started_at, until, sending
-            process = multiprocessing.Process(target=client.run, args=arguments)
+            arguments = store.url, options, seed * 1000 + number, seconds, ready, sending
+            process = CONTEXT.Process(target=client.run, args=arguments)
             process.start()
             sending.close()
             pipes.append(receiving)
             processes.append(process)
+        ready.wait(60)
+        until = time.monotonic() + seconds
         received: list[list[Operation]] = []
         reader = threading.Thread(target=lambda: received.extend(pipe.recv() for pipe in pipes))
         reader.start()

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from threading import Barrier
 from typing import Any
 
 from celery_idempotent.errors import StoreUnavailableError
@@ -180,12 +181,14 @@ def run(
     url: str,
     options: Mapping[str, Any],
     seed: int,
-    started_at: float,
-    until: float,
+    seconds: float,
+    ready: Barrier,
     results: Connection,
 ) -> None:
-    """Runs a client, and sends its operations."""
+    """Runs a client for `seconds` once all are `ready`, and sends its operations."""
+    ready.wait(60)
+    started_at = time.monotonic()
     client = Client(url, options, seed, started_at)
-    client.run(until)
+    client.run(started_at + seconds)
     results.send(client.operations)
     results.close()

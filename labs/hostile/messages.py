@@ -56,7 +56,6 @@ class Worker:
         self.app, self.task, self.runs = app, task, runs
         self.during: Callable[[], object] = lambda: None
         self._deliveries = Deliveries(app, task)
-        app.control.purge()  # of what other code in this process has published to memory://
         self._trace = build_tracer(task.name, task, app.loader, "hostile@here", app=app)
 
     def receive(self, args: Any, kwargs: Any) -> tuple[str, Any]:
@@ -104,6 +103,7 @@ def run(url: str, broker: str, serializer: str, calls: int, seed: int) -> Verdic
     """Publishes each call twice, under two task ids, and delivers each message twice."""
     serialization.enable_insecure_serializers()
     receiver, generator, verdict = worker(url, serializer, broker), Generator(seed), Verdict()
+    receiver.app.control.purge()  # of what other code in this process has published to memory://
     for _ in range(calls):
         call = generator.draw()
         if received(call, serializer) is None:
