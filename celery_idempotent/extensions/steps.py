@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from celery_idempotent.errors import LeaseLostError, StoreUnavailableError, TransactionError
 from celery_idempotent.events import table
@@ -18,6 +19,7 @@ from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Complete, Fail
 from celery_idempotent.flow.end import Settlement
 from celery_idempotent.flow.outcome import Failure, Outcome, Result, is_asynchronous, restored
+from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload, step_field
 from celery_idempotent.record.record import State
@@ -26,8 +28,6 @@ from celery_idempotent.sql.outcomes import OutcomeValues
 from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
-
-T = TypeVar("T")
 
 
 class Steps(Extension):
@@ -39,8 +39,8 @@ class Steps(Extension):
         self._databases: set[Database] = set()
         #: The values of the steps that this execution has run.
         self._payloads: dict[str, Payload] = {}
-        #: The time of each database when the outcome was about to be stored, in milliseconds.
-        self._settling_at: dict[Database, int] = {}
+        #: Seconds of `lease.clock`.
+        self._settling_since = 0.0
 
     async def run(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Outcome:
         """Returns the outcome of the step: the value as the serializer restores it, or the error.
@@ -124,33 +124,32 @@ class Steps(Extension):
         return restored(value, call.settings, call.codec.values, key=key, field=field)
 
     async def settling(self, settlement: Settlement) -> Settlement:
-        """Reads the clocks of the databases before an error is stored."""
-        if isinstance(settlement.disposition, Fail):
-            self._settling_at = dict(self._for_each(Database.now))
+        """Remembers when the outcome is stored."""
+        self._settling_since = lease_now()
         return settlement
 
     async def settled(self, settlement: Settlement, reply: Reply) -> None:
         """Drops the values and rows of steps, which the outcome replaces."""
         call = self.call
         if isinstance(settlement.disposition, Fail):
-            prefix, error_ms = call.runtime.store.config.prefix, call.settings.error_ms
-
-            def limit_rows(database: Database) -> None:
-                # If they outlived the record, the next execution would find them.
-                if at_ms := self._settling_at.get(database):
-                    database.limit_steps(prefix, call.key, at_ms + error_ms)
-
-            list(self._for_each(limit_rows))
+            self._limit_rows()
         if isinstance(settlement.disposition, (Complete, Fail)):
             await call.codec.delete_step_objects(call.steps_body, str(call.key))
 
-    def _for_each(self, call: Callable[[Database], T]) -> Iterator[tuple[Database, T]]:
-        """Yields databases that have rows, with what `call` returns; reports unavailable ones."""
+    def _limit_rows(self) -> None:
+        """Makes the rows of all steps expire with the key, or a round trip earlier.
+
+        If they outlived the record, the next execution would find them.
+        """
+        call = self.call
+        prefix, error_ms = call.runtime.store.config.prefix, call.settings.error_ms
         for database in self._databases:
             try:
-                yield database, call(database)
+                now_ms = database.now()
+                elapsed_ms = math.ceil((lease_now() - self._settling_since) * 1000)
+                database.limit_steps(prefix, call.key, now_ms - elapsed_ms + error_ms)
             except StoreUnavailableError as error:
-                self.call.report(table.STEP_ROWS_LEFT, error=error)
+                call.report(table.STEP_ROWS_LEFT, error=error)
 
     async def _protected(self, name: str, payload: Payload) -> Payload:
         call = self.call

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kombu.transport import virtual
 
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery.held import HeldMessage
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: Members in one ZADD, which Redis executes at once.
 REDIS_BATCH = 1000
@@ -166,9 +164,10 @@ def hide_from_delivery_on(qos: Any, seconds: float, includes: Callable[[Any], bo
         finally:
             appends_held = False
 
-    def pipe_or_acquire_held(*args: Any, **kwargs: Any) -> Any:
-        acquired = pipe_or_acquire(*args, **kwargs)
-        return _Pipeline(acquired, score_of(qos.channel, seconds)) if appends_held else acquired
+    @contextmanager
+    def pipe_or_acquire_held(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with pipe_or_acquire(*args, **kwargs) as pipe:
+            yield _Pipeline(pipe, score_of(qos.channel, seconds)) if appends_held else pipe
 
     qos.append, qos.pipe_or_acquire = append_held, pipe_or_acquire_held
 
@@ -196,22 +195,11 @@ def free_slots_of_failed_acks(qos: Any) -> None:
 
 
 class _Pipeline:
-    """A pipeline that replaces the scores of ZADD.
+    """A pipeline that replaces the scores of ZADD."""
 
-    Args:
-        acquired: a context manager that returns the pipeline.
-    """
-
-    def __init__(self, acquired: Any, score: float) -> None:
-        self._acquired = acquired
+    def __init__(self, pipe: Any, score: float) -> None:
+        self._pipe = pipe
         self._score = score
-
-    def __enter__(self) -> Self:
-        self._pipe = self._acquired.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> Any:
-        return self._acquired.__exit__(*error)
 
     def zadd(self, name: str, scores: dict[str, float]) -> Any:
         return self._pipe.zadd(name, dict.fromkeys(scores, self._score))

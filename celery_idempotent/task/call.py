@@ -95,7 +95,6 @@ class TaskCall:
             settings = replace(settings, result_ttl=headers.result_ttl)
         task_id = item_id or request.id
         root, generation = canvas.identity_of(key, request, task_id, headers.root)
-        #: The result backend has the result that Celery is about to write.
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: the other task has its id and its continuation.
         self.replaced: Delegate | None = None

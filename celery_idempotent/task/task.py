@@ -48,12 +48,7 @@ from celery_idempotent.task import (
     republish,
     straight,
 )
-from celery_idempotent.task.call import (
-    TaskCall,
-    call_in_context,
-    result_written,
-    soft_limit_of,
-)
+from celery_idempotent.task.call import TaskCall, call_in_context, result_written, soft_limit_of
 from celery_idempotent.task.key_resolution import resolve_received_key
 from celery_idempotent.task.republish import RequeuePause
 

@@ -55,7 +55,8 @@ DEPLOYMENTS = {
     "flushed": Deployment(Single, {"flush": (0, 0)}, monotonic=True, loses=True),
 }
 PROCESSES = 6
-#: A fork of a process with an app would wait for a reply on the app's connections to close them.
+#: Not by fork: Celery closes the connections of the parent's apps in each fork, and may wait for a
+#: reply that another fork has read.
 CONTEXT = multiprocessing.get_context("forkserver")
 #: Seconds between two faults.
 INTERVAL = (0.3, 1.5)
