@@ -13,6 +13,8 @@ from celery_idempotent.store import scripts
 from tests.faults.proxy import Proxy
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.exhaustive
+
 Make = Callable[..., IdempotentTask]
 BEGIN = scripts.load("begin").sha
 LEASE = 1.2
@@ -30,7 +32,6 @@ def task_with_late_reply(task: Make, proxy: Proxy, runs: list[bool]) -> Idempote
     return made
 
 
-@pytest.mark.exhaustive
 def test_begin_is_sent_again_before_the_body_runs(
     task: Make, proxy: Proxy, sent_signals: list[str]
 ) -> None:
@@ -44,7 +45,6 @@ def test_begin_is_sent_again_before_the_body_runs(
     assert sent_signals == ["begun", "completed"]
 
 
-@pytest.mark.exhaustive
 def test_an_execution_that_has_taken_over_runs_alone(task: Make, proxy: Proxy) -> None:
     runs: list[bool] = []
     made = task_with_late_reply(task, proxy, runs)
@@ -66,7 +66,6 @@ def test_an_execution_that_has_taken_over_runs_alone(task: Make, proxy: Proxy) -
     assert runs == [True]
 
 
-@pytest.mark.exhaustive
 def test_a_redis_that_is_always_later_than_the_lease_is_as_good_as_none(
     task: Make, proxy: Proxy
 ) -> None:

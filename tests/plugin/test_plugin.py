@@ -279,8 +279,8 @@ class TestDisabledApps:
         assert runs == ["1"] * 3
 
 
+@pytest.mark.exhaustive
 class TestFrozenTime:
-    @pytest.mark.exhaustive
     @freeze_time("2020-02-29")
     def test_a_wait_ends(
         self, idempotency: IsolatedRecords, make_task: MakeTask, runs: list[str]
@@ -299,7 +299,6 @@ class TestFrozenTime:
             signals.begun.disconnect(call_duplicate)
         assert runs == ["waited", "1"]
 
-    @pytest.mark.exhaustive
     @freeze_time("2020-02-29")
     def test_a_lease_lasts_when_the_time_is_moved(
         self, idempotency: IsolatedRecords, app: Celery

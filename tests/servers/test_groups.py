@@ -1,7 +1,4 @@
-"""Tests of the private Sentinel group and Redis Cluster.
-
-Their failovers are tested with the store, in tests/store/test_failover.py and test_cluster.py.
-"""
+"""A slot that moves between the nodes of the private Redis Cluster."""
 
 from __future__ import annotations
 
@@ -9,34 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from redis.sentinel import Sentinel
 
-from tests.servers.groups import ClusterServers, SentinelServers
+from tests.servers.groups import ClusterServers
 from tests.servers.program import is_running
 from tests.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.exhaustive  # the store's tests run on it, too
-
-
-@pytest.fixture(scope="module")
-def trio() -> Iterator[SentinelServers]:
-    with SentinelServers.start(password="s3cret/@:") as trio:
-        yield trio
-        pids = pids_of(trio)
-        assert all(is_running(pid) for pid in pids)
-    assert not any(is_running(pid) for pid in pids)
-    trio.stop()
-
-
-def pids_of(trio: SentinelServers) -> list[int]:
-    servers = (*trio.nodes, *trio.sentinels)
-    return [server.client().info("server")["process_id"] for server in servers]
-
-
-def test_listens_on_loopback_only(trio: SentinelServers) -> None:
-    assert {node.client().config_get("bind")["bind"] for node in trio.nodes} == {"127.0.0.1"}
-    addresses = [("127.0.0.1", sentinel.port) for sentinel in trio.sentinels]
-    assert Sentinel(addresses).discover_master("shop") == ("127.0.0.1", trio.master.port)
 
 
 KEY = "{shop}key"
@@ -94,9 +69,3 @@ def test_a_moving_slot_redirects_with_ask_then_with_moved(
     assert reply(new, "GET", KEY) == b"value"
     assert client.get(KEY) == b"value"
     move.finish()
-
-
-def test_nodes_listen_on_loopback_only_and_have_the_given_config(cluster: ClusterServers) -> None:
-    for node in cluster.nodes:
-        configured = node.client().config_get("bind", "appendonly")
-        assert configured == {"bind": "127.0.0.1", "appendonly": "yes"}

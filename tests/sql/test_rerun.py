@@ -16,7 +16,7 @@ from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually
 from tests.worker.harness import REPOSITORY
 
-pytestmark = [pytest.mark.worker, pytest.mark.postgresql]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.postgresql]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,6 @@ def rerun(shop: Shop, result: AsyncResult) -> int:
     return subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=SOON).returncode
 
 
-@pytest.mark.exhaustive
 def test_the_row_of_an_error_is_forgotten(shop: Shop, order: str) -> None:
     result = shop.charge(order, "decline")
     eventually(lambda: result.failed(), "it is declined")
@@ -45,7 +44,6 @@ def test_the_row_of_an_error_is_forgotten(shop: Shop, order: str) -> None:
     assert shop.database.effects(order) == 0
 
 
-@pytest.mark.exhaustive
 def test_a_poisoned_task_writes_its_effect_once(shop: Shop, order: str) -> None:
     breakpoint_of(shop.breakpoints, order, "effect written").touch()
     result = shop.charge_in_one_attempt(order)

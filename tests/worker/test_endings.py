@@ -189,6 +189,7 @@ def wait_for_death(pid: int) -> None:
     eventually(lambda: not is_running(pid), "the process has ended")
 
 
+@pytest.mark.exhaustive
 class TestFalseAlarms:
     """``lease_lost`` is sent only if another execution may have begun."""
 
@@ -200,7 +201,6 @@ class TestFalseAlarms:
             shop.start_worker("--max-tasks-per-child", "1", concurrency=2)
             yield shop
 
-    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "task",
         exhaustive_except([hard_limited, hard_limited_again], hard_limited),
@@ -223,7 +223,6 @@ class TestFalseAlarms:
         ledger.release(order)
         eventually(lambda: len(ledger.runs(order)) > 1, "it runs again")
 
-    @pytest.mark.exhaustive
     @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL", "SIGQUIT"])
     def test_revoked_and_terminated(
         self, shop: Shop, ledger: Ledger, order: str, signal: str
@@ -237,7 +236,6 @@ class TestFalseAlarms:
         assert pack.delay(order).get(timeout=SOON)["receipt"]
         assert_no_alarm(shop, result.id)
 
-    @pytest.mark.exhaustive
     def test_process_that_is_replaced(self, shop: Shop, ledger: Ledger, order: str) -> None:
         results = [pack.delay(f"{order} {number}") for number in range(4)]
 
@@ -249,7 +247,6 @@ class TestFalseAlarms:
             assert_no_alarm(shop, result.id)
 
     @pytest.mark.parametrize("signal", ["SIGTERM", "SIGQUIT"])
-    @pytest.mark.exhaustive
     def test_shutdown(self, shop: Shop, ledger: Ledger, order: str, signal: str) -> None:
         worker = shop.start_worker("--queues", order, concurrency=1)
         result = ledger.start(pack, order, queue=order)

@@ -107,9 +107,9 @@ class TestCopyOfAMessageThatIsRetried:
         assert [run.end for run in ledger.runs(order)] == ["Retry"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.core
 class TestCopyOfAMessageThatHasEnded:
-    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "task", exhaustive_except([pack, in_turn, collapsed], pack), ids=lambda task: task.name
     )
@@ -123,7 +123,6 @@ class TestCopyOfAMessageThatHasEnded:
         shop.replay(message, result.id)
         assert shop.app.AsyncResult(result.id).get(timeout=SOON) == receipt
 
-    @pytest.mark.exhaustive
     def test_that_was_a_duplicate_leaves_its_error_alone(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
@@ -178,7 +177,6 @@ class TestCopyOfARunningMessage:
         assert shop.app.AsyncResult(result.id).get(timeout=SOON) == receipt
         assert [run.end for run in ledger.runs(order)] == ["returned"]
 
-    @pytest.mark.exhaustive
     def test_does_not_count_in_a_chord(self, shop: Shop, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         header = [pack.s(order).set(expires=EXPIRES), pack.s(f"another {order}")]
@@ -191,7 +189,6 @@ class TestCopyOfARunningMessage:
         assert [json.loads(note) for note in ledger.notes(order)] == [receipts]
         shop.wait_until_empty()
 
-    @pytest.mark.exhaustive
     def test_runs_if_the_first_execution_dies(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
@@ -229,7 +226,6 @@ class TestCopyOfARunningMessage:
     @pytest.mark.skipif(
         (5, 6) <= celery.VERSION < (5, 7), reason="Celery 5.6 stores REVOKED over any state"
     )
-    @pytest.mark.exhaustive
     def test_revoked_copy_does_not_change_the_state(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:

@@ -12,12 +12,11 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.worker]
 
 ORDERS = 8
 
 
-@pytest.mark.exhaustive
 class TestPoolProcessReplacedAfterEachTask:
     @pytest.fixture(
         scope="class",
@@ -32,7 +31,6 @@ class TestPoolProcessReplacedAfterEachTask:
             shop.start_worker(*request.param)
             yield shop
 
-    @pytest.mark.slow
     def test_each_key_runs_once(self, shop: Shop, order: str) -> None:
         orders = [f"{order}-{number}" for number in range(ORDERS)]
         results = [(name, [pack.delay(name) for _ in range(2)]) for name in orders]
@@ -46,7 +44,6 @@ class TestPoolProcessReplacedAfterEachTask:
         assert len(pids) == ORDERS, "each execution had its own process"
         shop.wait_until_empty()
 
-    @pytest.mark.slow
     def test_duplicate_gets_the_result_after_its_process_is_replaced(
         self, shop: Shop, order: str
     ) -> None:
@@ -61,8 +58,6 @@ class TestPoolProcessReplacedAfterEachTask:
         assert len(shop.ledger.runs(order)) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
 def test_autoscaling_down_interrupts_no_execution(
     open_shop: Callable[..., Shop], order: str
 ) -> None:

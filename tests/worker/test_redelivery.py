@@ -141,6 +141,7 @@ class TestWorkerKilled:
                 assert started_at - restarted_at < REDELIVER_AFTER + 2 * SLACK
 
 
+@pytest.mark.exhaustive
 class TestLivingWorker:
     """The visibility timeout is 3 s here, and kombu itself searches every second."""
 
@@ -152,7 +153,6 @@ class TestLivingWorker:
                 shop.start_worker(concurrency=1)
             yield shop
 
-    @pytest.mark.exhaustive
     def test_messages_are_delivered_once(self, shop: Shop, order: str) -> None:
         shop.ledger.hold(order)
         result = pack.delay(order)
@@ -167,7 +167,6 @@ class TestLivingWorker:
             assert names == ["begun", "completed"]
         assert len(shop.ledger.runs(f"{order} later")) == 1
 
-    @pytest.mark.exhaustive
     @pytest.mark.parametrize("pool", ["solo", "gevent", "eventlet"])
     def test_in_other_pools(self, open_shop: Callable[..., Shop], pool: str, order: str) -> None:
         with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
@@ -175,7 +174,6 @@ class TestLivingWorker:
                 shop.start_worker("--pool", pool, concurrency=1)
             self.test_messages_are_delivered_once(shop, order)
 
-    @pytest.mark.exhaustive
     def test_warm_shutdown_renews_until_the_task_ends(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:

@@ -56,7 +56,6 @@ def test_a_lease_counts_down_and_an_end_appears(
     assert is_marked(page)
 
 
-@pytest.mark.exhaustive
 def test_a_dead_execution_and_its_takeover_appear(
     site: Site, open_page: OpenPage, order: str
 ) -> None:
@@ -90,7 +89,6 @@ def test_a_dead_execution_and_its_takeover_appear(
     assert is_marked(overview)
 
 
-@pytest.mark.exhaustive
 def test_a_connection_that_drops_comes_back(site: Site, open_page: OpenPage, order: str) -> None:
     site.hold(order)
     site.publish("shop.charge", order, 999)
