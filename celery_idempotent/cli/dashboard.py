@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from typing import Any
 
@@ -52,10 +51,10 @@ def dashboard(
         raise click.ClickException(
             f"{error.name} is not installed: pip install 'celery-idempotent[dashboard]'"
         ) from None
-    if not auth and not _is_loopback(host):
+    if not auth and host not in LOOPBACK_HOSTS:
         raise click.UsageError(
-            f"--host {host} can be reached from other machines: set {AUTH_VARIABLE} or --auth, or "
-            "listen on 127.0.0.1"
+            f"--host {host} may be reached from other machines: set {AUTH_VARIABLE} or --auth, or "
+            f"listen on one of {', '.join(sorted(LOOPBACK_HOSTS))}"
         )
     application = asgi(
         obj.app,
@@ -82,10 +81,3 @@ def dashboard(
         path = options["url_prefix"].rstrip("/")
         click.echo(f"Dashboard: http://{name}:{listener.getsockname()[1]}{path}/")
         uvicorn.Server(config).run(sockets=[listener])
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -135,7 +135,7 @@ class Protection:
     async def _refusal(self, scope: Scope) -> Response | None:
         connection = HTTPConnection(scope)
         if not self._is_allowed_host(connection):
-            return _refuse(400, "This name of the server is not allowed: use its address.")
+            return _refuse(400, "This host name is not allowed: use the server's address.")
         access = self.authorize(connection)
         if inspect.isawaitable(access):
             access = await access
@@ -146,7 +146,7 @@ class Protection:
             headers = {"www-authenticate": challenge}
             return _refuse(401, "The dashboard requires a user and a password.", headers)
         if not is_same_origin(connection) and not _is_link(connection):
-            logger.warning("Refused a request of another site for %r", access.user)
+            logger.warning("Refused a request from another site for %r", access.user)
             return _refuse(403, "This request comes from another site.")
         scope["state"]["access"] = replace(access, forget=False) if self.read_only else access
         return None
@@ -176,12 +176,12 @@ def is_same_origin(connection: HTTPConnection) -> bool:
 def _is_link(connection: HTTPConnection) -> bool:
     """Whether a browser follows another site's link to a page, outside a frame."""
     scope, headers = connection.scope, connection.headers
-    page = scope["path"].removeprefix(scope["root_path"]).split("/")
+    page = scope["path"].removeprefix(scope["root_path"]).lstrip("/").partition("/")[0]
     return (
         scope["method"] in SAFE_METHODS
         and headers.get("sec-fetch-mode") == "navigate"
         and headers.get("sec-fetch-dest") == "document"
-        and page[1] in LINKED_PAGES
+        and page in LINKED_PAGES
     )
 
 

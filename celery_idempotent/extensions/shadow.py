@@ -37,7 +37,7 @@ _FACT = Payload("", NOT_STORED)
 
 
 class Shadow(Extension):
-    """Runs the body in place of the flow, and records only how that begins and ends.
+    """Runs the body in place of the flow, and records only how the body begins and ends.
 
     Args:
         deduplicated: whether ``idempotency_dedupe_publish`` would not have published the call.
@@ -58,7 +58,7 @@ class Shadow(Extension):
         try:
             outcome = await runtime.run(partial(call.host.run, runtime.execution(str(call.key))))
         except SoftLimitReached as interrupted:
-            # A soft time limit was reached before the body; it ends the call as in its first line.
+            # A soft time limit was reached before the body. It ends the call as in the body.
             outcome = Failure(interrupted.error)
         finally:
             if isinstance(held, Lease):
@@ -92,8 +92,8 @@ async def _begin(call: ActiveCall) -> Lease | Command | None:
         if reply.case == "later":
             return commands.reserve(call.key, call.task_id, hold_ms=0)
     except StoreUnavailableError as error:
-        first = store.outage.count_failure()
-        report(table.UNCOUNTED_OUTAGE if first else table.UNCOUNTED, call, error=error)
+        logged = store.outage.count_failure() is not None
+        report(table.UNCOUNTED_OUTAGE if logged else table.UNCOUNTED, call, error=error)
         report(table.BEGIN_FAILED, call, error=error, policy="shadow")
     except IdempotencyError as error:
         report_refused(call, error, table.WOULD_REFUSE)

@@ -61,11 +61,15 @@ def test_the_system_checks_of_django_run_once(shop: Shop, tmp_path: Path) -> Non
     assert (response.status_code, "shop.charge" in response.text) == (200, True)
 
 
+#: A link of another site.
+LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+
+
 def test_a_prefix_is_part_of_every_link(shop: Shop) -> None:
     options = ("--url-prefix", "/ops/jobs", "--read-only")
     with dashboard(APP, *options, **{URL_VARIABLE: shop.url}) as (url, _):
         assert url.endswith("/ops/jobs/")
-        page = httpx.get(url, timeout=SOON).text
+        page = httpx.get(url[:-1], headers=LINK, follow_redirects=True, timeout=SOON).text
 
     links = re.findall(r'(?:href|src|action)="([^"]+)"', page)
     assert links
@@ -73,7 +77,7 @@ def test_a_prefix_is_part_of_every_link(shop: Shop) -> None:
 
 
 class TestRefuses:
-    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "shop.example"])
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.2", "192.0.2.1", "shop.example"])
     def test_other_interfaces_without_a_user(self, shop: Shop, host: str) -> None:
         output = shop.celery("dashboard", "--host", host, code=2)
 

@@ -90,16 +90,19 @@ def test_without_offloading_a_record_is_forgotten_in_one_round_trip(
     assert scripts == ["forget"]
 
 
-def test_if_the_object_is_gone_the_call_fails_and_nothing_runs(
-    offloading: Make, directory: Path
-) -> None:
-    runs = []
-
+def large_result(runs: list[str]) -> Callable[..., str]:
     def body(self: IdempotentTask, order: str) -> str:
         runs.append(order)
         return LARGE
 
-    task = offloading(body)
+    return body
+
+
+def test_if_the_object_is_gone_the_call_fails_and_nothing_runs(
+    offloading: Make, directory: Path
+) -> None:
+    runs: list[str] = []
+    task = offloading(large_result(runs))
     task.delay("1")
     for path in directory.iterdir():
         path.unlink()
@@ -114,13 +117,8 @@ def test_if_the_object_is_gone_the_call_fails_and_nothing_runs(
 def test_if_the_storage_is_unavailable_the_call_fails_and_nothing_runs(
     offloading: Make, directory: Path
 ) -> None:
-    runs = []
-
-    def body(self: IdempotentTask, order: str) -> str:
-        runs.append(order)
-        return LARGE
-
-    task = offloading(body, on_store_error="run")
+    runs: list[str] = []
+    task = offloading(large_result(runs), on_store_error="run")
     task.delay("1")
     # Backends raise different errors. For this one, a directory takes the place of the file.
     (path,) = directory.iterdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,8 +73,9 @@ OUTAGES = {"refused": lambda proxy: proxy.refuse(), "silent": lambda proxy: prox
 
 @pytest.mark.parametrize("outage", OUTAGES)
 def test_calls_run_and_are_not_counted(
-    ledger: Ledger, proxy: Proxy, order: str, outage: str
+    shop: Shop, ledger: Ledger, proxy: Proxy, order: str, outage: str
 ) -> None:
+    shop.workers[0].new_logs()
     OUTAGES[outage](proxy)
     results = [pack.delay(f"{order}-{number}") for number in range(10)]
     started_at = time.monotonic()
@@ -88,6 +90,8 @@ def test_calls_run_and_are_not_counted(
     # Two processes, or two threads that send at the same time: the others do not wait for Redis.
     waited = [one for one in received if "the next attempt" not in one.details["error"][1]]
     assert len(waited) <= 4
+    errors = re.findall("ERROR.* shadow counting failed", shop.workers[0].new_logs())
+    assert 1 <= len(errors) <= 2, "one for each process"
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
