@@ -82,8 +82,8 @@ class TransactionError(IdempotencyError):
     """A transaction of ``idempotency_transaction`` cannot begin or cannot be committed.
 
     The message names the cause. Leave COMMIT and ROLLBACK to the library, and use savepoints for
-    parts that may be rolled back; call with a key outside of other transactions; on commit, publish
-    tasks with ``delay_on_commit``.
+    parts that may be rolled back; make calls with a key outside other transactions; to publish on
+    commit, use ``delay_on_commit``.
     """
 
 
@@ -98,7 +98,7 @@ class CorruptRecordError(IdempotencyError):
 class DecryptionError(CorruptRecordError):
     """The payload was encrypted with a key that is not configured, or was tampered with.
 
-    Add the key to ``idempotency_encryption_keys`` again, behind the newest one.
+    Add the key to ``idempotency_encryption_keys`` again, after the newest one.
     """
 
 
@@ -118,7 +118,7 @@ class ResultNotStoredError(IdempotencyError):
 
 
 class ResultDiscardedError(ResultNotStoredError):
-    """The key has completed, but ``idempotency_store_result`` or ``ignore_result`` keeps no result.
+    """The key has completed; ``idempotency_store_result`` or ``ignore_result`` discards its result.
 
     Nothing was lost. If duplicates need the result, change that option.
     """

@@ -1,6 +1,6 @@
 """Fixtures for testing idempotent tasks against a real server.
 
-``idempotency`` isolates the records of a test; simulates crashes and expired leases, and counts
+``idempotency`` isolates the records of a test, simulates crashes and expired leases, and counts
 executions:
 
     def test_takes_over(idempotency):

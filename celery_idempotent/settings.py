@@ -117,7 +117,7 @@ _secret = partial(_option, None, secret=True)
 class Settings:
     """The options of a task. Times are in seconds, sizes in bytes.
 
-    The first version that has an option is its ``since``; without that, it is 0.1.
+    The ``since`` of an option is the first version that has it, 0.1 if absent.
     """
 
     #: Whether calls are protected; False runs every call as a plain task.
@@ -248,7 +248,7 @@ class Settings:
 
     @cached_property
     def min_retention_ms(self) -> int:
-        """Returns for how many milliseconds calls that met an execution can get its outcome."""
+        """Returns the minimum milliseconds for which an outcome is kept for waiting duplicates."""
         # Scripts renew it when half of it is over. The rest covers the longest delay of a requeued
         # message, which is a lease or a second, and its time in the queue.
         return round(2000 * (max(self.lease, 1.0) + QUEUE_SECONDS))

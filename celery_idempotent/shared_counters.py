@@ -45,7 +45,7 @@ class SharedCounters:
         self._tasks = tuple(tasks)
         names = [(task, name) for task in self._tasks for name in COUNTED]
         self._columns = {name: column for column, name in enumerate(names)}
-        # Behind the rows are a pid and a time of each process, and two cells for the flags below.
+        # Behind the rows: each process's pid and lease expiry, and two cells for the flags below.
         self._rows_end = len(names) * MAX_PROCESSES
         cells = self._rows_end + 2 * MAX_PROCESSES + 2
         self._cells = memoryview(mmap.mmap(-1, cells * _CELL_BYTES)).cast("Q")
@@ -91,12 +91,12 @@ class SharedCounters:
 
     #: Whether the worker sends task events. The main process sets it, and all processes read it.
     task_events_enabled = _flag(-1)
-    #: The same for whether the worker is shutting down and takes no more messages.
+    #: Whether the worker is shutting down and takes no more messages; set and read likewise.
     shutting_down = _flag(-2)
 
 
 def is_alive(pid: int) -> bool:
-    """Returns whether there is a process of this id."""
+    """Returns whether there is a process with this id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -34,7 +34,7 @@ local task_id, root, worker, grace_ms, generation, format, error, error_ms, exec
 
 local now = read_clock()
 
--- Ends the lease of a continuation that the child sends; returns whether it does.
+-- Ends the lease of the continuation that the child was sending; returns whether there was one.
 local function end_sending(key, raw)
   local state, attempt, token, at, fingerprint, stored_task_id, stored_worker, owner, stored_format, position =
     unpack_record(raw)

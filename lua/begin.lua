@@ -1,6 +1,6 @@
 -- begin: requests the right to run.
 --
--- Every delivery draws a new execution id; the task id cannot be used, since a redelivered message has
+-- Every delivery generates a new execution id; the task id cannot be used, since a redelivered message has
 -- the same one. A begin that the client library resends finds its own record and gets the same reply. A
 -- message that was put back because a reply was lost carries the execution ids of those deliveries as
 -- `unanswered_ids`: if one of them did begin, nothing runs under it, and this delivery continues it
@@ -13,8 +13,8 @@
 -- outcome of a task that replaced itself names the first generation of its root that continues under the
 -- key.
 --
--- A message whose outcome is stored may have to send its continuation: it does if the delivery that was to
--- send it has not marked that within its lease.
+-- A message whose outcome is stored sends its continuation if the delivery that was to send it has not
+-- marked it as sent within its lease.
 --
 -- If the key may run again, an execution also needs the turn, which one message at a time holds. A message
 -- that has begun before, or waits for the next turn, comes back for it; while it waits, it renews its
@@ -37,9 +37,9 @@
 --   max_attempts       executions that may die in a row
 --   error_ms           retention of the FAILED record of a task that has used them up
 --   continues          1: something follows the task
---   next_turn_ms       with a turn: how long the next one is reserved for a message that meets a run; 0:
---                      no message waits
---   min_retention_ms   how long the outcome of an execution that this call meets is kept for it, if given
+--   next_turn_ms       with a turn: how long the next one is reserved for a message that finds another run;
+--                      0: no message waits
+--   min_retention_ms   if given, how long the outcome of an execution that this call finds running is kept
 -- REPLIES
 --   begun              run; attempt > 1: this execution takes over from one that died
 --   held               another execution runs, or the key is reserved for another message, or another
@@ -86,7 +86,7 @@ local function is_sent_by_another(owner, now)
   return deadline_of(owner) > now and id ~= execution_id and not string.find(unanswered_ids, id, 1, true)
 end
 
--- Replies with the outcome of this message. If its continuation is left to send, this delivery sends it.
+-- Replies with the outcome of this message. If its continuation is not sent yet, this delivery sends it.
 local function answer(key, raw)
   local state, attempt, token, at, fingerprint, task_id, _, owner, format, position = unpack_record(raw)
   if not is_sending(state) then

@@ -1,4 +1,4 @@
--- continuation: marks that the continuation of a finished task has been sent, or renews the lease of that.
+-- continuation: marks that the continuation of a finished task has been sent, or renews its lease.
 --
 -- A redelivery of the same message then replays without sending callbacks, the rest of a chain or a
 -- chord's count again. The continuation is that of the record's outcome, or of the message's entry: an

@@ -8,7 +8,7 @@ local turn_raw = turn and redis.call('GET', turn)
 local is_resent = state == outcome or state == (outcome == 'C' and 'P' or 'Q')
 if stored_token ~= tonumber(token) or state ~= 'S' and not is_resent
     or turn and state == 'S' and not is_held_by(turn_raw, token) then
-  -- Without a turn an operator has forgotten the key, and no other execution is to be expected.
+  -- If the turn is missing, an operator has forgotten the key, and no other execution has taken over.
   return reply('lost', turn_raw ~= false and raw)
 end
 if is_resent then
@@ -18,7 +18,7 @@ if is_resent then
   return reply('ok', raw)
 end
 retention_ms = kept_ms(stored_format, retention_ms, now)
--- Only a message with a continuation has to be distinguished from others later, or one that may be published again.
+-- Only a message that has a continuation, or may be published again, is distinguished from others later.
 if lease_ms == '' and not turn then
   owner = ''
 end

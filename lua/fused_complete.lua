@@ -19,7 +19,7 @@
 --   body               the result, or the reason why none is stored
 --   retention_ms       how long the outcome is kept
 --   meta               what the result backend stores
---   expires            seconds for which it does; 0: for ever
+--   expires            seconds for which it stores that; 0: for ever
 -- REPLIES
 --   written            stored, and the result backend has the result
 --   ok                 stored; the result backend is as it was
@@ -61,7 +61,7 @@ local reply = function(case, raw)
   if case == 'lost' then
     return plain_reply('lost', raw)
   end
-  -- The record is stored: an error of these commands is left to Celery, which will also meet it.
+  -- The record is stored: an error of these commands is left to Celery, which will get it too.
   local stored = redis.pcall('GET', result)
   local is_written = stored == meta
   if not raw and may_replace(stored) and type(redis.pcall('PUBLISH', result, meta)) == 'number' then

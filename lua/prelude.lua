@@ -7,19 +7,18 @@
 -- token and the time are at fixed positions, so that extend changes six bytes and parses nothing else.
 --
 -- R reserved, S started, C completed, F failed. P and Q are C and F while the continuation (callbacks, the
--- rest of a chain, a chord's count) is being sent: by the delivery whose execution id the owner field has,
--- until the time behind it, unless that delivery renews it.
+-- rest of a chain, a chord's count) is being sent: by the delivery whose execution id is in the owner
+-- field, until the deadline after that id, unless that delivery renews it.
 -- A message has a root, which all its copies and retries share; a second publish under its task id has
--- another one. What concerns one message and not the key is an entry, a key beside the record, whose name
+-- another one. Data of one message, not of the key, form an entry: a key beside the record, whose name
 -- ends with the root. It has the form of a record, with the message's generation in place of the token. F
 -- and Q are the error that ended the message; C and P say that a duplicate has a continuation of its own.
 --
 -- A key that may run again (idempotency_until) has two kinds of records. Each of its task ids has a record
--- of its own, which only messages with that id meet, so all of the above holds for it. A message that is
+-- of its own, which only messages with that id use, so all of the above holds for it. A message that is
 -- published again under the id runs, and the earlier outcome becomes an entry. The record under the key's
 -- own name is the turn: an execution takes it for its lease. Its body holds no steps, but at
--- most one entry: the message that waits for the next turn. Scripts get it as their last key; the first
--- comments name both.
+-- most one entry: the message that waits for the next turn. Scripts get the turn as their last key.
 
 -- The message that waits, in the body of a turn. It has the form of a step without a name: length of the
 -- rest, length of the name (0), W, zero, end of its reservation, task id, fingerprint.
@@ -66,12 +65,12 @@ local function is_sending(state)
 end
 
 -- Whether nothing but attempts is left of an execution that was killed when its message had ended. For
--- everything else the key is absent.
+-- all other purposes the key is absent.
 local function is_remnant(owner, raw, position)
   return owner == NOBODY and position > #raw
 end
 
--- The owner field has the root and the execution id; while a continuation is being sent, also until when.
+-- The owner field has the root and the execution id; while a continuation is being sent, also the deadline.
 local function root_of(owner)
   return string.sub(owner, 1, ID)
 end
@@ -108,7 +107,7 @@ local function read_replacement(raw, format, position)
   end
 end
 
--- Returns the body of a turn whose next one is reserved for a message until `till`.
+-- Returns the body of a turn while the next turn is reserved for a message, until `till`.
 local function pack_waiting(till, task_id, fingerprint)
   return struct.pack(WAITING, 19 + #task_id + #fingerprint, 0, 'W', 0, till, #task_id, task_id,
     #fingerprint, fingerprint)
@@ -123,7 +122,7 @@ local function read_waiting(turn_raw, position, now)
   end
 end
 
--- Ends a turn. The message that waits for the next one has it reserved. Without one, the record of the
+-- Ends a turn and reserves the next one for the message that waits. If none waits, the record of the
 -- turn becomes `last` for `ttl_ms`, or is deleted.
 local function end_turn(turn, turn_raw, now, last, ttl_ms)
   local _, _, token, _, _, _, _, _, _, position = unpack_record(turn_raw)
@@ -137,8 +136,8 @@ local function end_turn(turn, turn_raw, now, last, ttl_ms)
   end
 end
 
--- A call that meets an execution comes back for its outcome. The format field of S, and of R for a retry,
--- ends with a comma and the time in milliseconds until which it may come.
+-- A call that meets a running execution comes back for its outcome. The format field of S, and of R for a
+-- retry, ends with a comma and the time in milliseconds until which it may come back.
 local function read_met(format)
   return string.match(format, ',%d+$') or ''
 end
@@ -167,7 +166,7 @@ local function with_time(raw, at)
 end
 
 -- Whether two fingerprints, each with the label that follows its 8 bytes, are of different arguments.
--- Zeros are no fingerprint.
+-- Zeros stand for no fingerprint.
 local function differ(fingerprint, other)
   fingerprint, other = string.sub(fingerprint, 1, 8), string.sub(other, 1, 8)
   return fingerprint ~= other and string.match(fingerprint, '[^%z]') and string.match(other, '[^%z]')

@@ -9,7 +9,7 @@
 -- begin instead of an execution.
 --
 -- The outcome of a task that replaced itself is released with the error of its replacement, which has sent
--- the continuation. With a turn, no other message meets that outcome.
+-- the continuation. With a turn, no other message reads that outcome.
 --
 -- KEYS
 --   record             the key's record; if the key may run again, the message's

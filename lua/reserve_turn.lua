@@ -1,7 +1,7 @@
 -- reserve_turn: reserves the turn of a key that may run again, for a task that is about to be published.
 --
--- While a message has it reserved and has not begun, that one is enough: its run will begin after this
--- publish. While an execution runs, the next turn can be reserved for one message that waits.
+-- While it is reserved for a message that has not begun, that message is enough: its run will begin after
+-- this publish. While an execution runs, the next turn can be reserved for one message that waits.
 --
 -- KEYS
 --   turn               the key's record

@@ -90,7 +90,7 @@ stores them with result_extended.
 
 {RECORD_HELP}
 
-Or select what has failed with --all, --task and --older-than."""
+Or select failed calls with --all, --task and --older-than."""
 
 
 @click.command(cls=command.AppCommand, help=_RERUN_HELP)
@@ -119,7 +119,7 @@ def rerun(
         command.confirm("Run {} again?", [*map(_described_call, calls)], "call")
     if done and not completed:
         command.confirm(
-            "{} has run to its end. Repeat its effect?", [*map(_described_call, done)], "call"
+            "Already completed: {}. Repeat the effect?", [*map(_described_call, done)], "call"
         )
     user = _user_name()
     cases = {

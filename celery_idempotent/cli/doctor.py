@@ -1,4 +1,4 @@
-"""``doctor`` finds settings that weaken the guarantees, ``keys`` prints what it compares."""
+"""``doctor`` finds settings that weaken the guarantees; ``keys`` prints a snapshot to compare."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "r
     "--against",
     "snapshot",
     type=click.File(encoding="utf-8"),
-    help="Compare the keys with those of another version: the output of its command keys.",
+    help="Compare the keys with those of another version, from the output of its 'keys' command.",
 )
 @click.pass_obj
 def doctor(
@@ -78,7 +78,7 @@ def _print(
     installed = ", ".join(f"{name} {version}" for name, version in versions.installed().items())
     out.print(console.text(f"{installed}; records at {', '.join(stores)}"))
     if unknown:
-        out.print(console.text(f"{unknown}, so what workers have counted is not checked."))
+        out.print(console.text(f"{unknown}, so the workers' counters are not checked."))
     for finding in findings:
         out.print()
         severity = console.text(f"{finding.severity}  ", style=_STYLES[finding.severity])
@@ -97,7 +97,8 @@ def keys(tasks: Tasks) -> None:
     """Print a snapshot of the key rules, as JSON.
 
     It has the rule of each task, its parameters, and the keys of sample calls, whose arguments are
-    made from the types of the parameters. Key rules that are callables are called with them.
+    made from the types of the parameters. Key rules that are callables are called with these
+    arguments.
 
     \b
     celery -A shop idempotency keys > keys.json          (with the old code)

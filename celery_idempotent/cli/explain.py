@@ -7,7 +7,7 @@ import click
 from celery_idempotent.cli import command, console
 from celery_idempotent.monitoring.prediction import ExplainedCall, explain_call, text_of
 
-#: What follows from an explicit key.
+#: Appended to the rule of an explicit key.
 _NAMESPACE = ", which never equals a key that the task's rule derives"
 
 

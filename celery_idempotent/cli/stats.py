@@ -136,6 +136,6 @@ def _summary(counter: Counter[str]) -> Iterator[str]:
     )
     if doubles := double_executions(counter):
         yield (
-            f"{plural(doubles, 'call')} in shadow ran although another call of the same key had "
+            f"{plural(doubles, 'call')} in shadow ran although another call with the same key had "
             "run, was running or was queued."
         )

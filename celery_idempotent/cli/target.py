@@ -48,7 +48,7 @@ def resolve_records(
 
     Args:
         selected: fields of a `RecordFilter`, which selects the records if there are no names.
-        may_be_absent: also return the key that a duplicate met, if both are gone.
+        may_be_absent: also return the key in a duplicate's reference, if record and row are gone.
 
     Raises:
         ClickException: if there is neither.
@@ -111,6 +111,6 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -
 
 
 def describe(reference: Reference) -> str:
-    """Returns what a duplicate met, as the rest of a sentence about it."""
-    verb = "got the outcome of" if reference.replayed else "met the execution of"
+    """Returns the end of a sentence about a duplicate: the execution that it found."""
+    verb = "got the outcome of" if reference.replayed else "found the execution of"
     return f"{verb} task {reference.task_id} (attempt {reference.attempt})"

@@ -39,7 +39,7 @@ from celery_idempotent.store.url import names_one_server
 
 #: The backend whose commands the script repeats; subclasses may write something else.
 _BACKEND = "celery.backends.redis.RedisBackend"
-#: What identifies a server, a database and a user among the parameters of a connection.
+#: The connection parameters that identify a server, a database and a user, with defaults.
 _IDENTITY = {
     "host": "localhost",
     "port": 6379,

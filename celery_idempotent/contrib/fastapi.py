@@ -1,6 +1,6 @@
 """A decorator for one endpoint of FastAPI or Starlette; see docs/http.md.
 
-A request's key is looked up after its dependencies have run and it has been validated.
+The key is looked up after the request has been validated and its dependencies have run.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class _Route(BaseRoute):
             return await self._await(call.request.body)
         except RuntimeError:  # Starlette reads a form without keeping its bytes
             raise TypeError(
-                f"{self._title}: {self._name} has a form, which was read; pass fingerprint="
+                f"{self._title}: the body of {self._name} cannot be read, since its "
+                "form was parsed; pass fingerprint="
             ) from None
 
     def _captured(self, response: Response) -> Captured:

@@ -36,7 +36,8 @@ class _Route(BaseRoute, WsgiReader):
             return self._read_body(request.environ)
         if "form" in vars(request) and (request.form or request.files):
             raise TypeError(
-                f"{self._title}: the form of {self._name} was read before; pass fingerprint="
+                f"{self._title}: the body of {self._name} cannot be read, since its "
+                "form was parsed; pass fingerprint="
             )
         return request.get_data()  # a hook has read the body
 
@@ -45,7 +46,7 @@ class _Route(BaseRoute, WsgiReader):
 
     async def _error_response(self, call: Call, error: Exception) -> flask.Response:
         response = flask.make_response(flask.current_app.handle_user_exception(error))
-        response.make_sequence()  # Werkzeug would stream that of an abort(), a WSGI app
+        response.make_sequence()  # an abort() response is a WSGI app, which would be streamed
         return response
 
     def _captured(self, response: flask.Response) -> Captured:

@@ -92,7 +92,7 @@ def asgi(
 
 
 def _on_error(request: Request, error: Exception) -> Response:
-    """Responds with the error, such as an unreachable Redis. These contain no secrets."""
+    """Responds with an error, such as an unreachable Redis, whose text contains no secrets."""
     status, text = 409 if isinstance(error, CorruptRecordError) else 503, str(error)
     if isinstance(error, HTTPException):
         status, text = error.status_code, error.detail

@@ -1,4 +1,4 @@
-"""Forgetting records and running ended calls again: after a question on a page, or by the API.
+"""Forgets records and runs ended calls again: after a confirmation on a page, or by the API.
 
 Every change requires the right to it, and a token with the version of the record that the user has
 seen.
@@ -42,7 +42,7 @@ def version(of: RecordView | EndedCall | None) -> str:
 
 
 class Changes:
-    """The endpoints that change something, and their questions."""
+    """The endpoints that change something, and their confirmation pages."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

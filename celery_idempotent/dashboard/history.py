@@ -1,4 +1,4 @@
-"""The workers' counts over time, as seen by this process or its file."""
+"""The workers' counts over time, as recorded by this process or in its file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class History:
         for worker, by_task in counts.items():
             is_new = not any(name == worker for name, _ in self._seen)
             for task, counter in by_task.items():
-                # What a worker counted before it was first seen happened at an unknown time.
+                # Counts from before a worker was first seen belong to an unknown time.
                 before = self._seen.get((worker, task), counter if is_new else {})
                 for name, number in counter.items():
                     # A smaller number means a restarted worker.

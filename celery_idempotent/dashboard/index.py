@@ -35,7 +35,7 @@ READ_TIMEOUT = 2.0
 QUICK = 0.2
 #: Fraction of all records below which a task's records are read by the index `by_task`.
 RARE = 0.02
-#: Maximum selections per page: one is repeated if its records have changed since indexed.
+#: Maximum selections per page: one is repeated if its records differ from the index.
 SELECTIONS = 4
 
 _KEY = re.compile(r"[^:]+:~?[A-Za-z0-9_-]{22}")

@@ -65,7 +65,7 @@ def check(app: Celery) -> Iterator[Finding]:
             f"messages are redelivered later than the visibility timeout of {timeout:g} s "
             "suggests"),
         Check(is_redis and not options.get("socket_timeout"), "socket-timeout", Severity.NOTE,
-            "a worker waits without a limit for replies of the broker",
+            "a worker waits for the broker's replies without a limit",
             "broker_transport_options['socket_timeout'] = 10",
             "if its connection is cut at the wrong moment, it takes no more messages, and logs "
             "nothing"),
@@ -101,7 +101,7 @@ def check_connection(app: Celery) -> Iterator[Finding]:
 
 
 def check_visibility_timeout(app: Celery) -> Iterator[Finding]:
-    """Yields a finding if a lease exceeds the visibility timeout, and nothing renews that."""
+    """Yields a finding if a lease exceeds a visibility timeout that no worker renews."""
     timeout, (lease, task) = configured.visibility_timeout(app), _longest_lease(app)
     if timeout is not None and timeout < lease and configured.redeliver_after(app) is None:
         in_sqs = ", and the same in SQS: kombu does not set it for predefined_queues"

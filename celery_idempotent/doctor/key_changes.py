@@ -68,7 +68,7 @@ def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]
             "the old calls",
             "messages that are in the queue, or that publishers of the other version send, fail"),
         Check("fingerprints" in changes, "fingerprints-changed", Severity.WARNING,
-            f"its keys are those of the snapshot, its fingerprints are not ({differences})",
+            f"its keys are those of the snapshot, but its fingerprints are not ({differences})",
             "the previous names of the parameters; a new parameter with a default changes nothing",
             "a duplicate of a call from the other version is refused with KeyReusedError, until "
             f"the outcome has expired ({retention})"),

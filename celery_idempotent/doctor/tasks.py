@@ -86,7 +86,7 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "idempotency_dedupe_publish = True",
             "every call of a burst is published, and runs by itself"),
         Check(settings.label and settings.encryption_keys, "label-in-clear", Severity.NOTE,
-            "idempotency_label is stored in clear, although results are encrypted",
+            "idempotency_label is stored unencrypted, although results are encrypted",
             "idempotency_label: only fields that are not secret, or None",
             "anyone who can read Redis, the logs or the events can read labels"),
         Check(is_periodic and settings.key is None and not settings.runs_again,
@@ -170,7 +170,7 @@ def check_leases(leases: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
         yield Finding(
             "lease-expired", Severity.ERROR, task,
             f"{plural(len(where), 'execution')} under an expired lease: {', '.join(where[:5])}",
-            "end the frozen process, or let it reach the processor and Redis again",
+            "end the frozen process, or let it run and reach Redis again",
             "another execution of the same call may begin; the outcome of this one will be refused",
         )  # fmt: skip
 

@@ -41,7 +41,7 @@ class Reported(Protocol):
 
 
 class About(NamedTuple):
-    """A call outside of the executor: without a key, in its publisher, in the main process."""
+    """A call outside of the flow: without a key, in its publisher, in the main process."""
 
     sender: Any
     task: str

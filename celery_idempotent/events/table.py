@@ -103,8 +103,7 @@ CONFLICTED = Event(signal=_signal("conflicted", "record", "policy"), decision="c
 RUNS_AGAIN = Event(INFO, "has been run again: the outcome of its key is forgotten")
 REPLACEMENT_FAILED = Event(
     INFO,
-    "finds its key free: what replaced task {record.task_id} has failed "
-    "({error.__class__.__name__})",
+    "may run: the replacement of task {record.task_id} has failed ({error.__class__.__name__})",
 )
 RESULT_UNREADABLE = Event(DEBUG, "cannot read its earlier result: {error}")
 RAISES = Event(INFO, "raises {reason.__class__.__name__}")
@@ -161,7 +160,7 @@ RECORD_GONE = Event(
     counter="lease_lost",
 )
 ENDED_BY_WORKER = Event(INFO, "is ended by its worker, which is about to kill this process")
-ENDED_LATE = Event(WARNING, "has ended its body before {error.__class__.__name__} was raised")
+ENDED_LATE = Event(WARNING, "ran to its end before {error.__class__.__name__} was raised")
 NOT_RELEASED = Event(WARNING, "cannot release its key, whose lease will expire: {error}")
 
 # Transactions.
@@ -240,7 +239,7 @@ SHADOW: Final = tuple(
     )
 )
 
-#: What can be decided about a call. Each pass of a call through the executor (a delivery of its
+#: What can be decided about a call. Each pass of a call through the flow (a delivery of its
 #: message, an item of ``map``, a call of a function) has exactly one decision, unless its process
 #: dies first: ``run`` (its body begins), ``takeover`` (its body begins, after an execution that
 #: died), ``replay``, ``conflict``, ``refused``, ``store_unavailable`` (it must be retried),
@@ -277,9 +276,9 @@ def reason_of(error: Exception) -> str:
     return next(reason for kind, reason in _REASONS if isinstance(error, kind))
 
 
-#: Before a reason: the name under which refusals for it are counted, at a begin or at a publish.
+#: Prefix of the counters of refusals, at a begin or at a publish; a reason follows it.
 REFUSED_FOR: Final = "refused_"
-#: Before a reason: the name under which calls in shadow that would be refused for it are counted.
+#: Prefix of the counters of calls in shadow that would be refused; a reason follows it.
 WOULD_REFUSE_FOR: Final = "would_refuse_"
 
 #: All names that are counted. ``deduplicated`` counts calls that were not published.

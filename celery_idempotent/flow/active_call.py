@@ -84,7 +84,7 @@ class ActiveCall:
         self.expired_token = 0
         #: The task id of the last message whose reservation was ended.
         self.stale_task_id = ""
-        #: How long sending the continuation may take without a heartbeat; None if there is none.
+        #: Milliseconds to send the continuation without a heartbeat; None without a continuation.
         self.sending_ms = data.settings.lease_ms if data.continues else None
         #: The fencing token; 0 without a record.
         self.token = 0
@@ -318,7 +318,7 @@ class Extension:
         return admission
 
     async def settling(self, settlement: Settlement) -> Settlement | End:
-        """Called before an outcome is stored or a key released; returns what counts instead."""
+        """Called before an outcome is stored or a key released; returns a settlement or an end."""
         return settlement
 
     async def settled(self, settlement: Settlement, reply: Reply) -> None:

@@ -114,7 +114,7 @@ class AsyncioRuntime:
         cancelled.result().get()
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
-        """Returns how `func` ends. The caller runs it, and awaits an awaitable that it returns."""
+        """Returns the outcome of `func`, which the caller runs and, if necessary, awaits."""
         flow = _this_flow()
         if not flow.outcome.done():
             flow.work.set_result(func)
@@ -145,18 +145,18 @@ class _Flow(asyncio.Task[Outcome]):
         self.is_step = is_step
         #: The function that the caller runs.
         self.work: asyncio.Future[Callable[[], Any]] = loop.create_future()
-        #: How it ended, or the cancellation of the caller.
+        #: The outcome of `work`, or the cancellation of the caller.
         self.outcome: asyncio.Future[Outcome] = loop.create_future()
         flows = _flows.get()
         flows.add(self)
         self.add_done_callback(flows.discard)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Does nothing: an event loop that ends cancels all tasks, and then waits for them."""
+        """Does nothing: at its end, an event loop cancels all tasks and waits for them."""
         return False
 
     def end_soon(self, error: BaseException) -> None:
-        """Lets the flow run no body and stop waiting, as its caller was cancelled with `error`."""
+        """Makes the flow skip the body and stop waiting: `error` has cancelled its caller."""
         if not self.outcome.done():
             self.outcome.set_result(Failure(error))
 
@@ -202,8 +202,8 @@ async def _until_replied(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
     task = asyncio.ensure_future(send())
     await _first_of(task)
     if task.cancelled():
-        # An event loop that ends cancels each task once. Only a reply shows whether the command was
-        # executed, and a script gives a resend the same reply.
+        # At its end, an event loop cancels each task once. Only a reply shows whether the command
+        # was executed, and a script gives a resend the same reply.
         task = asyncio.ensure_future(send())
         await _first_of(task)
     return task.result()

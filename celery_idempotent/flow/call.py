@@ -32,7 +32,7 @@ class Call(NamedTuple):
     worker: str
     #: Identifies the publish: copies and retries of its message have the same root.
     root: bytes
-    #: Maximum of seconds to wait while another execution holds the key.
+    #: Maximum seconds to wait while another execution holds the key.
     wait_timeout: float
     #: Is shown beside the key; empty without ``idempotency_label``.
     label: str = ""
@@ -42,7 +42,7 @@ class Call(NamedTuple):
     unanswered_ids: bytes = b""
     #: How often this message has been requeued.
     requeue_count: int = 0
-    #: How many of these requeues the database has caused by a rollback.
+    #: How many of these requeues followed a rollback by the database.
     rollback_count: int = 0
     #: Whether something follows the call: callbacks, the rest of a chain.
     continues: bool = False
@@ -106,7 +106,7 @@ class Host(Protocol):
         """Runs the body and returns its value; raises the body's errors unchanged.
 
         Args:
-            execution: an `Execution` or `AsyncExecution`, by the runtime.
+            execution: an `Execution` or `AsyncExecution`, depending on the runtime.
         """
 
     def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:

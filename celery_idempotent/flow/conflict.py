@@ -34,7 +34,7 @@ def apply_policy(
 
     Args:
         returns: requeue the call under every policy: it has begun before, or waits for its turn,
-            and publishers rely on that.
+            and publishers rely on its return.
         unanswered_ids: as for :func:`requeue`.
         now_ms: the server's time. It lets a copy return when the lease expires, at the latest,
             since the worker of the execution may be dead.

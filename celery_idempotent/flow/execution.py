@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Protection(Protocol):
-    """What keeps other executions of the key out."""
+    """Keeps other executions of the key out."""
 
     lease: Lease | None
 
@@ -32,7 +32,7 @@ class BaseExecution:
 
     #: The same for every duplicate (``task:digest``). You can pass it on as an idempotency key.
     key: str
-    #: Fencing token. Pass it to the system downstream, and let that refuse smaller ones.
+    #: Fencing token. Pass it to the downstream system, which should reject smaller ones.
     token: int = 0
     #: 1 for the first execution, and one more for each that died before this one.
     attempt: int = 1
@@ -129,7 +129,7 @@ class Execution(BaseExecution):
                 to the body's transaction, and `func` runs again if that is rolled back.
 
         Raises:
-            TransactionError: if the body has a transaction in that database, or none at all.
+            TransactionError: if the body has a transaction in that database; with True, has none.
             LeaseLostError: before `func` runs, if another execution may have begun; afterwards, if
                 one has taken over.
             ResultNotStoredError: if the step has finished, in this execution or an earlier one, and

@@ -37,7 +37,7 @@ class Executor:
 
         The transaction that deletes the rows is committed after the record is deleted: if Redis or
         the database is unavailable, nothing is forgotten. A process that dies in between leaves the
-        row, whose outcome duplicates get.
+        row, and duplicates get its outcome.
 
         Args:
             shown: as for :func:`commands.forget`.

@@ -84,7 +84,7 @@ class SteppedRuntime:
             await self._runtime.sleep(seconds)
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
-        """Returns the end of the body, which the caller runs; inside it, of the step `func`."""
+        """Returns the outcome of the body, which the caller runs; in it, of the step `func`."""
         if self._at_body:
             return await self._runtime.run(func)
         self._at_body = True

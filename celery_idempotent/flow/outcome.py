@@ -55,7 +55,7 @@ def is_asynchronous(error: BaseException) -> bool:
 def restored(
     value: Any, settings: Settings, values: ValueCodec, *, key: str, field: str = RESULT
 ) -> tuple[Payload, Outcome]:
-    """Returns the payload of `value`, and the outcome for the caller, which the payload restores.
+    """Returns the payload of `value`, and the outcome for the caller, as the payload restores it.
 
     With ``store_result=False``, a result is returned as it is. A value that cannot be serialized
     and restored is a failure that names the types and the serializer.

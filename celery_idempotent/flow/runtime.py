@@ -37,7 +37,7 @@ class Runtime(Protocol):
 
         Raises:
             StoreUnavailableError: if Redis is unavailable.
-            CorruptRecordError: if the key holds no string.
+            CorruptRecordError: if the value under the key is not a string.
         """
 
     async def execute_interruptible(self, command: Command) -> Reply:

@@ -110,4 +110,4 @@ def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | Non
         if limit is None and (error := own.error) is not None:
             raise error
     flow.close()
-    raise RuntimeError("a flow in a thread has awaited something of an event loop")
+    raise RuntimeError("a flow in a thread waits for an event loop")

@@ -173,8 +173,8 @@ class BaseBatch(Bodies, Sequence[Entry]):
                 # complete_many could not tell them apart.
                 entry.refuse(
                     KeyRuleError(
-                        f"{call.key}: the key equals an earlier key of the batch of another type, "
-                        "such as 1 and 1.0; pass keys of one type"
+                        f"{call.key}: the key equals an earlier key of another type in the "
+                        "batch, such as 1 and 1.0; pass keys of one type"
                     )
                 )
             elif (first := firsts.get(call.key.digest)) is None:

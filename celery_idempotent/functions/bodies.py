@@ -18,7 +18,7 @@ class Bodies:
     """Runs flows up to their bodies, and later from there to their ends.
 
     The methods of this class and its subclasses are coroutines. With a blocking runtime they never
-    suspend, so that :func:`.run_sync` calls them like functions.
+    suspend, so :func:`.run_sync` can call them like functions.
     """
 
     def __init__(self, runtime: Any, handlers: Mapping[str, Handler] | None = None) -> None:

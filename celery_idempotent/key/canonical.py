@@ -28,7 +28,7 @@ _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
 #: Sixty nested lists, each holding the next one twice, are small in pickle but endless as bytes.
 MAX_COST = 64 * 1024 * 1024
 MEMBER_COST = 64
-#: An integer of fewer bits costs no more than any member, its sign included.
+#: An integer of fewer bits costs no more than a member, even with its sign.
 _LONG_BITS = 4 * (MEMBER_COST - 1)
 _TOO_LARGE = f"is larger than {MAX_COST >> 20} MiB, or has more than a million members"
 

@@ -100,7 +100,7 @@ class Key(str):
 
 
 def default_root(task_id: str) -> bytes:
-    """Returns the root of a message without one: all with its task id are copies."""
+    """Returns the root of a message without one: all messages with its task id are copies."""
     return digest(b"root" + task_id.encode(errors="surrogatepass"), ROOT_BYTES)
 
 

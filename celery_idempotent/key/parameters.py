@@ -39,7 +39,7 @@ class Parameters:
     Args:
         signature: of the task's function, without ``self``.
         normalise: returns a value as the task's serializer restores it: a default must equal
-            itself passed explicitly.
+            the same value passed explicitly.
     """
 
     def __init__(self, signature: Signature, normalise: Callable[[Any], Any]) -> None:

@@ -212,7 +212,7 @@ class KeyRule:
                 f"{self.task}: idempotency_key raised {type(error).__name__}; it must return a "
                 "key for every call that does not pass its own"
             ) from error
-        return b"key" + self._encode_value(value, "what idempotency_key returned")
+        return b"key" + self._encode_value(value, "the value returned by idempotency_key")
 
     def _encode_explicit(self, value: Any) -> bytes:
         """Encodes an explicit key, in the form that :func:`explicit.message_form` returns."""

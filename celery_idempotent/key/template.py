@@ -19,7 +19,7 @@ class Template:
     a value), the lengths of the values are hashed too, so different values never share a key.
 
     Args:
-        option: that has the template, for errors.
+        option: the one with the template, for errors.
 
     Raises:
         SettingsError: if the template cannot be filled.
@@ -49,7 +49,7 @@ class Template:
         if any(not name or name.isdigit() for name in self.names):
             raise SettingsError(f"{where}: name the argument in each field")
         if any(conversion not in (None, "r", "s", "a") for _, _, _, conversion in self._pieces):
-            raise SettingsError(f"{where}: conversions are !s, !r and !a")
+            raise SettingsError(f"{where}: unknown conversion; use !s, !r or !a")
         if any("{" in (spec or "") for _, _, spec, _ in self._pieces):
             raise SettingsError(f"{where}: nested format fields are not supported")
         literals = [literal for literal, field, _, _ in self._pieces if field is not None]

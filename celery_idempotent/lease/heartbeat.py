@@ -242,7 +242,7 @@ class ThreadRenewer(Renewer):
                     return False
 
     def _expect(self, at: float) -> None:
-        """Expects the thread at `at`; it is late after another third of the shortest lease."""
+        """Expects the thread by `at`; it is late after another third of the shortest lease."""
         self._expected_by = at + max(self.shortest / 3, LEAST_DELAY)
         self.expires_at = at + self.shortest * 2 / 3
         renewers = self._heartbeat.renewers()

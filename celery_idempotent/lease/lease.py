@@ -24,8 +24,9 @@ class Lease:
         extension: the record, the token and the length of the lease.
         sent_at: seconds of `lease.clock`, read before the request that granted the lease was sent.
         on_lost: called once with the record, in the heartbeat's thread, when the server replies
-            that the lease is lost. When the renewal stops, `ignore` takes its place, since it
-            refers to the call, which has the lease: only the garbage collector would free them.
+            that the lease is lost. When the renewal stops, `ignore` replaces it to break a
+            cycle, which only the garbage collector would free: it refers to the call, which has the
+            lease.
     """
 
     def __init__(

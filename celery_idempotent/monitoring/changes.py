@@ -1,4 +1,4 @@
-"""Forgets records and runs ended calls again, on request of a user and if nothing has changed."""
+"""Forgets records and runs ended calls again, at a user's request and if nothing has changed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MESSAGES = {
     CHANGED: "kept: it has changed since it was shown",
     ABSENT: "already absent",
     NOT_ENDED: "kept: it has not ended, or belongs to no task of this app",
-    NO_MESSAGE: "kept: its message is not kept; forget it, and publish the call with its arguments",
+    NO_MESSAGE: "not run: its message is not kept; forget it, then publish the call again",
 }
 
 #: For the new ids of completed calls that run again.
@@ -219,8 +219,8 @@ def rerun(call: EndedCall | None, *, user: str) -> str:
         task_id = ended_message.publish(call.message, key, call.token)
     except Exception as error:
         raise StoreUnavailableError(
-            f"{call.key}: its message cannot be published: {type(error).__name__}; repeat "
-            "this, which cannot run it twice"
+            f"{call.key}: its message cannot be published: {type(error).__name__}; try "
+            "again: the call cannot run twice"
         ) from error
     if call.state is None:
         executor = call.task.idempotency_configuration.executor

@@ -117,7 +117,7 @@ def finished_steps(record: Record | None) -> list[str]:
 def view_fields(view: RecordView) -> dict[str, Any]:
     """Returns the fields of a record; the state of an unreadable one is ``CORRUPT``.
 
-    If it was found by a duplicate's task id, ``duplicate`` describes what that met.
+    If it was found by a duplicate's task id, ``duplicate`` has the duplicate's reference.
     """
     key = view.key
     fields = key_fields(key, view.state) if view.record is None else record_fields(view.record)

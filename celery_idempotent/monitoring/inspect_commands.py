@@ -118,9 +118,9 @@ class Worker(NamedTuple):
 
     @classmethod
     def of(cls, leases: Any, counts: Any, redelivery: Any) -> Worker:
-        """Returns a worker by its replies: a command that failed, or is unknown, returns an error.
+        """Returns a worker from its replies: a failed or unknown command returns an error.
 
-        Workers of earlier versions lack a command.
+        Workers of earlier versions may lack a command.
         """
         return cls(
             leases if isinstance(leases, list) else [],
@@ -169,7 +169,7 @@ def ask(app: Celery, timeout: float) -> Replies:
 
     def broadcast(command: str) -> dict[str, Any]:
         # Not from the app's pool: broadcast threads that each hold one pooled connection can wait
-        # forever for a second.
+        # forever for another one.
         with app.connection_for_write() as connection:
             mailbox = app.control.mailbox(connection)
             mailbox.producer_pool = None

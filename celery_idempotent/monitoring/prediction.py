@@ -63,7 +63,7 @@ def _predict(key: Key, settings: Settings, view: RecordView | None) -> Predictio
     if settings.runs_again:
         return _predict_turn(settings, record, view, other_arguments=other_arguments)
     if replacement.error_of(record, settings) is not None:
-        return Prediction("run", f"runs: what replaced {task} has failed")
+        return Prediction("run", f"runs: the replacement of {task} has failed")
     if other_arguments:
         return Prediction(
             "reused", f"fails with KeyReusedError: {task} has the key, with other arguments"
@@ -104,7 +104,7 @@ def _predict_turn(
         return Prediction("reused", f"fails with KeyReusedError: {waiting}")
     return Prediction(
         "conflict",
-        f"is not published: task {task_id} waits already, and the caller gets "
+        f"is not published: task {task_id} is already waiting, and the caller gets "
         + ("ConflictError" if settings.dedupe_publish == "raise" else "its result"),
     )
 

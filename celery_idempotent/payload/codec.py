@@ -82,7 +82,7 @@ class PayloadCodec:
         accept: content types that may be decoded.
         offload_storage: stores payloads that are too large for Redis.
         cipher: encrypts every payload. Payloads that are not encrypted can still be decoded.
-        is_async: for event loops: what may block runs in a thread.
+        is_async: for event loops: blocking work runs in a thread.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Redelivers the messages of a dead worker soon, and those of a living one never."""
+"""Redelivers a dead worker's messages soon, and never those of a living worker."""

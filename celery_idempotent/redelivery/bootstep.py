@@ -46,7 +46,7 @@ class Redelivery(bootsteps.StartStopStep):
         renewal.current.start()
 
     def stop(self, parent: Any) -> None:
-        """Keeps renewing running messages only: a warm shutdown finishes these tasks first."""
+        """From now on, renews only messages that run: a warm shutdown finishes their tasks."""
         if renewal.current is not None:
             renewal.current.held.stop()
 

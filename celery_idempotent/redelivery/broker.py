@@ -66,7 +66,7 @@ class SqsBroker(OwnConnection):
     """Amazon SQS: each delivery has a visibility timeout, which its receiver may change."""
 
     def renew(self, messages: list[HeldMessage], seconds: float) -> None:
-        """See `OwnConnection`; an entry that fails is of a message deleted meanwhile."""
+        """See `OwnConnection`; an entry fails if its message was deleted meanwhile."""
         now = lease_now()
         # By message, since SQS accepts only the receipt of its latest delivery.
         queues: dict[tuple[str, str | None], dict[str, dict[str, Any]]] = defaultdict(dict)
@@ -124,7 +124,7 @@ class RedisBroker(OwnConnection):
             channel.client.zadd(channel.unacked_index_key, dict.fromkeys(batch, score), xx=True)
 
     def restore(self) -> None:
-        """See `OwnConnection`; kombu does so every 100 s, in the solo pool between tasks."""
+        """See `OwnConnection`; kombu does so only every 100 s, in the solo pool between tasks."""
         channel = self.channel
         channel.qos.restore_visible(num=channel.unacked_restore_limit, interval=1)
 

@@ -27,7 +27,7 @@ class HeldMessage:
         # Celery drops requests that it will not acknowledge, such as those of a lost connection.
         # The message, with its body, is dropped with its request.
         self._request = ref(request)
-        #: By which kombu's channel knows the message.
+        #: Identifies the message in kombu's channel.
         self.delivery_tag: str = request.message.delivery_tag
         self.delivery_info: dict[str, Any] = request.message.delivery_info
         #: Seconds of `lease.clock`.
@@ -77,14 +77,14 @@ class HeldMessages:
             for task in app_tasks.enabled(app)
             if not task.idempotency_configuration.in_shadow
         )
-        # A signal would cost more, and for every message of the worker.
+        # A signal would cost more, and would be sent for every message of the worker.
         self._received: deque[ref[Any]] = deque()
         request.received = self._received
         self._held: list[HeldMessage] = []
         self._stopped = False
 
     def stop(self) -> None:
-        """Keeps running messages only: in a warm shutdown, Celery drops the others."""
+        """Keeps only messages that run: in a warm shutdown, Celery drops the others."""
         self._stopped = True
 
     def includes(self, headers: Mapping[str, Any] | None) -> bool:

@@ -21,7 +21,7 @@ TICK, RESTORE_INTERVAL = 1.0, 2.0
 #: Maximum seconds between two reports that the worker keeps its messages.
 REPORT_INTERVAL = 20.0
 
-#: Functions that receive the number of held messages after each renewal of all.
+#: Functions that receive the number of held messages each time all are renewed.
 on_renewed: list[Callable[[int], object]] = []
 
 

@@ -44,7 +44,7 @@ class DjangoEngine:
         if not connections.settings[alias]["AUTOCOMMIT"]:
             raise SettingsError(
                 f"idempotency_transaction: DATABASES[{alias!r}] has AUTOCOMMIT = False, so "
-                "that atomic() does not commit: remove it"
+                "atomic() does not commit: remove it"
             )
         self.name = alias
         self.create_command = (

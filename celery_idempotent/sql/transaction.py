@@ -55,7 +55,7 @@ class Transaction:
         """The connection of the open transaction."""
         if self.phase is not OPEN:
             raise TransactionError(
-                "there is no open transaction: it has ended, or no key is to run any more"
+                "there is no open transaction: it has ended, or no key is left to run"
             )
         return self._session.connection
 
@@ -214,7 +214,7 @@ class Transaction:
             or self._session.execute(statement, values).changed != 1
         ):
             raise TransactionError(
-                f"{claim.record_key}: the body has ended its transaction, so that its outcome "
+                f"{claim.record_key}: the body has ended its transaction, so its outcome "
                 "cannot be committed with it; use savepoints (begin_nested(), or a nested "
                 "atomic()) for parts that may be rolled back"
             )

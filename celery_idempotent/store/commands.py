@@ -77,8 +77,8 @@ def begin(
         continues: whether the task has a continuation.
         next_turn_ms: how long to reserve the next turn of `key`, if it may run again, for this
             message while another run is active; 0 disables it.
-        min_retention_ms: how long to keep the outcome of an execution that this call meets, even if
-            its retention is shorter.
+        min_retention_ms: how long to keep the outcome of an execution that this call finds running,
+            even if its retention is shorter.
     """
     arguments = [
         execution_id,
@@ -121,7 +121,7 @@ def complete(
     """Stores the result: ``ok`` or ``lost``; ``written`` if it also stores `backend_result`.
 
     Args:
-        sending_ms: how long sending the continuation may take; 0: it is not sent, such as by a task
+        sending_ms: how long sending the continuation may take; 0: it is not sent, as for a task
             that replaces itself; None: there is none. `backend_result` is only for a task without a
             continuation.
     """
@@ -214,7 +214,7 @@ def abandon(
 
     Args:
         root: of the message.
-        reason: how the execution ends, without spaces; `Record.ended_by` until the next one.
+        reason: how the execution ends, without spaces; `Record.ended_by` until the next begin.
         error: raised by copies of a message that does not return to the broker.
         execution_id: of the parent process, which sends the errbacks.
         sending_ms: how long that may take; None: there are none.

@@ -323,7 +323,7 @@ class RecordStore:
             self._no_references_until = monotonic() + RETRY_REFERENCES_AFTER
 
     def reference(self, task_id: str) -> Reference | None:
-        """Returns what the duplicate with this task id met; None if unknown.
+        """Returns the reference of the duplicate with this task id; None if unknown.
 
         Raises:
             StoreUnavailableError: if Redis does not reply.

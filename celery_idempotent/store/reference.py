@@ -1,4 +1,4 @@
-"""References: from the task id of a duplicate to the record that it met.
+"""References: from the task id of a duplicate to the record that it found.
 
 A record names only the task that executed, but monitoring also shows the ids of its duplicates.
 Each duplicate therefore writes a key to Redis, named by a digest of its task id. It expires with
@@ -25,7 +25,7 @@ _FIXED = 11
 
 
 class Reference(NamedTuple):
-    """What a duplicate met."""
+    """The record that a duplicate found."""
 
     #: A `Record.key`.
     key: str

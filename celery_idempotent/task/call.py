@@ -63,7 +63,7 @@ from celery_idempotent.task.republish import RequeuePause, hold_for, longest_wai
 
 #: The current call, a `TaskCall` or a `StraightCall`.
 call_of_context: ContextVar[Any] = ContextVar("idempotent_call", default=None)
-#: The call whose result Redis has stored, until Celery would store it.
+#: The call whose result a script has stored; reset when Celery would store it again.
 result_written: ContextVar[Any] = ContextVar("idempotent_result_written", default=None)
 #: The calls of messages that this process runs.
 running: set[Any] = set()
@@ -170,7 +170,7 @@ class TaskCall:
         return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def _backend_result(self, value: Any) -> BackendResult | None:
-        """Returns the result that the record's script writes, if Celery would do no more."""
+        """Returns the result for the script to write; None if Celery has more to do than that."""
         request = self._request
         if (
             request.is_eager
@@ -269,7 +269,7 @@ class TaskCall:
         return key is not None and key.digest == self.active.key.digest
 
     def retry_published(self, retry: Retry) -> None:
-        """Notes that `retry` was published, for which the key is reserved however this run ends."""
+        """Notes that `retry` was published: the key is reserved for it, however this run ends."""
         held = self._reserved_for(retry)
         if self.rescheduled is None or held.hold > self.rescheduled.hold:
             self.rescheduled = held
@@ -351,7 +351,7 @@ class TaskCall:
         return is_own and record.attempt > 0  # 0 in an entry, which ends only a message
 
     def _keep_message(self) -> None:
-        """Keeps the message so that a person can run it again, if it is exactly this call."""
+        """Keeps the message, if it holds only this call, so that a person can run it again."""
         request, in_shadow = self._request, self._configuration.in_shadow
         is_call = self.is_whole_message and not request.replaced_task_nesting
         may_store = self.data.settings.store_result
@@ -362,7 +362,7 @@ class TaskCall:
         """Writes a reference from this task id to the `record` of another one.
 
         It also writes the result of a replay, if that saves a round trip; a redelivery finds its
-        result in the result backend, which Celery does not change. Returns whether it was written.
+        result in the result backend. Returns whether the result was written.
         """
         if record.task_id == self.data.task_id:
             return False

@@ -170,7 +170,7 @@ def signatures(sig: Signature) -> Iterator[Signature]:
 
 
 class _Replaced(NamedTuple):
-    """What a message has for a key whose task it replaces."""
+    """The value of `REPLACED_HEADER` for one replaced key."""
 
     fingerprint: bytes
     root: bytes

@@ -3,8 +3,9 @@
 It is kept as the signature that publishes it, in the serializer of the message. A rerun is a new
 publish under the old task id, whose result then replaces the failure:
 
-- Its root is derived from the message and the outcome that it replaces. Two publishes, because two
-  people rerun it at once or one repeats it after an error, are copies of one message, and one runs.
+- Its root is derived from the message and the outcome that it replaces. If two people
+  rerun it at once, or one repeats it after an error, the publishes are copies of one message, and
+  one runs.
 - It is published before the outcome is forgotten, which the receiving worker does (`ForgetFirst`):
   a message that is lost on its way can be published again, and a process that dies in between
   leaves nothing half done. The message names the token of the outcome: of several messages for one

@@ -57,8 +57,8 @@ def resolve_key(
         return parsed.key, parsed
     if item_id is not None and parsed.explicit_key is not None:
         raise KeyRuleError(
-            f"{configuration.rule.task}: a map has no idempotency_key: each item has the key of "
-            "its arguments"
+            f"{configuration.rule.task}: a map has no idempotency_key, since each item has the "
+            "key of its arguments; remove it"
         )
     call_id = item_id or task_id
     id_in_key = call_id

@@ -6,9 +6,9 @@ of the task may set these two. Only this package writes ``idempotency``: with it
 published again carries its derived key, which a deploy in between therefore does not change. It is
 one text, because every publish pays for its size:
 ``message.explicit.root`` or ``message.explicit.root.key.fingerprint.requeue_count.unanswered_ids``.
-A ``requeue_count`` of ``5-2`` includes two requeues because of the database. A rerun appends the
-token of the outcome that it replaces. The root identifies the publish: each publish draws a new
-one, which retries and requeues keep.
+A ``requeue_count`` of ``5-2`` includes two requeues caused by the database. A rerun appends the
+token of the outcome that it replaces. The root identifies the publish: each publish generates
+a new one, which retries and requeues keep.
 
 A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so they are
 bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
@@ -176,7 +176,7 @@ def of_options(
 
 
 def with_finding(headers: Mapping[str, Any] | None, finding: str, task_id: str) -> dict[str, Any]:
-    """Returns `headers` with a finding about the message `task_id`; others ignore it."""
+    """Returns `headers` with a finding about the message `task_id`; other messages ignore it."""
     return {**(headers or {}), SHADOW_HEADER: f"{finding} {task_id}"}
 
 
@@ -211,7 +211,7 @@ def with_derived_key(
     """Returns `headers` for a message that is published under `task_id`, or published again.
 
     Args:
-        fields: others of `MessageHeaders`, such as ``requeue_count``.
+        fields: other fields of `MessageHeaders`, such as ``requeue_count``.
     """
     own = MessageHeaders.read(key.task, task_id, headers)
     carried = MessageHeaders(own.explicit_key, own.result_ttl, root, key, **fields)

@@ -7,7 +7,7 @@ receipt that ``on_success`` sends is sent once.
 A user's own ``__call__`` belongs to the body and runs inside the execution. It may catch any error
 of the code that it calls. If it ran first, it would also catch the exceptions that requeue, ignore
 or reject a duplicate, and its value would become the duplicate's result. Therefore the
-``__call__`` of such a class is replaced by one that goes through the executor first.
+``__call__`` of such a class is replaced by one that goes through the flow first.
 
 Inherited methods are looked up at each call, so that a test can replace them in the base class.
 """

@@ -130,7 +130,7 @@ def publish(
 
 
 def _reserve(about: About, options: Mapping[str, Any]) -> tuple[str, Record | None]:
-    """Reserves the key for the message, also if it is reserved for a message that has ended.
+    """Reserves the key for the message, even if it is reserved for a message that has ended.
 
     Returns:
         The case of the reply, and the record if another call has the key.

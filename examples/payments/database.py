@@ -1,4 +1,4 @@
-"""The database of the ledger, as the tasks write it: `idempotency_transaction` is its engine."""
+"""The ledger's database, as the tasks use it: `idempotency_transaction` is its engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Stores what the workers do: attempts to charge, and the signals of celery-idempotent.
 
-It is a file of its own. A row in the ledger's file would wait for the transaction that it is about,
-because SQLite has one writer at a time; and it would be rolled back with it.
+The journal is a separate file. In the ledger's file, a row would wait for the transaction that it
+describes, because SQLite has one writer at a time, or would be rolled back with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tasks: `charge` is idempotent, `charge_plain` is a plain Celery task.
 
 Both run the same body, and their messages are redelivered if their process dies. They differ in the
-base class, and in who begins the transaction that the charge is written in.
+base class, and in the code that begins the transaction of the charge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .ledger import Charge, Ledger
 
 #: The SQLite file that holds the journal.
 JOURNAL_VARIABLE = "PAYMENTS_JOURNAL"
-#: Lets every call run, and counts what would have become of it.
+#: Lets every call run, and counts the decisions that would have applied.
 SHADOW_VARIABLE = "PAYMENTS_SHADOW"
 #: The event whose first call of the provider hangs.
 HANGING_EVENT_VARIABLE = "PAYMENTS_HANGING_EVENT"

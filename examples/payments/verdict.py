@@ -80,7 +80,7 @@ class Evidence:
 def differences(evidence: Evidence) -> list[str]:
     """Returns how the run differs from one charge for each event, in one sentence each.
 
-    In shadow, how the ledger without the charges that would have been prevented differs from that.
+    In shadow, the charges that would have been prevented are not compared.
     """
     if evidence.preventable is not None:
         return list(_wrong_counts(evidence, evidence.preventable))

@@ -97,14 +97,14 @@ def test_while_one_runs(
 def test_in_a_burst(app: Celery, client: Redis) -> None:
     feed = Feed(app, client, "collapsed")
     feed.turn.first.publish()
-    assert f"task {FIRST} waits already" in feed.predict().sentence
+    assert f"task {FIRST} is already waiting" in feed.predict().sentence
     assert feed.predict(full=True).case == "reused"
     token = feed.turn.first.started().token
     assert feed.predict(full=True) == ("conflict", f"waits for its turn, after task {FIRST}")
     feed.turn.second.publish()
-    assert f"task {SECOND} waits already" in feed.predict().sentence
+    assert f"task {SECOND} is already waiting" in feed.predict().sentence
     feed.turn.first.complete(token)
-    assert f"task {SECOND} waits already" in feed.predict().sentence
+    assert f"task {SECOND} is already waiting" in feed.predict().sentence
 
 
 def test_show_names_the_waiting_message(shop: Shop) -> None:

@@ -34,7 +34,7 @@ NOT_ABOUT_A_CALL = (
     "Cannot serve the idempotency metrics",
     "Messages are redelivered",  # when a worker starts
     "Redis refuses fused completion",  # once in a process
-    "Refused a request of another site",  # to the dashboard
+    "Refused a request from another site",  # to the dashboard
     "Serving idempotency metrics",
     "Task ids of duplicates are not recorded",  # many at once
     "A setting or fault weakens idempotency",

@@ -135,7 +135,7 @@ class TestOfEachKind:
         receipt = pack.delay(order, amount=7).get(timeout=SOON)
         key = str(pack.idempotency_key_of(order, amount=7))
 
-        assert "Repeat its effect?" in celery(shop.app, "rerun", key, code=1, answer="y\nn\n")
+        assert "Repeat the effect?" in celery(shop.app, "rerun", key, code=1, answer="y\nn\n")
         celery(shop.app, "rerun", key, "--yes", code=1, answer="")
         assert len(shop.ledger.runs(order)) == 1
         celery(shop.app, "rerun", key, answer="y\ny\n")

@@ -105,7 +105,7 @@ class ShownOutcome:
         if self.found is None:
             return {"hidden": "It cannot be decoded: its task is not in this process."}
         if self.found.row.format.startswith(OFFLOADED):
-            return {"hidden": "It is stored outside: celery idempotency show fetches it."}
+            return {"hidden": "It is offloaded: celery idempotency show fetches it."}
         fields = self.found.outcome_fields()
         if "not_stored" in fields:
             return {"hidden": f"Not available: {fields['not_stored']}"}
@@ -162,7 +162,7 @@ _UNCONFIRMED, _UNKNOWN = "unconfirmed", "unknown"
 _CASES = {
     **changes.MESSAGES,
     _UNCONFIRMED: "kept: confirm that its effect is to be repeated",
-    _UNKNOWN: "kept: it is not of a task in this process, with this database",
+    _UNKNOWN: "kept: its task is not in this process, or has another database",
 }
 
 
@@ -241,7 +241,7 @@ class OutcomeAdmin(admin.ModelAdmin):
     ordering = ("-expires_at",)
     sortable_by = ()
     search_fields = ("task_id",)
-    search_help_text = "A key, a task, or a whole task id (which reads the table)"
+    search_help_text = "A key, a task, or a whole task id (a full table scan)"
     fields = readonly_fields = ("record_key",)
     actions = ("forget_selected", "rerun_selected")
     paginator = BoundedPaginator

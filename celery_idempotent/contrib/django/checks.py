@@ -94,6 +94,6 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
         hint = f"Put {_MIDDLEWARE} below {_AUTHENTICATION} in MIDDLEWARE."
         yield Error(text, hint=f"{hint} Or set {SETTING}['IDENTITY'].", id=f"{TAG}.E004")
     if _CSRF in names and _CSRF not in above:
-        text = "IdempotencyMiddleware is above CsrfViewMiddleware: its replays need no CSRF token."
+        text = "IdempotencyMiddleware is above CsrfViewMiddleware: its replays skip the CSRF check."
         hint = f"Put {_MIDDLEWARE} below {_CSRF} in MIDDLEWARE."
         yield checks.Warning(text, hint=hint, id=f"{TAG}.W003")

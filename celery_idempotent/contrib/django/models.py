@@ -12,8 +12,9 @@ STATES = ("COMPLETED", "FAILED")
 class Outcome(models.Model):
     """The outcome of a key, committed together with the effects of the task."""
 
-    #: A digest of prefix and key; and of a key that may run again.
+    #: A digest of prefix, key and step.
     id = models.CharField(primary_key=True, max_length=64)
+    #: A digest of a key that may run again.
     turn = models.CharField(max_length=32, null=True, unique=True)
     record_key = models.TextField("key")
     #: A random id of the transaction.

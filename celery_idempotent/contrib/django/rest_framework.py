@@ -78,7 +78,7 @@ class IdempotencyMixin(View):
                     transactions.enter_context(transaction.atomic(using=alias))
                 try:
                     response = super(IdempotencyMixin, self).dispatch(request, *args, **kwargs)
-                except Answered as answered:  # what the checks have written is committed
+                except Answered as answered:  # commits the writes of the checks
                     return django_response(answered.response)
             if isinstance(response, HttpResponse) and hasattr(response, "render"):
                 response = response.render()

@@ -39,7 +39,7 @@ def by_header(name: str) -> Callable[[Any], str | None]:
     """Identifies a client by a header field that only it can send, such as Authorization.
 
     A client is not identified if the field is absent, empty or repeated, since the app may use
-    either of two fields. An Authorization that differs in each request identifies none.
+    either of two fields. An Authorization that differs in each request identifies no one.
 
     Raises:
         ValueError: if `name` cannot be the name of a header, or is Cookie.
@@ -65,7 +65,8 @@ def by_cookie(name: str) -> Callable[[Any], str | None]:
     """Identifies a client by a cookie that only it has, such as its session cookie.
 
     A client is not identified if the cookie is absent, empty or sent with several values, since
-    frameworks differ in which they use. A signed session, changed by each write, identifies none.
+    frameworks differ in which they use. A signed session changes with each write: no one is
+    identified.
 
     Raises:
         ValueError: if `name` cannot be the name of a cookie.

@@ -34,7 +34,7 @@ from celery_idempotent.functions.engine import DEFAULT_NAME, Block, Idempotency
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1024 * 1024
-#: Larger error bodies are not stored: clients without rights can choose what errors quote.
+#: Larger error bodies are not stored: unauthorized clients can choose the text in them.
 MAX_ERROR_BYTES = 64 * 1024
 
 _LENGTH = re.compile("[0-9]{1,18}")
@@ -63,9 +63,9 @@ class BaseMiddleware:
     Args:
         app: handles the requests.
         idem: the engine that stores the responses, with a name unique to this service.
-        identity: given what the app gets, returns the text that identifies the sender of a request,
-            or None if it is unknown. A key belongs to an identity, so no client can read another
-            one's response.
+        identity: gets the app's scope, environ or request; returns the text that identifies the
+            sender, or None if it is unknown. A key belongs to an identity, so no client can read
+            another one's response.
         methods: the HTTP methods to which keys apply; other requests are passed to the app.
         required: whether requests with these methods must have a key, or a function that decides
             it for a request.
@@ -156,7 +156,7 @@ class BaseMiddleware:
             raise SettingsError(f"{self._title}: {name} must be {kind}, not {value!r}")
 
     def _applies(self, request: Any, method: str) -> bool:
-        """Returns whether the request may need more than being passed to the app."""
+        """Returns whether the request has a key or may need one, and its method is protected."""
         wanted = self._key_fields(request) or self._required is not False
         # Some servers pass a method unchanged, and some frameworks accept post as POST.
         return bool(wanted) and method.upper() in self._methods and self._settings.enabled
@@ -242,7 +242,7 @@ class BaseMiddleware:
         return [] if exchange.execution.protected else [(UNPROTECTED_HEADER, "true")]
 
     async def _finished(self, returned: Any) -> Any:
-        """Returns what a function of the app's kind, on an event loop or not, has returned."""
+        """Returns `returned`, awaited first if the app runs on an event loop."""
         return await returned if self._is_async else returned
 
     async def _replay(self, request: Any, stored: Any) -> NoReturn:

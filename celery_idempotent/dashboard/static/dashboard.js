@@ -1,4 +1,4 @@
-// Live updates: the page requests itself again and again, and replaces its region by the new one.
+// Live updates: the page requests itself again and again, and replaces its region with the new one.
 // Everything else works without this file.
 
 const POLL_MS = 1000;
@@ -50,12 +50,12 @@ function changeVisibility() {
   } else poll();
 }
 
-// Returns whether the page has a region; that of an error has none.
+// Returns whether the page has a region; an error page has none.
 function replaceRegion(page) {
   const region = document.querySelector("[data-region]");
   const next = page?.querySelector("[data-region]");
   if (!next) return false;
-  // The rows under a person's choice must not become others.
+  // While rows are selected, they must not change.
   if (region.isEqualNode(next) || region.querySelector("input:checked")) return true;
   const before = region.querySelector("h1")?.textContent;
   replaceChildren(region, next);
@@ -93,7 +93,7 @@ function replaceAttributes(old, fresh) {
   }
 }
 
-// Leases end by the clock of Redis, which the page has; this machine's may differ.
+// Leases end by the clock of Redis, whose time the page contains; this machine's may differ.
 function setClock() {
   const nows = [...document.querySelectorAll("[data-now]")].map((part) => Number(part.dataset.now));
   if (nows.length) clockOffset = Math.max(...nows) - Date.now();
@@ -122,7 +122,7 @@ function remaining(milliseconds) {
 
 document.addEventListener("click", async (event) => {
   const link = event.target.closest?.("a.copy");
-  // Without TLS, a browser has no clipboard for other hosts than this one: the link opens.
+  // Without TLS, a browser has no clipboard for hosts other than this one: the link opens.
   if (!link || !navigator.clipboard) return;
   event.preventDefault();
   await navigator.clipboard.writeText(link.href);

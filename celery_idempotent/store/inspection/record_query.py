@@ -71,7 +71,7 @@ def records(
     task: str | None = None,
     older_than: timedelta | float | None = None,
 ) -> Iterator[Record]:
-    """Yields the records in `stores`, by SCAN on every primary of a cluster, unordered.
+    """Yields the records in `stores`, unordered, by SCAN on every primary of a cluster.
 
     Reading `Record.result` decodes the result, and fetches a large one. Records that cannot be
     read are left out and logged.
@@ -106,7 +106,7 @@ def find_duplicate(stores: Sequence[RecordStore], task_id: str) -> RecordView | 
         key = key_of(reference.key, store.config.prefix) if reference else None
         if reference is None or key is None:
             continue
-        # It may have run since: under the key, or a message's if the key may run again.
+        # The task may have run since: under the key or, if that may run again, its message's key.
         for own_key in () if reference.replayed else (key, key.of_message(task_id)):
             view = read_view(store, own_key)
             if view and view.record and view.record.task_id == task_id:
@@ -117,7 +117,7 @@ def find_duplicate(stores: Sequence[RecordStore], task_id: str) -> RecordView | 
 
 
 def find_task(stores: Sequence[RecordStore], task_id: str) -> RecordView | Reference | None:
-    """Returns the record of a task's execution, or the one that it met as a duplicate.
+    """Returns the record of a task's execution, or the one that it found as a duplicate.
 
     Finding a duplicate takes one read in each store; anything else takes a scan of all records.
 

@@ -49,7 +49,7 @@ class RecordView:
     #: The time on its server.
     now: datetime
     store: RecordStore
-    #: If the record was found by a duplicate's task id: how they met.
+    #: If the record was found by a duplicate's task id: the duplicate's reference.
     reference: Reference | None = None
 
     @property
@@ -243,7 +243,7 @@ class RecordReader:
     def server_info(self) -> dict[str, Any]:
         """Returns the properties of the server, or of one primary of a cluster.
 
-        ``write_error`` is the error if it refuses writes, and empty if the user may not write.
+        ``write_error`` is the error if it refuses writes; else, or for a read-only user, empty.
         """
         name = f"{self.store.config.prefix}:{MARK}write-probe"
         with translated_errors():

@@ -31,7 +31,7 @@ def _key(text: str) -> Key | None:
 
 def pattern(prefix: str, task: str | None) -> str:
     """Returns the pattern for the names of all records, or of one task's."""
-    # A quoted task has none of these special characters.
+    # A quoted task has none of the special characters of patterns.
     return f"{_escaped(prefix)}:{'*' if task is None else quote(task, safe='') + ':*'}"
 
 

@@ -12,8 +12,8 @@ from redis.exceptions import NoPermissionError, ResponseError
 def server_info(client: Any) -> dict[str, Any]:
     """Returns the reply to INFO, and with it ``save`` of the configuration and ``clock_ahead``.
 
-    What the user may not read is missing. ``clock_ahead`` is the seconds by which the server's
-    clock is ahead of this machine's.
+    Fields that the user may not read are missing. ``clock_ahead`` is the seconds by which the
+    server's clock is ahead of this machine's.
     """
     sent_at = time.time()
     seconds, microseconds = client.time()

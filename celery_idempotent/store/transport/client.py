@@ -146,9 +146,9 @@ class ClientTransport(BaseTransport):
         """Resends the calls that were not executed, and sets their replies.
 
         The first of a group is sent alone: only then does the client follow a moving slot, and find
-        the new master if the one for these calls has failed. If there is none, the others are not
-        resent. Otherwise they are sent in one batch, and then, one by one, those that were still
-        not executed, until one has no reply.
+        the new master if the one for these calls has failed. If it gets no reply, the others are
+        not resent. Otherwise they are sent in one batch; those still not executed are then sent
+        one by one, until one gets no reply.
         """
         for group in groups:
             lost = [index for index in group if isinstance(replies[index], _NOT_EXECUTED)]

@@ -207,12 +207,12 @@ class _Pool:
         self.idle: list[tuple[Any, int]] = []
         self.closed = False
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
-        #: When the last turn has ended with a reply.
+        #: When a turn last ended with a reply.
         self._replied_at = 0.0
 
     @asynccontextmanager
     async def turn(self, timeout: float) -> AsyncIterator[None]:
-        """Waits until less than `MAX_CONNECTIONS` calls of the event loop are under way.
+        """Waits until fewer than `MAX_CONNECTIONS` calls of the event loop are under way.
 
         Raises:
             RedisTimeoutError: if none of them has got a reply for `timeout` seconds.
@@ -220,7 +220,7 @@ class _Pool:
         since = monotonic()
         async with self._turns:
             if monotonic() - max(since, self._replied_at) > timeout:
-                raise RedisTimeoutError(f"none of {MAX_CONNECTIONS} connections has a reply")
+                raise RedisTimeoutError(f"none of {MAX_CONNECTIONS} connections got a reply")
             yield
             self._replied_at = monotonic()
 
@@ -251,7 +251,7 @@ def with_sources(commands: tuple[Sequence[Any], ...]) -> tuple[Sequence[Any], ..
     )
 
 
-#: What precedes an argument of each size; the line break ends the previous argument.
+#: The bytes before an argument, by its size; the line break ends the previous argument.
 _SIZES = [b"\r\n$%d\r\n" % size for size in range(256)]
 
 
