@@ -279,7 +279,6 @@ class RecordIndex:
         with self._passing:
             since = time.monotonic()
             pages, self._pages = self._pages, None
-            is_whole = pages is None
             if pages is None:
                 self._began_at = since
                 pages, self._pass, self._seen = self._scan(), self._pass + 1, 0
@@ -292,7 +291,7 @@ class RecordIndex:
                     self._pages = pages
                     return
             self._database.write("DELETE FROM records WHERE pass < ?", [(self._pass,)])
-            self._is_quick = is_whole and time.monotonic() - since < QUICK
+            self._is_quick = time.monotonic() - self._began_at < QUICK
             self.full = self._seen > MAX_RECORDS
             self.finished_at = datetime.now(timezone.utc)
 

@@ -22,7 +22,7 @@ import uvicorn
 from celery import Celery
 from redis import Redis
 
-from celery_idempotent.dashboard import asgi, index
+from celery_idempotent.dashboard import asgi, index, sampler
 from celery_idempotent.dashboard.protection import local_user
 from tests.apps import close
 from tests.dashboard.shop import URL_VARIABLE, make_app
@@ -184,6 +184,7 @@ def open_dashboard(
     """Serves the dashboard of the shop with options of `asgi`; returns a client."""
     # Each request reads all records, however long that takes on a busy machine.
     monkeypatch.setattr(index, "QUICK", SOON)
+    monkeypatch.setattr(sampler, "FIRST_SECONDS", SOON)
     with ExitStack() as stack:
 
         def open_dashboard(**options: Any) -> httpx.Client:

@@ -14,8 +14,7 @@ from tests.servers.redis_server import RedisServer
 pytestmark = pytest.mark.exhaustive  # the store's tests run on it, too
 
 
-KEY = "{shop}key"
-NEIGHBOUR = "{shop}neighbour"
+KEY, NEIGHBOUR = "{shop}key", "{shop}neighbour"
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def test_survives_a_requeue(ledger: Ledger, order: str) -> None:
     assert retention(flaky, order, 1) == pytest.approx(TTL, abs=1)
 
 
-def test_other_calls_keep_the_option_of_the_task(order: str) -> None:
+def test_other_calls_keep_the_option_of_the_task(shop: Shop, order: str) -> None:
     pack.delay(order).get(timeout=SOON)
 
     assert retention(pack, order) == pytest.approx(86400, abs=1)

@@ -103,7 +103,7 @@ def test_released_for_a_retry_has_reserved_seconds(ledger: Ledger, order: str) -
     assert signal.details["reserved_seconds"] == pytest.approx(0.5 + 60.0)
 
 
-def test_begin_replied(order: str) -> None:
+def test_begin_replied(ledger: Ledger, order: str) -> None:
     calls = []
 
     def receiver(sender: object, **details: object) -> None:

@@ -68,7 +68,7 @@ def test_a_message_without_a_reservation_does_not_wait_for_it(
     assert following.get(timeout=SOON) != ran_without_store.get()
 
 
-def test_one_that_has_not_run_keeps_it(task: Any, order: str) -> None:
+def test_one_that_has_not_run_keeps_it(task: Any, shop: Shop, order: str) -> None:
     waiting = task.apply_async((order,), queue=f"late {order}")
     assert task.delay(order).id == waiting.id
     assert task.idempotency_record(order).state is State.RESERVED
