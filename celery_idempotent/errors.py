@@ -118,7 +118,7 @@ class ResultNotStoredError(IdempotencyError):
 
 
 class ResultDiscardedError(ResultNotStoredError):
-    """The key has completed; ``idempotency_store_result`` or ``ignore_result`` discards its result.
+    """The result was discarded: ``idempotency_store_result=False``, or ``ignore_result`` is on.
 
     Nothing was lost. If duplicates need the result, change that option.
     """

@@ -213,7 +213,7 @@ class Settings:
     )
     #: Time limit of one command, its retries included.
     redis_timeout: float = _option(5.0, *_seconds(0.01))
-    #: Replicas that must acknowledge each begin and each outcome, within a second.
+    #: Replicas that must acknowledge each begin, step and outcome, within a second.
     wait_replicas: int = _option(0, *_whole(0, 100))
     #: Template of a readable name, such as ``"order {order_id}"``, which is stored unencrypted
     #: and shown beside the key.

@@ -64,12 +64,12 @@ store_unavailable = table.BEGIN_FAILED.signal
 #: round trip).
 begin_replied = table.BEGIN_REPLIED.signal
 
-#: A person has forgotten a record, by the command line, the dashboard or Django's admin; sent in
+#: A person has forgotten a record, with the command line, the dashboard or Django's admin; sent in
 #: that process. ``user`` (str). ``sender`` is None if the app has no such task; ``task_id`` is
 #: empty if the record could not be read.
 forgotten = table.FORGOTTEN.signal
 
-#: A person has run an ended call again, by the command line, the dashboard or Django's admin: its
+#: A person has run an ended call again, with the command line, dashboard or Django's admin: its
 #: message is published; sent in that process. ``user`` (str).
 rerun = table.RERUN.signal
 

@@ -2,8 +2,8 @@
 --
 -- Every delivery generates a new execution id; the task id cannot be used, since a redelivered message has
 -- the same one. A begin that the client library resends finds its own record and gets the same reply. A
--- message that was put back because a reply was lost carries the execution ids of those deliveries as
--- `unanswered_ids`: if one of them did begin, nothing runs under it, and this delivery continues it
+-- message that was put back because its begins got no reply carries their execution ids as
+-- `unanswered_ids`: if one of them was granted, nothing runs under it, and this delivery continues it
 -- without counting an attempt. Steps that earlier executions finished stay in the body. A takeover stores
 -- how many milliseconds the key was orphaned in the format field, which a STARTED record does not need.
 --
@@ -35,19 +35,19 @@
 --   lease_ms           right to run without a heartbeat
 --   ttl_ms             lease_ms plus the time for which a dead execution is remembered
 --   max_attempts       executions that may die in a row
---   error_ms           retention of the FAILED record of a task that has used them up
+--   error_ms           retention of the FAILED record after the last of them
 --   continues          1: something follows the task
---   next_turn_ms       with a turn: how long the next one is reserved for a message that finds another run;
---                      0: no message waits
+--   next_turn_ms       with a turn: how long the next one is reserved for this message if it finds another
+--                      run; 0: it does not wait
 --   min_retention_ms   if given, how long the outcome of an execution that this call finds running is kept
 -- REPLIES
 --   begun              run; attempt > 1: this execution takes over from one that died
 --   held               another execution runs, or the key is reserved for another message, or another
---                      delivery of this message sends what follows; its record or entry
+--                      delivery of this message sends the continuation; its record or entry
 --   busy               another message has the turn; the record of the turn
 --   later              the same, and this message has begun before or waits for the next turn
---   finished           the outcome, or the error that ended this message; what follows is to be sent
---   sent               the same, and what follows was sent before
+--   finished           the outcome, or the error that ended this message; send the continuation, if any
+--   sent               the same, and the continuation was sent before
 --   reused             the record has the fingerprint of other arguments
 --   corrupt            not a record that this version can read
 

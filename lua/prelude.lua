@@ -64,8 +64,8 @@ local function is_sending(state)
   return string.find('PQ', state)
 end
 
--- Whether nothing but attempts is left of an execution that was killed when its message had ended. For
--- all other purposes the key is absent.
+-- Whether nothing but attempts is left of an execution whose death ended its message. For all other
+-- purposes the key is absent.
 local function is_remnant(owner, raw, position)
   return owner == NOBODY and position > #raw
 end
@@ -87,8 +87,8 @@ local function deadline_of(owner)
   return struct.unpack('>I6', owner, 2 * ID + 1)
 end
 
--- Returns the letter and the owner of an outcome, 'C' or 'F': if something follows it, the delivery that has
--- stored it sends that within `lease_ms`.
+-- Returns the letter and the owner of an outcome, 'C' or 'F': the delivery that has stored it sends its
+-- continuation, if any, within `lease_ms`.
 local function sending(letter, owner, now, lease_ms)
   if lease_ms == '' or lease_ms == '0' then
     return letter, owner
@@ -107,7 +107,7 @@ local function read_replacement(raw, format, position)
   end
 end
 
--- Returns the body of a turn while the next turn is reserved for a message, until `till`.
+-- Returns the body of a turn that reserves the next turn for a message, until `till`.
 local function pack_waiting(till, task_id, fingerprint)
   return struct.pack(WAITING, 19 + #task_id + #fingerprint, 0, 'W', 0, till, #task_id, task_id,
     #fingerprint, fingerprint)

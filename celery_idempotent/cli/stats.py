@@ -78,7 +78,7 @@ def _print(documents: Mapping[str, dict[str, Any]], known: Collection[str], unkn
     wide = out.width >= _WIDE
     columns = tuple(f">{name}" for name in _RECORDS) if wide else ("RECORDS",)
     columns += (">BYTES", ">PER MINUTE", ">PROJECTED", ">HIT RATIO")
-    # Functions and engines, those of HTTP among them, and tasks that this app does not have.
+    # NOT A TASK: functions, engines (also those of HTTP), and tasks that this app does not have.
     tables = {True: console.table("TASK", *columns), False: console.table("NOT A TASK", *columns)}
     would = (f">{name.removeprefix('would_').replace('_', ' ').upper()}" for name in SHADOW)
     shadow = console.table("IN SHADOW, WOULD", *would, ">DOUBLE EXECUTIONS")

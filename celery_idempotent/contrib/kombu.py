@@ -251,7 +251,7 @@ class _Delivery:
 
     body: Any
     message: Message
-    #: A `Call`, when it has been handled; changed for each retry.
+    #: A `Call`, made when it is first handled; changed for each retry.
     call: Any = None
     failures: int = 0
 

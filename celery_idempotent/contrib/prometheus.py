@@ -93,7 +93,7 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        # The default registry is never served: a worker serves the values from the files.
+        # In a worker, nothing serves the registry: the values are served from the files.
         registry = registry or CollectorRegistry()
         common: Any = {"namespace": "celery_idempotent", "registry": registry}
         counter: Any = partial(prometheus_client.Counter, **common)

@@ -91,7 +91,7 @@ class Sampler(threading.Thread):
         self._closed = False
         #: Ends a pause.
         self._wake = threading.Event()
-        #: Set after the first round, without and with the workers.
+        #: Set once the first round has read the records, and once it has asked the workers.
         self._read, self._asked = threading.Event(), threading.Event()
         #: Counted with the findings.
         self.sql_outcomes: list[SqlCount] = []

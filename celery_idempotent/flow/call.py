@@ -1,7 +1,7 @@
 """The interface between the flow and its callers: tasks, functions, consumers, batches.
 
 A caller hands in a `Call`, which is data, and a `Host`, which runs the body. The flow returns an
-end (:mod:`.end`), and the caller performs that.
+end (:mod:`.end`), and the caller carries it out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Call(NamedTuple):
     root: bytes
     #: Maximum seconds to wait while another execution holds the key.
     wait_timeout: float
-    #: Is shown beside the key; empty without ``idempotency_label``.
+    #: Shown beside the key; empty without ``idempotency_label``.
     label: str = ""
     #: Number of this message among those of its root; a retry has a higher one.
     generation: int = 0

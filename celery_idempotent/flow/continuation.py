@@ -1,7 +1,7 @@
 """The continuation of a call: callbacks, the rest of a chain, a chord's count or errbacks.
 
-Celery's tracer sends it, after the flow of the call has ended. Until that is marked, the heartbeat
-renews a lease in the record, or in the message's entry, so that no redelivery sends the
+Celery's tracer sends it, after the flow of the call has ended. Until it is marked as sent, the
+heartbeat renews a lease in the record, or in the message's entry, so that no redelivery sends the
 continuation at the same time. If the process dies, the lease expires or the parent process ends it,
 and the next delivery sends the continuation.
 """
@@ -24,7 +24,7 @@ from celery_idempotent.store.run_sync import run_sync
 
 
 class Continuation:
-    """The right of one delivery to send what follows its call; for code that blocks.
+    """The right of one delivery to send the continuation of its call; for code that blocks.
 
     Its lease is renewed from now on.
     """
@@ -86,5 +86,5 @@ pending: set[Continuation] = set()
 
 
 def start(call: ActiveCall) -> None:
-    """Gives `call` the right to send what follows it, and renews the lease from now on."""
+    """Gives `call` the right to send its continuation, and renews the lease from now on."""
     call.continuation = Continuation(call)

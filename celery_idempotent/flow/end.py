@@ -56,7 +56,7 @@ class Reject(NamedTuple):
     record: Record
 
 
-#: How a call ends. Its caller performs that.
+#: How a call ends. Its caller carries that out.
 End = Answer | Requeue | Drop | Reject
 
 

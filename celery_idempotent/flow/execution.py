@@ -129,7 +129,8 @@ class Execution(BaseExecution):
                 to the body's transaction, and `func` runs again if that is rolled back.
 
         Raises:
-            TransactionError: if the body has a transaction in that database; with True, has none.
+            TransactionError: if the body has a transaction in that database; with True, if it has
+                none.
             LeaseLostError: before `func` runs, if another execution may have begun; afterwards, if
                 one has taken over.
             ResultNotStoredError: if the step has finished, in this execution or an earlier one, and

@@ -18,7 +18,7 @@ from celery_idempotent.store.run_sync import run_sync
 
 
 class Executor:
-    """What calls need to run through the flow; for code that blocks."""
+    """The resources that calls in the flow share; for code that blocks."""
 
     def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
         self.store = store

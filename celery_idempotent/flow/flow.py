@@ -292,8 +292,8 @@ async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
         settlement.sending_ms = call.sending_ms if disposition.continues else 0
         call.stored = payload, RESULT
     elif isinstance(disposition, Delegate):
-        # The other task has the continuation, so this one has none to send. If its result never
-        # comes, a caller that waits for it runs when the record expires.
+        # The other task has the continuation, so this one has none to send. If the other's result
+        # never comes, a call that waits for it runs when the record expires.
         body = layout.write_replacement(disposition.awaited, call.task_id, call.steps_body)
         format_ = DELEGATED if disposition.stores_result else RESULT_IGNORED
         settlement.payload, settlement.sending_ms = Payload(format_, body), 0
@@ -409,7 +409,7 @@ async def _resolve_lost_lease(call: ActiveCall, reply: Reply, outcome: Outcome) 
     record = _winning_record(call, reply)
     if record is None:
         return Answer(outcome)
-    # Only a begin can tell whether this call has to send what follows it.
+    # Only a begin can tell whether this call has to send its continuation.
     if record.state.finished and not call.data.continues:
         # The other task's replacement may still run; the offload storage may be unavailable.
         with contextlib.suppress(NotReadyError, StoreUnavailableError):

@@ -84,7 +84,7 @@ class SteppedRuntime:
             await self._runtime.sleep(seconds)
 
     async def run(self, func: Callable[[], Any]) -> Outcome:
-        """Returns the outcome of the body, which the caller runs; in it, of the step `func`."""
+        """Returns the outcome of the body, which the caller runs; inside it, of a step."""
         if self._at_body:
             return await self._runtime.run(func)
         self._at_body = True
@@ -112,7 +112,7 @@ class Lockstep:
         self._waiting: dict[ActiveCall, Effect] = {}
         #: The calls whose flows have reached their bodies.
         self.at_body: set[ActiveCall] = set()
-        #: The end of each other flow, or the error that it raised.
+        #: The end of every other flow, or the error that it raised.
         self.ends: dict[ActiveCall, End | BaseException] = {}
         #: The last error of each handler since the last `begin` or `end`.
         self.errors: dict[str, Exception] = {}

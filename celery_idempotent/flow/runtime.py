@@ -74,4 +74,4 @@ class Runtime(Protocol):
         """Extends `lease` from now on."""
 
     def stop_renewal(self, lease: Lease) -> None:
-        """Stops extending it."""
+        """Stops extending `lease`."""

@@ -110,7 +110,7 @@ of_message: Callable[[], SoftLimit | None] | None = None
 
 
 def current() -> SoftLimit | None:
-    """Returns the current limit of this thread; None if only its context was inherited."""
+    """Returns the current limit of this thread; None if inherited with a context."""
     limit = _current.get()
     return limit if limit is not None and limit._thread == get_ident() else None  # noqa: SLF001
 

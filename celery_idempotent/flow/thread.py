@@ -91,8 +91,8 @@ def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | Non
     Args:
         start: creates the flow. No signal handler can raise between that and the flow's first line.
         limit: of the message that the flow belongs to. An error that it still keeps at the end is
-            dropped, since the message has ended. Without a limit, a soft time limit applies to a
-            call around this one, and its error is raised at the end.
+            dropped, since the message has ended. None: a soft time limit applies to an enclosing
+            call, and its error is raised at the end.
     """
     own = SoftLimit() if limit is None else limit
     try:

@@ -30,7 +30,7 @@ class Bodies:
         raise NotImplementedError
 
     def _begin_failed(self, error: BaseException) -> None:
-        """Called with the error of a begin, before the flows that have begun end."""
+        """Called with the error of a begin, before the begun flows are ended."""
 
     async def _begin(
         self, calls: Sequence[ActiveCall], reason: BaseException | None = None

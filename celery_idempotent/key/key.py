@@ -23,7 +23,7 @@ class Key(str):
     different tags, and the digest of an explicit key begins with a tilde.
 
     As text it fits in a URL, a log line, or the idempotency key of another API. `digest` is 128
-    bits of BLAKE2b in URL-safe letters. What was hashed appears nowhere, so names in Redis contain
+    bits of BLAKE2b in URL-safe letters. The hashed bytes appear nowhere, so names in Redis contain
     no personal data, no braces and no line breaks. `fingerprint` differs between calls with the
     same key and different arguments; empty if the key covers all arguments or is the task id.
     """

@@ -23,7 +23,7 @@ class Argument(NamedTuple):
     name: str
     #: Its canonical bytes; None if its type has none.
     canonical_bytes: bytes | None
-    #: Whether it equals its default, which leaves it out of fingerprint and all-arguments keys.
+    #: Whether it equals its default, which leaves it out of fingerprints and all-arguments keys.
     at_default: bool
     #: Whether the rule uses it; None if only the rule's own code knows.
     in_key: bool | None

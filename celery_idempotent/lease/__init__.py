@@ -8,7 +8,7 @@ trusted, no other execution can have begun. Afterwards another one may have begu
 can detect that: it compares tokens and refuses a stale outcome.
 
 If a host pauses a virtual machine and stops its clocks, the machine trusts an expired lease until
-its next heartbeat. Then only the fencing token protects, in the system downstream.
+its next heartbeat. Then only the fencing token protects the downstream system.
 
 Each store has a thread or timer of its own: a store that does not reply delays no other. The
 heartbeat extends each lease after a third of its length, so two requests may fail before the lease

@@ -26,7 +26,7 @@ from celery_idempotent.task import ended_message
 
 logger = logging.getLogger(__name__)
 
-#: What became of a record that a user wanted to forget; lua/forget.lua replies the last two.
+#: What became of a record that a user wanted to forget; lua/forget.lua has the last two replies.
 FORGOTTEN, RUNNING, CHANGED, ABSENT = "forgotten", "running", "changed", "absent"
 #: What became of a call that a user wanted to run again, besides CHANGED.
 PUBLISHED, NOT_ENDED, NO_MESSAGE = "published", "not ended", "no message"
@@ -55,7 +55,7 @@ def forget(
 ) -> str:
     """Deletes a record and its rows, logs it, and sends the signal ``forgotten``.
 
-    The record and the row must still be those of `target`; a target without one deletes any.
+    The record and the row must still be those of `target`; without an outcome, any row is deleted.
 
     Args:
         tasks: all idempotent tasks of the app.

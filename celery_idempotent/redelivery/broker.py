@@ -23,7 +23,7 @@ SOCKET_TIMEOUT = 5.0
 #: Seconds for which a worker that dies during a search keeps others from searching; 300 by default
 #: in kombu. Two searches at a time do no harm: each message is restored in a transaction.
 MUTEX_EXPIRE = 2
-#: Entries in one request, by SQS.
+#: Maximum entries in one request to SQS.
 SQS_BATCH = 10
 #: Maximum seconds for which a message is hidden. SQS refuses more than 12 hours from its delivery,
 #: some seconds of which it may have spent in kombu.
@@ -176,7 +176,7 @@ def free_slots_of_failed_acks(qos: Any) -> None:
     """Makes kombu prefetch another message in place of one that it could not acknowledge.
 
     Such a message occupies its slot until the connection is lost, and a worker without a free slot
-    does not notice that: it takes no more messages. The task has ended, and the message is
+    does not notice the loss: it takes no more messages. The task has ended, and the message is
     redelivered.
 
     Args:

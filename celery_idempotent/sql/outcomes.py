@@ -71,7 +71,7 @@ class Statements:
             f"SELECT COUNT(*), COALESCE(SUM(CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END), 0)"
             f" FROM {TABLE}"
         )
-        #: The rows of a key and its steps; no two databases have the same one.
+        #: The rows of a key and its steps; the owners of rows differ between databases.
         self.owners = f"SELECT id, owner FROM {TABLE} WHERE id >= :id AND id < :end"
         self.forget = f"DELETE FROM {TABLE} WHERE id >= :id AND id < :end"
         #: Deletes only the key's row, if it still has this owner.

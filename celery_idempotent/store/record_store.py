@@ -220,7 +220,7 @@ class RecordStore:
         node does not reply, each of its records gets a StoreUnavailableError.
 
         Raises:
-            StoreUnavailableError: if Redis (all these nodes, on a cluster) does not reply.
+            StoreUnavailableError: if Redis does not reply; on a cluster, if no such node does.
         """
         await self.breaker.check()
         return await self._execute_all(batch, self._transport)
@@ -368,7 +368,7 @@ class RecordStore:
             await self._transport.ping()
 
     async def _probe(self) -> None:
-        with translated_errors():  # redis-py opens a file for each new client
+        with translated_errors():  # creating a client can fail too: redis-py opens a file
             transport = self._transport.with_timeout(PROBE_TIMEOUT, retry=False)
             try:
                 await transport.ping()

@@ -68,7 +68,7 @@ sources: dict[str, str] = {}
 
 @cache
 def load(name: str) -> Script:
-    """Returns a script with the layout, the prelude and the included file after it."""
+    """Returns a script, assembled with the layout, the prelude and its included file."""
     text = read_source(name)
     head = read_head(text)
     before, _, after = text.rpartition(PRELUDE_LINE)

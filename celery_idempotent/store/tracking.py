@@ -140,7 +140,7 @@ def is_invalidation(message: Any, name: str) -> bool:
     return names is None or name.encode() in names  # None: all of them, after a flush
 
 
-#: Idle connections by the host and port of their server; None if there is only one server.
+#: Idle connections by the host and port of their server; None if its options have none.
 _Idle = defaultdict[tuple[Any, Any], list[TrackedConnection]]
 
 

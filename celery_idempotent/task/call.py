@@ -170,7 +170,7 @@ class TaskCall:
         return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def _backend_result(self, value: Any) -> BackendResult | None:
-        """Returns the result for the script to write; None if Celery has more to do than that."""
+        """Returns the result for the script to write; None if that is left to Celery."""
         request = self._request
         if (
             request.is_eager
@@ -318,7 +318,7 @@ class TaskCall:
         return reservation.task_id != self.data.task_id and is_stale(self.sender, reservation)
 
     def _perform(self, end: End) -> Any:
-        """Performs `end` after the flow; returns or raises the outcome of the message."""
+        """Carries out `end` after the flow; returns or raises the outcome of the message."""
         written = end.record is not None and self._refer_to(end.record, end)
         if isinstance(end, Answer):
             if isinstance(end.outcome, Failure) and self._has_ended(end, end.outcome.error):
@@ -351,7 +351,7 @@ class TaskCall:
         return is_own and record.attempt > 0  # 0 in an entry, which ends only a message
 
     def _keep_message(self) -> None:
-        """Keeps the message, if it holds only this call, so that a person can run it again."""
+        """Keeps the message of a whole call, unless it is a replacement, for a person to rerun."""
         request, in_shadow = self._request, self._configuration.in_shadow
         is_call = self.is_whole_message and not request.replaced_task_nesting
         may_store = self.data.settings.store_result

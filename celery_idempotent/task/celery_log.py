@@ -3,7 +3,7 @@
 Celery logs a requeued message as "ignored", like an ignored one, and a rejected message with a
 traceback. The package logs how such a message ends, so Celery's line is suppressed.
 
-Only Celery logs an error that ends a message without its body (a refusal, or the replayed error of
+Only Celery logs an error that ends a message before its body (a refusal, or the replayed error of
 a duplicate). Its line gets the attributes of this package's lines. The traceback shows the flow and
 the cause, which are the same for each such call, and is logged once a minute.
 

@@ -137,7 +137,7 @@ NO_HEADERS = MessageHeaders()
 
 
 def only_root(task: str, task_id: str, headers: Mapping[str, Any]) -> bytes | None:
-    """Returns the root of a message without other headers of this module; None if it has one."""
+    """Returns the root of a message without other headers of this module; None if it has any."""
     text = headers.get(DERIVED_KEY_HEADER)
     if text is None:
         return b""

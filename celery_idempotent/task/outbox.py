@@ -80,7 +80,7 @@ def publish(
 ) -> Exception | None:
     """Publishes the messages that :func:`store` returned.
 
-    A message that no repetition could publish, such as one with wrong arguments, is logged, and its
+    A message that can never be published, such as one with wrong arguments, is logged, and its
     error becomes its result.
 
     Args:
@@ -88,7 +88,7 @@ def publish(
         task_id: the task id of that call.
 
     Returns:
-        The error of the last message, if no repetition could publish that.
+        The error of the last message, if that can never be published.
 
     Raises:
         CorruptRecordError: if they cannot be read.

@@ -45,7 +45,7 @@ from celery_idempotent.task.republish import CONTENT_TYPE, seconds_until
 #: Seconds that Celery may take to kill a child after `on_timeout`.
 KILL_GRACE = 1.0
 
-#: How an execution ends whose process cannot settle it: `Record.ended_by`.
+#: Why a process could not settle its execution: `Record.ended_by`.
 HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED = "hard_time_limit", "process_lost", "terminated"
 
 logger = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class IdempotentRequest(Request):
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """Abandons the lease of a child before SIGKILL keeps it from releasing its key."""
+        """Abandons the lease of a child that SIGKILL keeps from releasing its key."""
         super().terminate(pool, signal)
         if self.time_start and signals.signum(signal or TERM_SIGNAME) == SIGKILL:
             self._abandon(0.0, TERMINATED)

@@ -138,7 +138,7 @@ class Line:
         """Checks that :meth:`result_of` writes as the result backend does; returns its clock.
 
         Raises:
-            ValueError: if its version, its serializer or its options have another form.
+            ValueError: if the backend's version, serializer or options lead to another form.
         """
         request = Context(id=uuid(), group=uuid(), parent_id=uuid(), children=[])
         meta = self.backend._get_result_meta("a", SUCCESS, None, request)  # noqa: SLF001

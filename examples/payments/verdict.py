@@ -80,7 +80,7 @@ class Evidence:
 def differences(evidence: Evidence) -> list[str]:
     """Returns how the run differs from one charge for each event, in one sentence each.
 
-    In shadow, the charges that would have been prevented are not compared.
+    In shadow, the charges that would have been prevented are only counted.
     """
     if evidence.preventable is not None:
         return list(_wrong_counts(evidence, evidence.preventable))

@@ -19,7 +19,7 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.functions.direct_call import current_execution
 from celery_idempotent.functions.engine import Idempotency
 
-#: Decorating an endpoint selects any of its methods but GET, which has no effect to protect.
+#: All methods that may have an effect, since the decorator has already selected the endpoint.
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])

@@ -243,7 +243,7 @@ class RecordReader:
     def server_info(self) -> dict[str, Any]:
         """Returns the properties of the server, or of one primary of a cluster.
 
-        ``write_error`` is the error if it refuses writes; else, or for a read-only user, empty.
+        ``write_error`` is the error if it refuses writes; empty if not, or for a read-only user.
         """
         name = f"{self.store.config.prefix}:{MARK}write-probe"
         with translated_errors():
