@@ -65,8 +65,7 @@ class Changes:
             found = [self._context.find(key) for key in keys[:MAX_SELECTED]]
             views = [view for view in found if view is not None]
         elif query.selects:
-            start = request.query_params.get("cursor", "")
-            views, cursor = self._context.page(query, start, MAX_SELECTED // 2)
+            views, cursor = self._context.page(query, "", MAX_SELECTED)
         else:
             raise HTTPException(400, "Select records by state, task, age or text.")
         shown = [(str(view.key), version(view)) for view in views]

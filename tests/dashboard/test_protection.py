@@ -229,7 +229,7 @@ QUERIES = {
     "records": ("state", "task", "older_than", "label", "limit", "cursor"),
     "api/records": ("state", "task", "older_than", "label", "limit", "cursor"),
     "search": ("q",),
-    "forget": ("key", "state", "task", "older_than", "label", "cursor"),
+    "forget": ("key", "state", "task", "older_than", "label"),
     "explain": ("task",),
     "": ("x",),
     "api/stats": ("x",),
