@@ -148,8 +148,8 @@ class Settings:
     )
     #: Decides what happens to a duplicate while another execution runs. ``retry``: it is retried
     #: after 1 s, then after twice that, up to one lease. ``wait``: it stays in the worker for up to
-    #: ``wait_timeout``, then retries. ``raise``: ConflictError. ``ignore``: it ends. ``reject``: it
-    #: goes to the broker's dead-letter queue.
+    #: ``wait_timeout`` while the other one runs, then retries. ``raise``: ConflictError.
+    #: ``ignore``: it ends. ``reject``: it goes to the broker's dead-letter queue.
     on_conflict: str = _option("retry", *_one_of(*ON_CONFLICT))
     #: The longest wait of ``on_conflict="wait"``; at most half of the task's time limits.
     wait_timeout: float = _option(10.0, *_seconds(0))

@@ -40,7 +40,7 @@ from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
 from celery_idempotent.record import layout, reservation
 from celery_idempotent.record.payload import ERROR, RESULT, Payload
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import breaker, commands
 from celery_idempotent.store.scripts import Reply
 
@@ -109,9 +109,10 @@ async def begin(call: ActiveCall) -> End | None:
         if isinstance(admission, Finished):
             return await replay_or_requeue(call, admission.record, sent=admission.sent)
         if isinstance(admission, Held):
-            waits = call.settings.on_conflict == "wait"
-            left = since + call.data.wait_timeout - lease_now() if waits else 0.0
             record, reply = admission.record, admission.reply
+            # A message for which the key is reserved may need this very process to begin.
+            waits = call.settings.on_conflict == "wait" and record.state is not State.RESERVED
+            left = since + call.data.wait_timeout - lease_now() if waits else 0.0
             if left <= 0:
                 return conflict.apply_policy(
                     call, record, returns=reply.case == "later", now_ms=reply.now_ms
