@@ -355,6 +355,9 @@ def release_command(
 ) -> Command:
     """Returns the command that gives the key back, for the execution of `call` with `token`."""
     settings, data = call.settings, call.data
+    if disposition.died:
+        about = call.key, data.task_id, data.worker
+        return commands.abandon(*about, root=data.root, grace_ms=0, reason="process_exit")
     return commands.release(
         call.key,
         token,

@@ -74,6 +74,8 @@ class Release:
     awaited: int = 0
     #: Whether the message has ended: its copies get the error, and other calls may run.
     final: bool = False
+    #: Whether the execution counts as one that died, for ``max_attempts``.
+    died: bool = False
 
 
 @dataclass(frozen=True, slots=True)

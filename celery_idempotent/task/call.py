@@ -222,7 +222,8 @@ class TaskCall:
         # Whether Celery stores the error and acknowledges the message.
         stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
         acks = not self._request.is_eager and acknowledged(self.sender, "failure")
-        return outcome, Release(final=stored and acks)
+        died = not self._request.is_eager and _exits_by_itself(error)
+        return outcome, Release(final=stored and acks, died=died)
 
     def replacement(self, sig: Signature) -> Delegate:
         """Prepares `sig` to replace the task, and returns the consequence for the key."""
@@ -502,3 +503,13 @@ def acknowledged(task: Task, after: str) -> bool:
 def worker_name(nodename: str | None, pid: int) -> str:
     """Returns ``nodename/pid``, the name of a process that runs executions."""
     return f"{nodename or gethostname()}/{pid}"
+
+
+def _exits_by_itself(error: BaseException) -> bool:
+    """Returns whether the body ends its process, rather than the worker that shuts down.
+
+    Celery raises subclasses of SystemExit, and billiard one with a negative code for a signal.
+    """
+    if type(error) is SystemExit:
+        return not (isinstance(error.code, int) and error.code < 0)
+    return isinstance(error, KeyboardInterrupt)

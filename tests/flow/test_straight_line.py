@@ -376,7 +376,7 @@ def test_commands_are_those_of_the_flow(
 @pytest.fixture
 def terminated() -> Iterator[None]:
     def leave(*_: Any) -> None:
-        raise SystemExit(15)
+        raise SystemExit(-241)  # as billiard does at SIGTERM
 
     before = signal.signal(signal.SIGTERM, leave)
     yield

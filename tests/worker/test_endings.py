@@ -57,7 +57,7 @@ class TestExits:
 
         assert result.get(timeout=SOON) == "back"
         assert [run.end for run in ledger.runs(order)] == [way, "returned"]
-        assert [run.attempt for run in ledger.runs(order)] == [1, 1]
+        assert [run.attempt for run in ledger.runs(order)] == [1, 2]
 
 
 class TestTimeLimits:
