@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,16 +21,25 @@ _MAX_MEMBERS = 100_000
 
 
 def normalised(
-    serializer: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    serializer: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    dump: Callable[..., Any] | None = None,
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Returns arguments as `serializer` reads them after writing them.
 
     Plain arguments are returned unchanged, because serializers do not change them. Arguments that
     the serializer cannot write are also returned unchanged: the call may use another serializer, or
     else publisher and worker fail in the same way.
+
+    Args:
+        dump: replaces pydantic models as Celery does before it publishes them; None: it does not.
     """
     if not _is_plain(*args, *kwargs.values()):
         with suppress(Exception):
+            if dump and serializer != "pickle":
+                args, kwargs = dump(args, kwargs)
             content_type, encoding, data = serialization.dumps(
                 [list(args), dict(kwargs)], serializer
             )

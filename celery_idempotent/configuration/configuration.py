@@ -87,7 +87,11 @@ class TaskConfiguration:
                     "whose body needs a connection: set idempotency_shadow = False on this task"
                 )
             self.settings = settings.in_shadow(options) if self.in_shadow else options
-            normalise = partial(normalised, task.serializer)
+            # Celery 5.7 and later, for a task with ``pydantic=True``.
+            dump = getattr(task.run, "dump_arguments", None)
+            if dump is not None:
+                dump = partial(dump, bound=not _is_static(task))
+            normalise = partial(normalised, task.serializer, dump=dump)
             #: What the task's options add to the flow of a call.
             self.plan = plan_for(self.settings)
             self.rule = KeyRule(task.name, options.key, _signature_of(task), normalise)
@@ -258,10 +262,15 @@ def _check_body(task: type[Task]) -> None:
         )
 
 
+def _is_static(task: type[Task]) -> bool:
+    """Returns whether the body does not take ``self``."""
+    return isinstance(inspect.getattr_static(task, "run"), staticmethod)
+
+
 def _signature_of(task: type[Task]) -> inspect.Signature:
     """Returns the signature of the task's body without ``self``."""
     signature = inspect.signature(task.run)
-    if isinstance(inspect.getattr_static(task, "run"), staticmethod):
+    if _is_static(task):
         return signature
     parameters = list(signature.parameters.values())
     return signature.replace(parameters=parameters[1:])

@@ -13,8 +13,10 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
+from celery import Celery, Task
 from kombu import serialization
 
+from celery_idempotent import IdempotentTask
 from celery_idempotent.configuration.arguments import normalised
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.rule import KeyRule
@@ -237,3 +239,22 @@ def test_arguments_that_cannot_be_serialised_are_returned_unchanged() -> None:
         args, kwargs = normalised("json", (value,), {})
         assert args[0] is value
         assert kwargs == {}
+
+
+@pytest.mark.skipif(not hasattr(Task, "_dump_pydantic_arguments"), reason="Celery does not dump")
+@pytest.mark.parametrize("bind", [False, True])
+def test_a_pydantic_model_has_the_key_of_its_message(bind: bool) -> None:
+    model = pytest.importorskip("pydantic").create_model("Order", id=(int, ...))
+
+    def pay(order: Any) -> None: ...
+
+    def pay_bound(self: IdempotentTask, order: Any) -> None: ...
+
+    body = pay_bound if bind else pay
+    body.__annotations__["order"] = model
+    app = Celery("shop", backend="redis://", set_as_current=False)
+    task = app.task(body, base=IdempotentTask, bind=bind, pydantic=True, shared=False)
+
+    key = task.idempotency_key_of(model(id=1))
+    assert key == task.idempotency_key_of({"id": 1})
+    assert key != task.idempotency_key_of(model(id=2))
