@@ -7,7 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery_idempotent.errors import LeaseLostError, StoreUnavailableError, TransactionError
+from celery_idempotent.errors import (
+    IdempotencyError,
+    LeaseLostError,
+    StoreUnavailableError,
+    TransactionError,
+)
 from celery_idempotent.events import table
 from celery_idempotent.extensions.outbox import (
     begin_at_rows,
@@ -39,6 +44,8 @@ class Steps(Extension):
         self._databases: set[Database] = set()
         #: The values of the steps that this execution has run.
         self._payloads: dict[str, Payload] = {}
+        #: The names of the steps that run now.
+        self._running: set[str] = set()
         #: Seconds of `lease.clock`.
         self._settling_since = 0.0
 
@@ -60,6 +67,18 @@ class Steps(Extension):
                 self._remember(Database(transaction))
             return Result(await call.codec.decode_field(Payload(*stored), key, step_field(name)))
         steps.write(name, "", b"")  # refuses an invalid name before `func` runs
+        if call.settled:
+            raise IdempotencyError(f"{key}: step {name!r} begins after the end of its execution")
+        if name in self._running:
+            raise IdempotencyError(f"{key}: step {name!r} is running; give each step its own name")
+        self._running.add(name)
+        try:
+            return await self._run(name, func, transaction)
+        finally:
+            self._running.discard(name)
+
+    async def _run(self, name: str, func: Callable[[], Any], transaction: Any) -> Outcome:
+        call = self.call
         if transaction not in (None, True):
             return await self._run_in_transaction(name, func, self._database(name, transaction))
         outcome = await call.runtime.run(func)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent import IdempotentTask, ResultNotStoredError
+from celery_idempotent import IdempotencyError, IdempotentTask, ResultNotStoredError
 
 Make = Callable[..., IdempotentTask]
 
@@ -85,3 +85,17 @@ def test_without_a_store_the_types_are_the_same(task: Make) -> None:
     shipping = task(book_a_pair, on_store_error="run", **unavailable)
 
     assert shipping.delay("1").get() == "list"
+
+
+def test_a_step_does_not_begin_within_itself_or_after_the_end(task: Make) -> None:
+    executions = []
+
+    def body(self: IdempotentTask, order: str) -> None:
+        step = self.idempotency.step
+        executions.append(self.idempotency)
+        with pytest.raises(IdempotencyError, match="step 'charge' is running"):
+            step("charge", lambda: step("charge", int))
+
+    task(body).delay("1")
+    with pytest.raises(IdempotencyError, match="begins after the end of its execution"):
+        executions[0].step("mail", int)
