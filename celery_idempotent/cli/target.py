@@ -12,7 +12,7 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.lookup import Target, find_outcome, find_record
-from celery_idempotent.printable import did_you_mean
+from celery_idempotent.printable import did_you_mean, one_line
 from celery_idempotent.store.inspection.record_query import (
     RecordFilter,
     find_task,
@@ -92,22 +92,19 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -
     hint = "" if task_name in known else did_you_mean(task_name, known)
     if any(key_of(name, store.config.prefix) for store in stores):
         raise click.ClickException(f"{name} is absent{hint}")
-    if not name.isascii() or "[" in name or "{" in name:
-        raise click.UsageError(
-            f"{name!r} is neither a task of this app, nor a key, nor a task id{hint}"
-        )
+    shown = one_line(name)
     found = find_task(stores, name)
     if isinstance(found, RecordView):
         return Target(found.key, found, duplicate=name if found.reference else "")
     if found is None:
         what = "key" if ":" in name else "task of this app"
         raise click.ClickException(
-            f"{name} is not a {what}, and no record has the task id {name}{hint}"
+            f"{shown} is not a {what}, and no record has the task id {shown}{hint}"
         )
     keys = (key_of(found.key, store.config.prefix) for store in stores if may_be_absent)
     if (key := next(keys, None)) is not None:
         return Target(key, None, duplicate=name)
-    raise click.ClickException(f"{name} {describe(found)}, under {found.key}, which is absent now")
+    raise click.ClickException(f"{shown} {describe(found)}, under {found.key}, which is absent now")
 
 
 def describe(reference: Reference) -> str:

@@ -29,6 +29,11 @@ def check(app: Celery) -> Iterator[Finding]:
         Check(app.conf.task_always_eager, "eager", Severity.WARNING,
             "task_always_eager is on", "task_always_eager = False",
             "tasks run in the process that calls them: after a crash nothing redelivers them"),
+        Check(app.conf.worker_deduplicate_successful_tasks, "successful-tasks", Severity.WARNING,
+            "worker_deduplicate_successful_tasks is on",
+            "worker_deduplicate_successful_tasks = False",
+            "a redelivered message is acknowledged before the library sees it: a callback or a "
+            "chord that its dead worker did not send is lost"),
     )  # fmt: skip
     periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     for task in app_tasks.tasks(app):

@@ -186,16 +186,16 @@ class TestShow:
             ("shop.charge", "[42, 999]"),
             ("KEY",),
             ("idem:KEY",),
-            ("the-task-id",),
+            ("[é] task id",),
         ],
     )
     def test_finds_a_record_by_any_of_its_names(self, shop: Shop, names: tuple[str, ...]) -> None:
-        shop.charge.apply((42, 999), task_id="the-task-id")
+        shop.charge.apply((42, 999), task_id="[é] task id")
         key = str(shop.charge.idempotency_key_of(42, 999))
 
         shown = shop.json("show", *(name.replace("KEY", key) for name in names))
 
-        assert (shown["key"], shown["task_id"]) == (key, "the-task-id")
+        assert (shown["key"], shown["task_id"]) == (key, "[é] task id")
         assert shown["result"] == {"order": 42, "amount": 999}
 
     @pytest.mark.parametrize("name", ["KEY", "pack:KEY"])

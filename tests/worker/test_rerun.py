@@ -153,7 +153,7 @@ class TestOfEachKind:
 
         output = celery(shop.app, "rerun", key, "--yes", "--completed", code=1)
 
-        assert "publish the call with its arguments" in output
+        assert "publish the call again" in output
 
     def test_a_message_that_has_expired_in_redis(self, shop: Shop, order: str) -> None:
         fail(shop, order)

@@ -93,7 +93,8 @@ def _parts(body: bytes, boundary: bytes) -> list[bytes] | None:
     between the parts, or if these lines violate RFC 2046, as parsers then read different parts.
     """
     preamble, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary)
-    if preamble or len(parts) < 2 or body.count(boundary) != len(parts):
+    # Some clients begin with a line break.
+    if preamble not in (b"", b"\r\n") or len(parts) < 2 or body.count(boundary) != len(parts):
         return None
     if parts[-1] not in (b"--", b"--\r\n"):
         return None

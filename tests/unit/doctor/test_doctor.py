@@ -317,11 +317,11 @@ class TestTasks:
         assert (finding.name, finding.subject) == ("periodic-key", "shop.tidy")
         assert "TASK_ID" in finding.setting
 
-    def test_task_always_eager_is_found(self) -> None:
-        app = shop(task_always_eager=True)
+    def test_settings_of_the_worker_are_found(self) -> None:
+        app = shop(task_always_eager=True, worker_deduplicate_successful_tasks=True)
         add(app)
 
-        assert names(tasks.check(app)) == {"eager"}
+        assert names(tasks.check(app)) == {"eager", "successful-tasks"}
 
 
 class TestReport:
