@@ -254,7 +254,9 @@ class TestDiscardedMessages:
     def test_expires_of_the_task_applies(
         self, monkeypatch: pytest.MonkeyPatch, shop: Shop, order: str
     ) -> None:
-        monkeypatch.setattr(shop.app.tasks["shop.pack"], "expires", 0.5)
+        task = shop.app.tasks["shop.pack"]
+        monkeypatch.setattr(task, "expires", 0.5)
+        monkeypatch.setattr(task, "_exec_options", None)  # Celery caches it there
         pack.apply_async((order,), queue=UNCONSUMED_QUEUE)
 
         eventually(lambda: pack.idempotency_record(order) is None, "it has expired", seconds=5)
