@@ -85,7 +85,7 @@ def test_json_is_ascii(hostile: Shop, command: str) -> None:
 
 
 def test_an_error_quotes_none(hostile: Shop) -> None:
-    output = hostile.celery("show", f"{HOSTILE}4", code=2)
+    output = hostile.celery("show", f"{HOSTILE} absent", code=1)
     output += hostile.celery("show", "\x1b2J\x7f", code=1)
     output += hostile.celery("explain", HOSTILE, code=1)
 
