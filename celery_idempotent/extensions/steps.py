@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -44,8 +45,9 @@ class Steps(Extension):
         self._databases: set[Database] = set()
         #: The values of the steps that this execution has run.
         self._payloads: dict[str, Payload] = {}
-        #: The names of the steps that run now.
+        #: The names of the steps that run now, and for threads of the body that begin one at once.
         self._running: set[str] = set()
+        self._lock = threading.Lock()
         #: Seconds of `lease.clock`.
         self._settling_since = 0.0
 
@@ -59,23 +61,31 @@ class Steps(Extension):
         """
         call = self.call
         key = str(call.key)
-        if name in self._payloads:
-            return Result(call.codec.values.restore(self._payloads[name]))
-        stored = steps.read(call.steps_body, key).get(name)
+        with self._lock:
+            payload = self._payloads.get(name)
+            stored = None if payload else steps.read(call.steps_body, key).get(name)
+            if payload is None and stored is None:
+                self._claim(name)
+        if payload is not None:
+            return Result(call.codec.values.restore(payload))
         if stored is not None:
             if transaction not in (None, True):
                 self._remember(Database(transaction))
             return Result(await call.codec.decode_field(Payload(*stored), key, step_field(name)))
-        steps.write(name, "", b"")  # refuses an invalid name before `func` runs
-        if call.settled:
-            raise IdempotencyError(f"{key}: step {name!r} begins after the end of its execution")
-        if name in self._running:
-            raise IdempotencyError(f"{key}: step {name!r} is running; give each step its own name")
-        self._running.add(name)
         try:
             return await self._run(name, func, transaction)
         finally:
             self._running.discard(name)
+
+    def _claim(self, name: str) -> None:
+        """Refuses a step that may not run, before `func` does."""
+        steps.write(name, "", b"")  # refuses an invalid name
+        key = self.call.key
+        if self.call.settled:
+            raise IdempotencyError(f"{key}: step {name!r} begins after the end of its execution")
+        if name in self._running:
+            raise IdempotencyError(f"{key}: step {name!r} is running; give each step its own name")
+        self._running.add(name)
 
     async def _run(self, name: str, func: Callable[[], Any], transaction: Any) -> Outcome:
         call = self.call

@@ -355,7 +355,8 @@ def release_command(
 ) -> Command:
     """Returns the command that gives the key back, for the execution of `call` with `token`."""
     settings, data = call.settings, call.data
-    if disposition.died:
+    # `abandon` compares no token: under an expired lease, another thread may run the message.
+    if disposition.died and call.lease is not None and call.lease.trusted:
         about = call.key, data.task_id, data.worker
         return commands.abandon(*about, root=data.root, grace_ms=0, reason="process_exit")
     return commands.release(
