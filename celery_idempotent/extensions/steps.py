@@ -201,4 +201,5 @@ class Steps(Extension):
         if reply.case == "lost":
             call.report_lease_lost(reply.raw)
             raise LeaseLostError(f"{call.key}: another execution has taken over")
-        call.steps_body += entry
+        with self._lock:
+            call.steps_body += entry
