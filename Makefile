@@ -60,7 +60,7 @@ chaos: .venv/test  ## Inject faults by a seeded schedule, also for other librari
 		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(TRANSACTION),--transaction) $(if $(AUDIT),--audit)
 
 .PHONY: versions
-versions: .venv/test  ## The same faults while workers of another commit run beside these, which then replace them, and are replaced (OLD=commit SEEDS= TASKS= SEED=)
+versions: .venv/test  ## The same faults with workers of this and another commit, then of this one alone, then of the other alone (OLD=commit SEEDS= TASKS= SEED=)
 	@$(BIN)/python -m labs.chaos --old $(or $(OLD),HEAD~1) --tasks $(or $(TASKS),3000) $(if $(SEED),--seed $(SEED)) --seeds $(or $(SEEDS),6)
 
 .PHONY: proof
@@ -76,7 +76,7 @@ history: .venv/test  ## Record the calls of many processes under faults, and fin
 	@$(BIN)/python -m labs.history $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS))
 
 .PHONY: redelivery
-redelivery: .venv/test  ## Kill whole workers under load, and time when their messages begin elsewhere (TRIALS= AFTER= LEASE= RELIER=python); FAULTS=1: a table of faults; COST=1: of 1,000 messages; HOUR=1: the deliveries of a living worker
+redelivery: .venv/test  ## Kill whole workers under load, and time how soon their messages begin elsewhere (TRIALS= AFTER= LEASE= RELIER=python); FAULTS=1: a table of faults; COST=1: the cost of 1,000 messages; HOUR=1: the deliveries of a living worker
 	@$(BIN)/python -m labs.redelivery$(if $(HOUR),.hour)$(if $(FAULTS),.faults)$(if $(COST),.cost) $(if $(TRIALS),--trials $(TRIALS)) $(if $(AFTER),--after $(AFTER)) $(if $(LEASE),--lease $(LEASE)) $(if $(RELIER),--relier $(RELIER))
 
 .PHONY: hostile
@@ -108,7 +108,7 @@ matrix: .venv/test  ## Run the core tests with each supported Python and Celery
 	@$(BIN)/python -m labs.matrix $(if $(CORNERS),--corners) -- $(SPREAD)
 
 .PHONY: lint
-lint: .venv/dev  ## Check style, types, import contracts and private words
+lint: .venv/dev  ## Check style, types, import contracts and words of an earlier vocabulary
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

@@ -1,4 +1,4 @@
-"""What a task costs with celery-idempotent, more than without."""
+"""What celery-idempotent adds to the cost of a task."""
 
 from __future__ import annotations
 

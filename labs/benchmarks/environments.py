@@ -32,8 +32,8 @@ Entries = Mapping[str, tuple[str, Mapping[str, Any]]]
 CONTESTANTS_ONLY: Entries = {
     each.name: (each.name, {}) for each in CONTESTANTS if each not in PEERS_IN_ENVIRONMENTS
 }
-#: celery-idempotent keeps its records where it does by default: in the result backend, whose result
-#: it then writes.
+#: celery-idempotent keeps its records in the result backend, as by default, and writes Celery's
+#: result with them.
 OURS_BY_DEFAULT: Entries = {OURS.name: (OURS.name, {"settings": {"idempotency_redis_url": None}})}
 WITH_CONTROL: Entries = {**CONTESTANTS_ONLY, **OURS_BY_DEFAULT, CONTROL: (PLAIN.name, {})}
 WITH_UNFUSED: Entries = {

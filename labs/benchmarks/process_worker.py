@@ -1,7 +1,7 @@
 """``python -m labs.benchmarks.process_worker``: a worker with one task.
 
-Unlike ``celery worker``, a worker of plain Celery does not load the commands of celery-idempotent,
-which is installed beside it: it is as it would be without.
+Unlike ``celery worker``, it hides the commands of celery-idempotent, which is installed, from a
+worker of plain Celery.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from tests.servers.program import die_with_parent
 RATE = 100
 #: Messages in the queue at which the publisher waits.
 BACKLOG = 400
-#: Of the calls, every so many is a duplicate.
+#: One call in this many is a duplicate.
 DUPLICATES = 4
 
 assert app is not None

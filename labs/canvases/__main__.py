@@ -63,8 +63,8 @@ REDELIVERY = 3
 VISIBILITY_TIMEOUT = 8
 #: Seconds for all that was published to end after the last fault.
 SETTLE = 90.0
-#: A result that waits for a message which kombu took by BRPOP, and of which it was killed before
-#: it stored that the message is unacknowledged.
+#: A result that waits for a message that kombu took by BRPOP: the worker was killed before kombu
+#: stored that the message is unacknowledged.
 VANISHED = "PENDING, a message vanished in kombu"
 UNIT_VANISHED = "lost, a message vanished in kombu"
 #: Celery ends a chord with an error if its connection is cut while it collects the results.
@@ -150,7 +150,7 @@ class Run:
         )
 
     def follow_messages(self) -> None:
-        """Counts the messages in the queues, by what Redis is asked."""
+        """Counts the messages in the queues, by the commands that Redis gets."""
         # Another user, since the connections of the default one are cut.
         self.redis.acl_setuser("judge", enabled=True, nopass=True, categories=["+@all"])
         redis = self.server.client(username="judge", password="", socket_timeout=None)
@@ -245,7 +245,7 @@ class Run:
         command, call = published.shape.operated
         unit = call.args[0]
         if self.ours:
-            self.operated[unit] += 1  # also if Redis replies no more
+            self.operated[unit] += 1  # even if Redis no longer replies
             with contextlib.suppress(StoreUnavailableError):
                 done = self.change(command, call, force=force)
                 self.operated[unit] -= not done
@@ -253,7 +253,7 @@ class Run:
         published.results.append(persist(published.shape.publish))
 
     def change(self, command: str, call: Signature, *, force: bool) -> bool:
-        """Returns whether the command, as of the command line, has changed anything."""
+        """Runs `command` as the command line does; returns whether it has changed anything."""
         tasks = app_tasks.load(self.app)
         try:
             (target,) = resolve_records(tasks, (call.task, json.dumps(call.args)), None)
@@ -301,7 +301,7 @@ class Run:
                     os.kill(worker.process.pid, signal.SIGUSR1)
 
     def judge(self, published: list[Published]) -> Iterator[tuple[str, str, str]]:
-        """Yields what is wrong: the kind of canvas, what, and its name."""
+        """Yields what is wrong: the kind of canvas, the fault, and the name of the unit."""
         ends, sent = self.ends(), {task_id for task_id, _ in self.queued}
         for kind, shape, results in published:
             if shape.reserved:

@@ -73,7 +73,7 @@ class Contestant(ABC):
 class PeerInEnvironment(Contestant):
     """A library that is installed into an environment of its own, for its workers.
 
-    Elsewhere its tasks are Celery's: what these libraries do, they do in the worker.
+    Elsewhere its tasks are Celery's: these libraries act only in the worker.
     """
 
     number: ClassVar[str]

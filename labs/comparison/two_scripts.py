@@ -68,7 +68,7 @@ class TwoScriptsTask(Task):
 
     @property
     def backend(self) -> Any:
-        """The result backend, but once after a run one that writes nothing."""
+        """The result backend; the first time after each run, one that writes nothing."""
         backend = Task.backend.fget(self)
         if self._is_written:
             self._is_written = False

@@ -2,8 +2,8 @@
 
 Each incident has a worker with four processes, the broker, the records and the ledger on a server
 each, a Prometheus with the rules of docs/alerts.yml, the command doctor again and again, and the
-dashboard's process. The rules have no ``for`` here, which the table names, and the broker counts as
-unavailable after 10 seconds instead of 120.
+dashboard's process. The rules run without their ``for``, which the table names, and the broker
+counts as unavailable after 10 seconds instead of 120.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KNOWN = [
     *("not-canonical", "reject-on-worker-lost", "disabled", "fail-open", "store-result"),
     *("ignore-result", "persistence", "replicas", "recovery"),
 ]
-#: Seconds between two looks; after which a place is not looked at any more; of the log at least.
+#: Seconds between two looks; of looking at a place, at most; of counting the log, at least.
 INTERVAL, LIMIT, COUNTED = 0.2, 60.0, AWAY + 5.0
 #: What the overview says: its alerts, tiles, findings and bad rows.
 SAYINGS = re.compile(

@@ -66,7 +66,7 @@ class DiskFull(OneServer):
     """No file can grow: like a full disk, but for this server only."""
 
     def start(self) -> Mapping[str, Any]:
-        # With appendfsync always, Redis ends.
+        # With appendfsync always, Redis exits.
         config = {"appendonly": "yes", "appendfsync": "everysec"}
         self.store = self.servers.enter_context(RedisServer.start(config=config))
         return {"idempotency_redis_url": self.store.url}

@@ -39,7 +39,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 #: Calls per second, and the longest of them in seconds: they occupy the victim's four processes.
 RATE, LONGEST = 12.0, 1.0
-#: One call in so many has a countdown, in seconds.
+#: One call in this many has a countdown, in seconds.
 ETA_EVERY, COUNTDOWN = 5, 6.0
 #: Seconds under load before the kill.
 LOAD = (2.0, 5.0)

@@ -31,7 +31,7 @@ from tests.servers.redis_server import RedisServer
 
 #: Seconds for which results and records are kept, so that their number does not grow.
 RETENTION = 20
-#: Seconds between the requests to each web process; of these, every so many is a duplicate.
+#: Seconds between the requests to each web process; one request in this many is a duplicate.
 REQUEST_INTERVAL, DUPLICATES = 0.1, 4
 #: Seconds for which the server is frozen.
 FREEZE = 2.0
