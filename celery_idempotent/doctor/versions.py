@@ -12,7 +12,7 @@ from packaging.version import Version
 from celery_idempotent.doctor.finding import Finding, Severity
 
 #: The oldest tested versions.
-OLDEST = {"celery": "5.3", "kombu": "5.3", "redis": "4.5"}
+OLDEST = {"celery": "5.3", "kombu": "5.3", "redis": "4.5.2"}
 #: Since this version, kombu's Redis transport refuses older redis.
 STRICT_KOMBU, REDIS_OF_STRICT_KOMBU = "5.7", "6.4"
 
