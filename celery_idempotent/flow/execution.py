@@ -168,7 +168,7 @@ class AsyncExecution(BaseExecution):
     async def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T: ...
 
     async def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`Execution.step`; an awaitable that `func` returns is awaited."""
+        """As :meth:`Execution.step`, without `transaction`; an awaitable result is awaited."""
         if self._protection is None:
             value = func(*args, **kwargs)
             return self._returned_by(name, await value if inspect.isawaitable(value) else value)

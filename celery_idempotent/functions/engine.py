@@ -59,7 +59,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_NAME = "calls"
 
-#: The values that apply outside tasks; the others requeue or reject a message.
+#: The values that apply outside tasks; the others need a message.
 _ALLOWED_POLICIES = {
     "on_conflict": ("wait", "raise"),
     "on_store_error": ("raise", "run"),
@@ -438,7 +438,7 @@ class Idempotency:
             if choices and value not in choices:
                 raise SettingsError(
                     f"{where}: {option} must be {' or '.join(map(repr, choices))} outside tasks, "
-                    "because there is no message to requeue, ignore or reject"
+                    "because the other values need a message"
                 )
         built = settings.build(self._overridden(options), where)
         default = self.app.conf.result_serializer if self.app else "json"
@@ -490,7 +490,7 @@ class Block:
 
 
 def _configured_options(app: Celery) -> dict[str, Any]:
-    """Returns the settings of the app by name, except those for tasks only.
+    """Returns the app's settings by name, without the policies and those for tasks only.
 
     ``transaction`` is excluded too, since coroutines cannot use it.
     """

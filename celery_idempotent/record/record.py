@@ -36,9 +36,9 @@ class Record:
     key: str
     #: Name of the task.
     task: str
-    #: Id of the task whose execution holds the key, or stored its outcome.
+    #: Id of the task that holds the key, has it reserved, or stored its outcome.
     task_id: str
-    #: ``nodename/pid`` of the process that ran it; empty while RESERVED.
+    #: ``nodename/pid`` of the process that ran it; empty while RESERVED for a message.
     worker: str
     #: Fencing token: a number that only grows for a key.
     token: int

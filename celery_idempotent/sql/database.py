@@ -155,7 +155,7 @@ class Database:
         return len(rows), rows[-1][1] if rows else after
 
     def find(self, prefix: str, key: Key) -> Row | None:
-        """Returns the committed row of `key` for display, even one without an outcome.
+        """Returns the committed row of `key`, even one without an outcome.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.

@@ -69,7 +69,7 @@ class DjangoEngine:
 
 
 class DjangoSession:
-    """A durable ``atomic()`` block on this thread's connection."""
+    """An ``atomic()`` block on this thread's connection."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias

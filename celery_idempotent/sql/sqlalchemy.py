@@ -110,8 +110,8 @@ class SQLAlchemySession(Session):
         if durable:
             raise TransactionError(
                 f"idempotency_transaction {name!r} cannot begin inside another transaction of this "
-                "engine, because it could wait for its locks for ever: publish the task, or call "
-                "it as a function, which joins that transaction; call functions, blocks and "
+                "engine, because it could wait for that one's locks for ever: publish the task, or "
+                "call it as a function, which joins that transaction; call functions, blocks and "
                 "batches with a key before or after it"
             )
         if self.engine.get_execution_options() != outer.engine.get_execution_options():

@@ -400,7 +400,7 @@ class IdempotentTask(Task):
         return signature
 
     def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Signature:
-        """Returns the signature of a call, as Celery does; it rejects unknown options."""
+        """Returns the signature of a call, as Celery does; its `set` rejects misspelt options."""
         return call_options.CallSignature(self, args, *starargs, **{"app": self.app, **starkwargs})
 
     subtask = signature
