@@ -4,7 +4,7 @@
 -- so task id and worker identify the execution; if the child has begun another one since, that one is left
 -- alone. The record gets a token that no execution has: a child that lives a moment longer can neither
 -- extend the lease nor complete. If the execution has ended and the child died before its continuation was
--- sent, the next delivery sends that.
+-- sent, the next delivery sends it.
 --
 -- If the message does not return to the broker, the death is final: copies of the message get the error,
 -- as after `release`. It still counts as a death.

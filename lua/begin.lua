@@ -198,7 +198,7 @@ if raw then
   else
     local unanswered = stored_id ~= '' and string.find(unanswered_ids, stored_id, 1, true)
     if at > now and not unanswered and not is_replacement and not is_awaited then
-      -- Not each time, since each change wakes all calls that wait for one.
+      -- Not each time, since each change of the record wakes all calls that wait for it.
       if state == 'S' and min_retention_ms and kept_ms(stored_format, 0, now) < min_retention_ms / 2 then
         raw = pack(state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner,
           (string.gsub(stored_format, ',%d+$', '')) .. string.format(',%.0f', now + min_retention_ms), string.sub(raw, position))

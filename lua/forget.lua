@@ -1,6 +1,6 @@
 -- forget: deletes the record on an operator's command, whatever its state.
 --
--- Entries stay: copies of a message that has ended in an error still get that.
+-- Entries stay: copies of a message that has ended in an error still get the error.
 --
 -- KEYS
 --   record             the key's record

@@ -45,7 +45,7 @@ class Steps(Extension):
         self._databases: set[Database] = set()
         #: The values of the steps that this execution has run.
         self._payloads: dict[str, Payload] = {}
-        #: The names of the steps that run now, and for threads of the body that begin one at once.
+        #: The names of the running steps. The lock keeps two threads from beginning the same one.
         self._running: set[str] = set()
         self._lock = threading.Lock()
         #: Seconds of `lease.clock`.

@@ -53,7 +53,7 @@ class ActiveCall:
 
     Args:
         data: the call, as the caller has handed it in.
-        codec: for the runtime.
+        codec: blocking or asynchronous, like the runtime.
         plan: the additions of the call's options.
     """
 

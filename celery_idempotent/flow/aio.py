@@ -198,7 +198,7 @@ def _log_failure(flow: _Flow) -> None:
 
 
 async def _until_replied(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Awaits a command in its own task, because its timeouts cancel the task that awaits it."""
+    """Awaits a command in a new asyncio task, since a timeout of redis-py cancels its task."""
     task = asyncio.ensure_future(send())
     await _first_of(task)
     if task.cancelled():

@@ -27,7 +27,7 @@ from celery_idempotent.errors import NotReadyError, ResultNotStoredError
 from celery_idempotent.printable import one_line
 
 #: Exceptions that control Celery or its pool; a MemoryError ends a prefork worker. WorkerLostError
-#: is storable, for copies of a lost message: Celery requeues a message after it only once.
+#: is storable, for copies of a lost message: Celery requeues a lost message only once.
 _CONTROL_FLOW = (TaskPredicate, Terminated, MemoryError)
 
 

@@ -124,7 +124,7 @@ class RedisBroker(OwnConnection):
             channel.client.zadd(channel.unacked_index_key, dict.fromkeys(batch, score), xx=True)
 
     def restore(self) -> None:
-        """See `OwnConnection`; kombu does so only every 100 s, in the solo pool between tasks."""
+        """See `OwnConnection`; kombu does so every 100 s, in the solo pool only between tasks."""
         channel = self.channel
         channel.qos.restore_visible(num=channel.unacked_restore_limit, interval=1)
 
@@ -147,7 +147,7 @@ def hide_from_delivery_on(qos: Any, seconds: float, includes: Callable[[Any], bo
     """Makes kombu hide messages for `seconds` as it receives them, without another round trip.
 
     Celery also replaces a method of this object (``worker_disable_prefetch``). If another version
-    of kombu stores the score in another way, the first renewal follows within a second.
+    of kombu stores the score in another way, the first renewal sets it within a second.
 
     Args:
         qos: of the consumer's channel.

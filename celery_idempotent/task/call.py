@@ -408,7 +408,7 @@ class TaskCall:
         """Publishes the message of `task` again.
 
         Its expiry is kept only in a header. Celery would also pass it to the broker, which drops
-        every expired message; a worker runs one whose execution began in time.
+        every expired message; a worker still runs one whose execution began before that.
         """
         request = self._request
         expires = request.expires
@@ -506,9 +506,9 @@ def worker_name(nodename: str | None, pid: int) -> str:
 
 
 def _exits_by_itself(error: BaseException) -> bool:
-    """Returns whether the body ends its process, rather than the worker that shuts down.
+    """Returns whether the body ends its process; a shutdown of the worker does not count.
 
-    Celery raises subclasses of SystemExit, and billiard one with a negative code for a signal.
+    Celery's shutdown raises a subclass of SystemExit, billiard's on a signal has a negative code.
     """
     if type(error) is SystemExit:
         return not (isinstance(error.code, int) and error.code < 0)

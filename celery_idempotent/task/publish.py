@@ -35,8 +35,8 @@ from celery_idempotent.task.result import RecordResult
 
 logger = logging.getLogger(__name__)
 
-#: Options of a call on which something else depends. Even a duplicate with one is published: the
-#: worker replays the outcome and sends the continuation. The last task of a canvas and the
+#: Options which show that something depends on the call. Even a duplicate with one is published:
+#: the worker replays the outcome and sends the continuation. The last task of a canvas and the
 #: replacement of a task have a parent, and others already wait for their id.
 _CANVAS_OPTIONS = frozenset(
     {"link", "link_error", "chain", "chord", "group_id", "parent_id", "replaced_task_nesting"}

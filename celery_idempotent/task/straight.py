@@ -2,9 +2,9 @@
 
 It does the same as the flow (:mod:`celery_idempotent.flow.flow`), for a message without a
 continuation that runs at its first attempt and returns a value, or that gets such a value as a
-duplicate. Its commands are templates, made from those of the flow. It applies no policy. The flow
-takes every other message before anything is sent, continues a call after any other reply to its
-begin, and settles one whose body has raised an error or used ``self.idempotency``.
+duplicate. Its commands are templates, made from those of the flow. It applies no policy. All
+other messages go to the flow before anything is sent. The flow also continues a call after any
+other reply to its begin, and settles one whose body raised an error or used ``self.idempotency``.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class ServerTransport(BaseTransport):
             followup: a command to send after a single call, on the same connection.
 
         Raises:
-            RedisError, OSError: if a reply is missing after all resends, from every node.
+            RedisError, OSError: if no server replies, even after all resends.
         """
         if followup:
             commands = *commands, followup
