@@ -20,8 +20,8 @@ def staff(*, forget: str | None = None, results: str | None = None) -> Authorize
     It reads the session cookie of the Django site, which must be on the same host.
 
     Args:
-        forget: the permission to forget records and rerun calls, such as ``"shop.delete_order"``; None denies
-            everyone.
+        forget: the permission to forget records and rerun calls, such as ``"shop.delete_order"``;
+            None denies everyone.
         results: the permission to see results and errors; None denies everyone.
     """
 

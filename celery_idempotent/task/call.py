@@ -508,7 +508,7 @@ def worker_name(nodename: str | None, pid: int) -> str:
 def _exits_by_itself(error: BaseException) -> bool:
     """Returns whether the body ends its process; a shutdown of the worker does not count.
 
-    Celery's shutdown raises a subclass of SystemExit, billiard's on a signal has a negative code.
+    On shutdown, Celery raises a subclass of SystemExit; on a signal, billiard's code is negative.
     """
     if type(error) is SystemExit:
         return not (isinstance(error.code, int) and error.code < 0)
