@@ -33,7 +33,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _seconds(least: float) -> _Validator:
-    # The maximum catches typing errors: a few zeros too many would keep records for centuries.
+    # The maximum catches typos: a few zeros too many would keep records for centuries.
     return (
         lambda value: _is_number(value) and least <= value <= 366 * 86400,
         f"a number of seconds, at least {least:g}, at most a year",

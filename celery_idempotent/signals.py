@@ -73,8 +73,8 @@ forgotten = table.FORGOTTEN.signal
 #: message is published; sent in that process. ``user`` (str).
 rerun = table.RERUN.signal
 
-#: A call in shadow begins, or gets no key and still runs. ``decision`` (str, one of `SHADOW`);
-#: ``record`` (without a result, else None) with ``would_replay``, ``would_wait`` and
-#: ``would_conflict``; ``policy`` (else None) with ``would_conflict``; ``reason`` and ``error``, as
-#: of `refused` (else None), with ``would_refuse``. Not sent while Redis is unavailable.
+#: A call in shadow begins, or gets no key and still runs. ``decision`` (str, one of `SHADOW`). The
+#: others are None except: ``record`` (without a result) with ``would_replay``, ``would_wait`` and
+#: ``would_conflict``; ``policy`` with ``would_conflict``; ``reason`` and ``error``, as of
+#: `refused`, with ``would_refuse``. Not sent while Redis is unavailable.
 shadowed = table.WOULD_RUN.signal

@@ -23,7 +23,7 @@ from celery_idempotent.monitoring import inspect_commands
 
 @click.group()
 def idempotency() -> None:
-    """Inspect the records of idempotent tasks, forget those that block calls, run them again."""
+    """Inspect the records of idempotent tasks, forget those that block calls, rerun calls."""
 
 
 for _parameter in inspect.params:

@@ -10,14 +10,14 @@ import click
 from celery_idempotent.cli.command import AppCommand
 
 AUTH_VARIABLE = "CELERY_IDEMPOTENCY_DASHBOARD_AUTH"
-#: Maximum seconds for open streams to end.
+#: Maximum seconds for open requests to end.
 SHUTDOWN_SECONDS = 2
 
 
 @click.command(cls=AppCommand, has_json=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=5556, show_default=True, help="0 is any."
+    "--port", type=click.IntRange(0, 65535), default=5556, show_default=True, help="0: a free port."
 )
 @click.option(
     "--auth",

@@ -34,7 +34,7 @@ def normalised(
     else publisher and worker fail in the same way.
 
     Args:
-        dump: replaces pydantic models as Celery does before it publishes them; None: it does not.
+        dump: replaces pydantic models as Celery does before publishing; None if Celery does not.
     """
     if not _is_plain(*args, *kwargs.values()):
         with suppress(Exception):

@@ -22,7 +22,7 @@ def staff(*, forget: str | None = None, results: str | None = None) -> Authorize
     Args:
         forget: the permission to forget records and rerun calls, such as ``"shop.delete_order"``;
             None denies everyone.
-        results: the permission to see results and errors; None denies everyone.
+        results: the permission to see results, errors and arguments; None denies everyone.
     """
 
     def load(session_key: str) -> Access | None:

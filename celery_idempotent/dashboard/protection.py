@@ -57,7 +57,7 @@ class Access:
     user: str
     #: Whether the user may forget records and rerun ended calls.
     forget: bool = False
-    #: Whether the user may see results and errors.
+    #: Whether the user may see results, errors and the arguments of ended calls.
     results: bool = False
 
 

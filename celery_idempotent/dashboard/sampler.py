@@ -83,7 +83,7 @@ class Sampler(threading.Thread):
         self.records: dict[str, TaskTotals] = {}
         #: When records were read.
         self.read_at: datetime | None = None
-        #: Why they could not be read, which leaves the earlier ones; empty if they could.
+        #: Why the last read failed (the earlier records stay); empty if it succeeded.
         self.error = ""
         self._requested_at, self._asked_at = time.monotonic(), -math.inf
         #: When each worker last replied.

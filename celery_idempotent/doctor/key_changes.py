@@ -57,8 +57,8 @@ def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]
             "a change of its keys goes unnoticed"),
         Check("keys" in changes or before.prefix != now.prefix, "keys-changed", Severity.WARNING,
             f"its keys differ from those of the snapshot ({differences})",
-            "the previous rule and parameters; or stop all workers of one version before the first "
-            "of the other starts, while no duplicate of an earlier call can arrive",
+            "the previous rule and parameters; or, at a time when no duplicate of an earlier call "
+            "can arrive, stop all workers of one version before the first of the other starts",
             "while workers of both versions run, a call and its duplicate may both run; afterwards "
             "a duplicate of an earlier call runs again, until its outcome would have expired "
             f"({retention})"),

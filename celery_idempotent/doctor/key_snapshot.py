@@ -1,7 +1,7 @@
 """Snapshots of the key rules of an app, to compare the keys of two versions of its code.
 
 A snapshot holds sample calls of each task and their keys. The samples are made from the parameters'
-types, never from real calls, so a snapshot contains no user data. Of a default it holds the digest,
+types, never from real calls, so a snapshot contains no user data. It holds the digest of a default,
 not the value. Equal code yields equal snapshots.
 """
 

@@ -224,8 +224,8 @@ PUBLISHED_IN_SHADOW = Event(
 PUBLISHED_UNCOUNTED = Event(DEBUG, "is published; shadow counting failed: {error}")
 UNCOUNTED = Event(DEBUG, "runs; shadow counting failed: {error}", decision="unprotected")
 UNCOUNTED_OUTAGE = Event(ERROR, "runs; shadow counting failed: {error}", decision="unprotected")
-END_UNCOUNTED = Event(INFO, "has ended; shadow does not store its end: {error}")
-END_UNCOUNTED_ERROR = Event(ERROR, "has ended; shadow does not store its end: {error}")
+END_UNCOUNTED = Event(INFO, "has ended; shadow could not store its end: {error}")
+END_UNCOUNTED_ERROR = Event(ERROR, "has ended; shadow could not store its end: {error}")
 
 #: Decisions about calls in shadow. Without ``idempotency_shadow``, the call would (in this order)
 #: have run; taken over an expired lease; run after the execution that holds its key

@@ -55,7 +55,7 @@ def forget(
 ) -> str:
     """Deletes a record and its rows, logs it, and sends the signal ``forgotten``.
 
-    The record and the row must still be those of `target`; without an outcome, any row is deleted.
+    The record and row must still be those of `target`; if it has no outcome, any row is deleted.
 
     Args:
         tasks: all idempotent tasks of the app.

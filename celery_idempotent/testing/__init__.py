@@ -1,4 +1,4 @@
-"""Helps applications to test: isolated records, and private Redis-compatible servers."""
+"""Test helpers for applications: isolated records, and private Redis-compatible servers."""
 
 from celery_idempotent.testing.records import (
     IdempotencyTestMixin,

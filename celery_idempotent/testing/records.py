@@ -134,7 +134,7 @@ class IsolatedRecords:
         """Returns how many executions of this call have begun in this test.
 
         Executions of this process are counted (an eager app, or a worker in a thread). For those of
-        other processes, the record's `attempt` is used, which counts crashes only.
+        other processes, the record's `attempt` is used: 1, plus those that died in a row.
         """
         record = task.idempotency_record(*args, **kwargs)
         key = str(task.idempotency_key_of(*args, **kwargs))

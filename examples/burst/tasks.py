@@ -4,7 +4,7 @@
     >>> [index.delay(42).id for _ in range(100)]
 
 One message waits in the queue, and all callers get its result. When it begins, it reads whatever
-has changed until then. A change that comes later publishes one more message, which waits until the
+has changed by then. A change that comes later publishes one more message, which waits until the
 first has ended: no change is missed, and the product is never indexed twice at the same time.
 
 CELERY_BROKER_URL and CELERY_RESULT_BACKEND set the broker and the result backend.

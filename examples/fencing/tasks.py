@@ -7,8 +7,8 @@ fencing token. This table stores the highest token of each day, and rejects writ
     celery -A examples.fencing.tasks worker
     >>> total.delay("2026-11-21").get()
 
-CELERY_BROKER_URL and CELERY_RESULT_BACKEND set the broker and the result backend, TOTALS_FILE the
-file of the table.
+CELERY_BROKER_URL and CELERY_RESULT_BACKEND set the broker and the result backend; TOTALS_FILE sets
+the file of the table.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, create_engine, event
 from . import provider
 from .ledger import BUSY_TIMEOUT_SECONDS
 
-#: The SQLite file that holds the ledger, and the outcomes; only workers connect to it.
+#: The SQLite file that holds the ledger and the outcomes; set for workers only.
 LEDGER_VARIABLE = "PAYMENTS_LEDGER"
 
 engine = create_engine(

@@ -110,7 +110,7 @@ class Journal:
             return Counter(dict(rows.fetchall()))
 
     def task_ids(self, *names: str) -> list[str]:
-        """Returns the task ids of these signals, one for each time that one was sent."""
+        """Returns the task ids of these signals, one for each signal that was sent."""
         marks = ", ".join("?" for _ in names)
         with connect(self.file) as connection:
             rows = connection.execute(

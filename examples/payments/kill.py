@@ -19,7 +19,7 @@ POLL_SECONDS = 0.01
 
 
 class NotKilledError(Exception):
-    """No process could be killed at the point where it was to be killed."""
+    """No process could be killed at the intended point."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Starts and stops a ``celery worker`` with a prefork pool.
 
-The worker imports this module, too (``-A examples.payments.worker``): for the tasks, and for the
+The worker also imports this module (``-A examples.payments.worker``): for the tasks, and for the
 handler that ends the worker with the demo.
 """
 

@@ -2,7 +2,7 @@
 
     celery -A examples.periodic.tasks worker --beat
 
-Every message that beat sends has the same arguments, and each of them is to run. Only copies of
+Every message that beat sends has the same arguments, and each message should run. Only copies of
 one message are duplicates: a broker may deliver a message twice, for instance after a lost
 connection. The key rule TASK_ID stands for exactly that.
 

@@ -1,7 +1,7 @@
 """The admin of outcomes, each shown beside its record in Redis.
 
 Outcomes are read-only, but can be forgotten and run again. The permissions are ``view_outcome``,
-``forget_outcome``, and ``view_outcome_result``, which shows results and errors.
+``forget_outcome``, and ``view_outcome_result``, which shows results, errors and arguments.
 """
 
 from __future__ import annotations

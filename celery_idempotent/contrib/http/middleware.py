@@ -80,7 +80,7 @@ class BaseMiddleware:
             max_result_size. For a larger body, an error above 64 KiB or a response with
             ``Cache-Control: no-store``, only the status is stored.
         problem_type_base: precedes the name of a problem in its type, such as the URL of a page
-            that describes them.
+            that describes the problems.
 
     Raises:
         SettingsError: for the first invalid option, in one line.

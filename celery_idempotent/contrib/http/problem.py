@@ -41,8 +41,8 @@ class Problem(Enum):
         400,
         "The sender of this Idempotency-Key is unknown",
         "A key belongs to the client that sends it. Authenticate, with each credential sent once, "
-        "or send the request without a key. An API without authentication configures the identity "
-        "anonymous.",
+        "or send the request without a key. An API without authentication must set its option "
+        "identity to anonymous.",
     )
     BODY_INCOMPLETE = Text(
         400,
