@@ -132,7 +132,7 @@ def _summary(counter: Counter[str]) -> Iterator[str]:
         f"{plural(counter['replay'], 'replay')}, {plural(counter['conflict'], 'conflict')}, "
         f"{plural(counter['takeover'], 'takeover')}, {plural(counter['refused'], 'refusal')}"
         f"{f' ({reasons})' if reasons else ''}, "
-        f"{counter['deduplicated']:,} not published as duplicates."
+        f"{plural(counter['deduplicated'], 'duplicate')} not published."
     )
     if doubles := double_executions(counter):
         yield (
