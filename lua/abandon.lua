@@ -7,7 +7,7 @@
 -- sent, the next delivery sends it.
 --
 -- If the message does not return to the broker, the death is final: copies of the message get the error,
--- as after `release`. It still counts as a death.
+-- as after `release`. Unlike a release, this does not reset the attempts.
 --
 -- KEYS
 --   record             the key's record; if the key may run again, the message's

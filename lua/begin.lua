@@ -37,9 +37,9 @@
 --   max_attempts       executions that may die in a row
 --   error_ms           retention of the FAILED record after the last of them
 --   continues          1: something follows the task
---   next_turn_ms       with a turn: how long the next one is reserved for this message if it finds another
---                      run; 0: it does not wait
---   min_retention_ms   if given, how long the outcome of an execution that this call finds running is kept
+--   next_turn_ms       with a turn: how long the next one is reserved for this message if another run is
+--                      active; 0: it does not wait
+--   min_retention_ms   if given, how long to keep the outcome of an execution that this call finds running
 -- REPLIES
 --   begun              run; attempt > 1: this execution takes over from one that died
 --   held               another execution runs, or the key is reserved for another message, or another

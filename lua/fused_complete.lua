@@ -4,7 +4,7 @@
 -- if that is a success, else stores the result and publishes it for callers that wait. This script does the
 -- same, and only if the outcome is stored. It leaves a value that may be a success to Celery, and replies
 -- `ok`. It also replies `ok` to a resent call, unless the value that the first one wrote is still there.
--- Such a task has no continuation.
+-- A task that is completed this way has no continuation.
 -- For a replay, whose outcome is in the record already, it only writes the result.
 --
 -- INCLUDE
