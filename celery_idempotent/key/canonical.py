@@ -1,4 +1,4 @@
-"""Canonical bytes: equal arguments give equal bytes, different ones never do.
+"""Canonical bytes: the same arguments give the same bytes, different ones never do.
 
 Every value has a tag for its type, so ``1``, ``1.0``, ``True`` and ``"1"`` differ. Text and bytes
 include their length, so no value can imitate the end of another. Mappings and sets are sorted by

@@ -22,7 +22,7 @@ def message_form(task: str, value: Any) -> str | list[str]:
         KeyRuleError: if `value` cannot be a key. The message never shows it.
     """
     if isinstance(value, Key):
-        # The call would run even if the call with that key already has.
+        # The call would run even if a call with that key has run before.
         raise KeyRuleError(
             f"{task}: idempotency_key is a Key, and would be hashed to another key; leave it out "
             "to derive the key from the arguments, or pass its str()"

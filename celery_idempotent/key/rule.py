@@ -240,5 +240,5 @@ class KeyRule:
 
 
 def _encode_any_type(name: str, error: NotCanonicalError) -> bytes:
-    """Encodes an argument of any type for the fingerprint: the key leaves it out."""
+    """Encodes an argument that has no canonical bytes, for the fingerprint."""
     return b"?"

@@ -174,8 +174,8 @@ class ThreadRenewer(Renewer):
         self.thread: threading.Thread | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.wakes_at = FOREVER
-        #: When the thread will have ended its current wait or request (seconds of `lease.clock`),
-        #: and when a lease expires unless it does.
+        #: When the thread should have ended its current wait or request, and when a lease expires
+        #: if it has not (seconds of `lease.clock`).
         self._expected_by = self.expires_at = FOREVER
 
     def start_renewal(self, lease: Lease) -> None:

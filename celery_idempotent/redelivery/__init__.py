@@ -1,1 +1,1 @@
-"""Redelivers a dead worker's messages soon, and never those of a living worker."""
+"""Redelivers a dead worker's messages soon, but not those that a living worker renews."""

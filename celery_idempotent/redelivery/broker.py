@@ -31,7 +31,7 @@ SQS_LONGEST = 12 * 3600 - 60.0
 
 
 class OwnConnection:
-    """A connection besides that of the worker's consumer, which no other thread may use.
+    """A second connection, since no other thread may use that of the worker's consumer.
 
     Args:
         connection: the consumer's, or a copy of it.

@@ -21,7 +21,7 @@ TICK, RESTORE_INTERVAL = 1.0, 2.0
 #: Maximum seconds between two reports that the worker keeps its messages.
 REPORT_INTERVAL = 20.0
 
-#: Functions that receive the number of held messages each time all are renewed.
+#: Receive the number of held messages when all are renewed, and at least every REPORT_INTERVAL.
 on_renewed: list[Callable[[int], object]] = []
 
 

@@ -352,7 +352,7 @@ class TaskCall:
         return is_own and record.attempt > 0  # 0 in an entry, which ends only a message
 
     def _keep_message(self) -> None:
-        """Keeps the message of a whole call, unless it is a replacement, for a person to rerun."""
+        """Keeps the message for a person to rerun, unless it is a ``map`` or a replacement."""
         request, in_shadow = self._request, self._configuration.in_shadow
         is_call = self.is_whole_message and not request.replaced_task_nesting
         may_store = self.data.settings.store_result
@@ -362,8 +362,8 @@ class TaskCall:
     def _refer_to(self, record: Record, end: End) -> bool:
         """Writes a reference from this task id to the `record` of another one.
 
-        It also writes the result of a replay, if that saves a round trip; a redelivery finds its
-        result in the result backend. Returns whether the result was written.
+        It also writes the result of a replay, if that saves a round trip. It writes nothing if the
+        record is this task id's own. Returns whether the result was written.
         """
         if record.task_id == self.data.task_id:
             return False

@@ -6,9 +6,9 @@ publish under the old task id, whose result then replaces the failure:
 - Its root is derived from the message and the outcome that it replaces. If two people
   rerun it at once, or one repeats it after an error, the publishes are copies of one message, and
   one runs.
-- It is published before the outcome is forgotten, which the receiving worker does (`ForgetFirst`):
-  a message that is lost on its way can be published again, and a process that dies in between
-  leaves nothing half done. The message names the token of the outcome: of several messages for one
+- It is published first; the receiving worker then forgets the outcome (`ForgetFirst`). A message
+  that is lost on its way can be published again, and a process that dies in between leaves
+  nothing half done. The message names the token of the outcome: of several messages for one
   outcome, only the first forgets it.
 - It has no eta and no expiry, and may use all its retries again.
 - It keeps its callbacks, the rest of its chain and its errbacks. It leaves its chord, which has

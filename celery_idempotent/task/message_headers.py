@@ -2,9 +2,9 @@
 
 ``idempotency_key`` is the explicit key of the call (text, or a list of texts), or False for a call
 without protection. ``idempotency_result_ttl`` is a number of seconds. A publisher without the code
-of the task may set these two. Only this package writes ``idempotency``: with it, a message that is
-published again carries its derived key, which a deploy in between therefore does not change. It is
-one text, because every publish pays for its size:
+of the task may set these two. Only this package writes ``idempotency``. In a message
+that is published again it holds the derived key, so that a deploy in between does not change the
+key. It is one text, because every publish pays for its size:
 ``message.explicit.root`` or ``message.explicit.root.key.fingerprint.requeue_count.unanswered_ids``.
 A ``requeue_count`` of ``5-2`` includes two requeues caused by the database. A rerun appends the
 token of the outcome that it replaces. The root identifies the publish: each publish generates
@@ -137,7 +137,7 @@ NO_HEADERS = MessageHeaders()
 
 
 def only_root(task: str, task_id: str, headers: Mapping[str, Any]) -> bytes | None:
-    """Returns the root of a message without other headers of this module; None if it has any."""
+    """Returns the root of a message; None if ``idempotency`` has a key or is bound to another."""
     text = headers.get(DERIVED_KEY_HEADER)
     if text is None:
         return b""

@@ -298,8 +298,8 @@ class IdempotentTask(Task):
         """Publishes a call, as Celery does.
 
         With ``idempotency_dedupe_publish``, a call whose key is queued, running or finished is not
-        published: it returns the result of the first call, or raises ConflictError. A call whose
-        caller chooses the `task_id` is always published.
+        published: it returns the result of the first call, or raises ConflictError. A duplicate
+        whose caller chooses the `task_id` is still published.
 
         Args:
             options: Celery's, and two more. ``idempotency_key`` is an explicit key of this call
