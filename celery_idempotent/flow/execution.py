@@ -52,8 +52,8 @@ class BaseExecution:
     def protected(self) -> bool:
         """Whether duplicates are kept out.
 
-        False in a plain call, with ``idempotency_enabled=False``, and if the store was unavailable
-        under ``on_store_error="run"``.
+        False in a plain call, in shadow mode, if the task or the call switches protection off, and
+        if the store was unavailable under ``on_store_error="run"``.
         """
         return self._protection is not None
 
@@ -121,7 +121,7 @@ class Execution(BaseExecution):
         JSON, a tuple becomes a list. An execution that takes over, or that follows an error, gets
         the value without a second run of `func`. If the worker dies between the end of `func` and
         that round trip, the step runs again: use `key` or `token` to make it idempotent where you
-        can. `name` is unique within the task.
+        can. `name` must be unique in the task.
 
         Args:
             transaction: a database, as for ``idempotency_transaction``: the effects of `func` on

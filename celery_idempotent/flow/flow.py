@@ -165,7 +165,7 @@ async def admit(call: ActiveCall) -> Admission:
 
 
 async def _begin_again(call: ActiveCall, lease: Lease) -> Admission:
-    """Begins again after a lease that had expired when its reply came.
+    """Begins again, once, because the granted lease had expired when the reply came.
 
     The process was suspended, or Redis is slow.
     """
@@ -393,7 +393,7 @@ async def _release(call: ActiveCall, settlement: Settlement, disposition: Releas
 
 
 async def _abort(call: ActiveCall, outcome: Outcome) -> End:
-    """Ends a call whose body a lost lease has stopped; returns the other execution's outcome."""
+    """Ends a call whose body stopped because its lease was lost: as `_resolve_lost_lease`."""
     call.end_extensions()
     try:
         reply = await call.release()
@@ -405,7 +405,7 @@ async def _abort(call: ActiveCall, outcome: Outcome) -> End:
 
 
 async def _resolve_lost_lease(call: ActiveCall, reply: Reply, outcome: Outcome) -> End:
-    """Returns the outcome of the execution that has taken over, or requeues the call."""
+    """Returns the outcome of the execution that took over; else requeues, or keeps `outcome`."""
     call.report_lease_lost(reply.raw)
     record = _winning_record(call, reply)
     if record is None:

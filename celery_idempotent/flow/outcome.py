@@ -42,8 +42,8 @@ class Failure(NamedTuple):
 
 Outcome = Result | Failure
 
-#: Raised between any two bytecodes: a database driver may have sent a statement and not read the
-#: reply.
+#: After these, a database connection is closed: its driver may have sent a statement and not read
+#: the reply.
 _ASYNCHRONOUS_ERRORS = (LeaseLostError, SoftTimeLimitExceeded)
 
 

@@ -65,7 +65,7 @@ class Runtime(Protocol):
         """
 
     def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Any:
-        """Runs the flow that `start` creates, a step of the execution, and returns its outcome.
+        """Runs the flow of a step, which `start` creates, and returns its outcome.
 
         On an event loop, it returns an awaitable of the outcome.
         """

@@ -81,7 +81,7 @@ class BlockingRuntime:
         return outcome
 
     def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
-        """Runs the flow that `start` creates, a step of the execution; returns its outcome."""
+        """Runs the flow of a step, which `start` creates, and returns its outcome."""
         return run_flow(start)
 
 

@@ -20,7 +20,7 @@ _CONNECTION_ERRORS = frozenset({"OperationalError", "InterfaceError"})
 def is_transient(error: BaseException) -> bool:
     """Returns whether `error` is a database error that repeating the transaction may avoid.
 
-    These are deadlocks, serialization failures, lock timeouts and lost connections.
+    These include deadlocks, serialization failures, lock timeouts and lost connections.
     """
     if getattr(error, "connection_invalidated", False):
         return True

@@ -1,6 +1,6 @@
 """A circuit breaker: in an outage a call fails in microseconds instead of after a timeout.
 
-While the breaker is closed, every command is sent. A few failures in a row open it, and commands
+While the breaker is closed, every command is sent. Two failures in a row open it, and commands
 fail at once. After a delay, one caller sends a PING, which may take half a second; all other
 commands still fail at once. The delay doubles with each failed PING.
 

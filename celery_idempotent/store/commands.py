@@ -19,7 +19,7 @@ NO_RECORD = "-"
 
 
 class Command(NamedTuple):
-    """One call of a script. A command that is sent twice gets the same reply twice."""
+    """One call of a script. Sent twice, a command gets the same reply twice, except `forget`."""
 
     script: Script
     key: Key

@@ -36,8 +36,7 @@ class BaseTransport:
     """Base of both transports, which send commands to Redis and return the replies.
 
     The methods of a blocking transport never suspend, so `run_sync` can run them. A command may
-    reach the server more than once: every script replies to a resent command as it did the first
-    time.
+    reach the server more than once: see :class:`celery_idempotent.store.commands.Command`.
 
     Args:
         timeout: seconds that a command may take, resends included; the config's by default.
