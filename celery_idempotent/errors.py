@@ -18,8 +18,8 @@ class IdempotencyError(Exception):
 class SettingsError(IdempotencyError, ValueError):
     """An option has a wrong name, type or range, or no setting names a Redis server.
 
-    Correct the setting that the message names. It is raised when the app is finalized or the worker
-    starts, before any call.
+    Correct the setting that the message names. It is raised when the app is finalized, the worker
+    starts, or a call needs a server that no setting names.
     """
 
 

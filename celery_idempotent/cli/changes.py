@@ -30,7 +30,7 @@ A record is forgotten only if it has not changed since it was read, and, without
 it is not running. A running execution is not stopped; its outcome will be refused.
 
 For a task with idempotency_transaction, the outcome in its database is also deleted, even if Redis
-has no record of the key: name it by its key, or by task and arguments. The rows of steps are also
+has no record: name the call by its key, or by task and arguments. The rows of steps are also
 deleted, in the databases that any task names; --database adds others.
 
 {RECORD_HELP}
@@ -90,12 +90,12 @@ stores them with result_extended.
 
 {RECORD_HELP}
 
-Or select failed calls with --all, --task and --older-than."""
+Or select failed calls with --all, --task and --older-than; --state selects others."""
 
 
 @click.command(cls=command.AppCommand, help=_RERUN_HELP)
 @command.record_options
-@click.option("--all", "select", is_flag=True, help="Every failed call that matches the filters.")
+@click.option("--all", "select", is_flag=True, help="Every call that matches the filters.")
 @click.option("--completed", is_flag=True, help="Do not ask a second time about completed calls.")
 def rerun(
     tasks: command.Tasks,

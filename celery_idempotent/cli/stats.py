@@ -37,7 +37,7 @@ def stats(obj: Any, tasks: Tasks, sample: int, timeout: float, as_json: bool) ->
     """Count records by task and state.
 
     Scans all records, and also shows their sizes and rates. Records do not count their replays: the
-    hit ratio comes from the counters of the workers, which start from zero with the worker.
+    hit ratio comes from the workers' counters, which begin at zero when a worker starts.
     """
     replies = inspect_commands.ask(obj.app, timeout)
     held = replies.messages_held

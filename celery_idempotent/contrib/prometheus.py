@@ -171,7 +171,7 @@ class Metrics:
 
 
 def _task_name(key: str) -> str:
-    """Returns the task or function name in ``name:digest``; a function has no name attribute."""
+    """Returns the name in ``name:digest``: the sender may be a function, which has no `name`."""
     return unquote(key.rpartition(":")[0])
 
 
@@ -202,7 +202,7 @@ class _PoolCollector(Collector):
         return [*families.values(), *self._expired()]
 
     def _expired(self) -> Iterator[Metric]:
-        """Yields the gauge that pool processes cannot provide, since one of them is frozen."""
+        """Yields the gauge of expired leases, which a frozen pool process cannot provide."""
         expired = self.expired_leases()
         if expired is not None:
             gauge = expired_gauge()

@@ -1,7 +1,7 @@
 """Idempotency-Key middleware for Flask and other WSGI apps; see docs/http.md.
 
 For a request with a key, the middleware reads the whole body, and sends no part of the response
-before storing all of it. It passes requests without a key on unchanged.
+before it is stored or the key is released. It passes requests without a key on unchanged.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Changes:
         return changes.rerun(call, user=request.state.access.user)
 
     def _ended_call(self, key: str, view: RecordView | None) -> EndedCall | None:
-        """Returns the call of a key with its message; None if it cannot run again."""
+        """Returns the ended call of a key, with its message if kept; None without such a call."""
         tasks = self._context.tasks
         outcome = find_outcome(tasks, key)
         found = view or outcome

@@ -83,7 +83,7 @@ class Context:
             self._sampler = None
 
     def sign(self, user: str, records: list[ShownRecord]) -> str:
-        """Returns a token of records that `user` has seen, without which none of them is changed.
+        """Returns a token for records that `user` has seen; changing one of them requires it.
 
         Another site cannot read a token, so it cannot forge the user's request either.
         """
@@ -131,7 +131,7 @@ class Context:
         return find_record(self.tasks, text, read)
 
     def search(self, text: str) -> RecordView | None:
-        """Returns the record of a key, or of the execution or duplicate with a task id."""
+        """Returns the only record with a key, a task id (also a duplicate's) or another text."""
         found = self.find(text) or find_duplicate(self.stores, text)
         if isinstance(found, RecordView):
             return found

@@ -84,7 +84,7 @@ def task_columns(records: TaskTotals, counts: Counter[str], seconds: int) -> dic
 
     Args:
         counts: its counts in the chosen range.
-        seconds: of that range during which they were seen.
+        seconds: the part of that range in which the dashboard counted.
     """
     return {
         **{state.capitalize(): records.states[state] for state in STATES},

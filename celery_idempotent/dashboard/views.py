@@ -139,7 +139,7 @@ class Views:
         )
 
     def search(self, request: Request) -> Response:
-        """Redirects to the record of a key or task id, else to the records with this text."""
+        """Redirects to the only record with a key, task id or text, else to all with the text."""
         text = request.query_params.get("q", "").strip()
         if not text:
             raise HTTPException(400, "Enter a key, a task id or a part of a label.")

@@ -72,7 +72,7 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "no caller, first or duplicate, can wait for the result"),
         Check(obstacle and not (task.ignore_result or settings.shadow),
             "fused-completion", Severity.NOTE,
-            f"Celery writes its results by itself: {obstacle}",
+            f"Celery writes its results separately: {obstacle}",
             "none is needed; fused completion needs Celery's RedisBackend, with the server, "
             "database and user of the records",
             "each run takes two round trips more than with fused completion"),
@@ -89,7 +89,7 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
         Check(settings.until == "started" and not settings.deduplicates, "bursts", Severity.WARNING,
             "idempotency_until is 'started', and idempotency_dedupe_publish is off",
             "idempotency_dedupe_publish = True",
-            "every call of a burst is published, and runs by itself"),
+            "every call of a burst is published, and runs"),
         Check(settings.label and settings.encryption_keys, "label-in-clear", Severity.NOTE,
             "idempotency_label is stored unencrypted, although results are encrypted",
             "idempotency_label: only fields that are not secret, or None",

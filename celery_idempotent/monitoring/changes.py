@@ -38,7 +38,7 @@ MESSAGES = {
     CHANGED: "kept: it has changed since it was shown",
     ABSENT: "already absent",
     NOT_ENDED: "kept: it has not ended, or belongs to no task of this app",
-    NO_MESSAGE: "not run: its message is not kept; forget it, then publish the call again",
+    NO_MESSAGE: "not run: its message is not kept; forget the key, then publish the call again",
 }
 
 #: For the new ids of completed calls that run again.
@@ -55,7 +55,7 @@ def forget(
 ) -> str:
     """Deletes a record and its rows, logs it, and sends the signal ``forgotten``.
 
-    The record and row must still be those of `target`; if it has no outcome, any row is deleted.
+    The record and row must still be those of `target`; if `target` has no row, any row is deleted.
 
     Args:
         tasks: all idempotent tasks of the app.

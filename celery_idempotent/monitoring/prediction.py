@@ -185,7 +185,7 @@ def explain_call(
     Raises:
         KeyRuleError: if no task has this name or no key can be derived.
         StoreUnavailableError: if Redis does not reply.
-        TypeError: if the arguments do not fit the task, or a TASK_ID is missing.
+        TypeError: if the arguments do not fit the task, or TASK_ID lacks a task id.
     """
     by_name = {task.name: task for task in tasks}
     task = by_name.get(name)

@@ -80,7 +80,7 @@ class ShownOutcome:
     @property
     def error(self) -> str:
         """Why the record cannot be read."""
-        unknown = "Its task is not in this process, or has another database."
+        unknown = "Unknown: a step, or a task that is not in this process or has another database."
         return unknown if self.found is None else str(self.record_error or "")
 
     @property
@@ -103,7 +103,7 @@ class ShownOutcome:
     def result(self) -> dict[str, str]:
         """The outcome in the database as text; ``hidden`` says why it is not shown."""
         if self.found is None:
-            return {"hidden": "It cannot be decoded: its task is not in this process."}
+            return {"hidden": "It cannot be decoded, for the reason above."}
         if self.found.row.format.startswith(OFFLOADED):
             return {"hidden": "It is offloaded: celery idempotency show fetches it."}
         fields = self.found.outcome_fields()
@@ -162,7 +162,7 @@ _UNCONFIRMED, _UNKNOWN = "unconfirmed", "unknown"
 _CASES = {
     **changes.MESSAGES,
     _UNCONFIRMED: "kept: confirm that its effect is to be repeated",
-    _UNKNOWN: "kept: its task is not in this process, or has another database",
+    _UNKNOWN: "kept: it is a step, or its task is not in this process or has another database",
 }
 
 

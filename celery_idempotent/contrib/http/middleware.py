@@ -51,7 +51,7 @@ class Answered(Exception):
 
 
 class Exchange(AsyncExitStack):
-    """The context of one request that may have a key; closing it releases the key."""
+    """The context of one request that may have a key; closing it releases an uncompleted key."""
 
     #: None unless the app is to run, or has run, under the key.
     execution: Any = None

@@ -34,7 +34,7 @@ _MULTIPART = re.compile(
 )
 
 
-#: The method, the app's mount path (so that two apps never share a request), and the path in it.
+#: The method, the app's mount path (so that two apps never share a request), and the path.
 _ASGI_TARGET = ("method", "root_path", "path")
 _WSGI_TARGET = ("REQUEST_METHOD", "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING")
 

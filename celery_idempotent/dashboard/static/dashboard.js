@@ -122,7 +122,7 @@ function remaining(milliseconds) {
 
 document.addEventListener("click", async (event) => {
   const link = event.target.closest?.("a.copy");
-  // Without TLS, a browser has no clipboard for hosts other than this one: the link opens.
+  // Without TLS, a browser offers the clipboard to localhost only; elsewhere the link opens.
   if (!link || !navigator.clipboard) return;
   event.preventDefault();
   await navigator.clipboard.writeText(link.href);
