@@ -266,8 +266,8 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (StoreUnavailableError, "store_unavailable"),
     (Exception, "invalid"),
 )
-#: Why calls are refused. ``invalid``: the arguments do not fit the signature, or the task id does
-#: not fit into a record.
+#: Why calls are refused. ``invalid``: the arguments do not fit the signature, the task id does not
+#: fit into a record, or the transaction cannot begin (TransactionError).
 REASONS: Final = tuple(reason for _, reason in _REASONS)
 
 

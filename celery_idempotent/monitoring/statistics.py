@@ -93,7 +93,7 @@ def refusals(counter: Mapping[str, int]) -> dict[str, int]:
 
 
 def double_executions(counter: Mapping[str, int]) -> int:
-    """Returns the number of shadow executions that idempotency would have prevented."""
+    """Returns the number of calls in shadow that ran although another call had their key."""
     names = ("would_replay", "would_conflict", "would_deduplicate")
     return sum(counter.get(name, 0) for name in names)
 
