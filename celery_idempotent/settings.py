@@ -160,9 +160,9 @@ class Settings:
     on_store_error: str = _option("retry", *_one_of(*ON_STORE_ERROR))
     #: Whether publishing reserves the key: ``delay`` of a key that is in progress or finished
     #: publishes nothing, and returns the first call's result; with ``raise`` it raises
-    #: ConflictError, which has the first call's ``task_id``. A call whose caller sets the task id
-    #: is always published, because others may wait for its result. On by default if ``until`` is
-    #: ``started``.
+    #: ConflictError, which has the first call's ``task_id``. A duplicate whose caller sets the
+    #: task id is still published, because others may wait for its result. On by default if
+    #: ``until`` is ``started``.
     dedupe_publish: bool | str | None = _option(
         None,
         lambda value: isinstance(value, bool) or value == "raise",

@@ -1,9 +1,10 @@
 """Celery signals for everything that happens to a call of an idempotent task.
 
-Connect to them as to Celery's own: ``sender`` is the task, every other argument is passed by
-keyword. Each signal has ``task_id`` (str), ``key`` (str, as :attr:`Record.key`) and ``label`` (str,
-empty without ``idempotency_label``); the comment on each signal lists its other arguments.
-Receivers run in the sending process, usually the task's; their errors are logged, never raised.
+Connect to them as to Celery's own: ``sender`` is the task, the function, or the engine of a block
+or batch; every other argument is passed by keyword. Each signal has ``task_id`` (str), ``key``
+(str, as :attr:`Record.key`) and ``label`` (str, empty without ``idempotency_label``); the comment
+on each signal lists its other arguments. Receivers run in the sending process, usually the task's;
+their errors are logged, never raised.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ def options() -> Iterator[str]:
         "Options",
         "Each option is an attribute of a task and, as a default for all tasks, a setting of "
         "Celery of the same name (`CELERY_IDEMPOTENCY_LEASE` in Django's settings). Engines, "
-        "functions and blocks take it without `idempotency_`. A wrong name or value is an error of "
-        "one line when the app is finalized or the worker starts. An option that names no version "
-        f"exists since {FIRST_VERSION}.",
+        "functions and blocks take most of them without `idempotency_`. A wrong name or value is "
+        "an error of one line when the app is finalized or the worker starts. An option that names "
+        f"no version exists since {FIRST_VERSION}.",
         "[Redis configuration](../redis-configuration.md) describes the options of the connection, "
         "[choosing times](../how-to/choosing-times.md) those of time.",
     )
