@@ -67,6 +67,26 @@ def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], A
         return work()
 
 
+class Unprotected(Extension):
+    """Runs the body as `run_plain` does, outside tasks: ``idempotency_enabled=False``."""
+
+    async def before_begin(self) -> None:
+        """Grants the call, or runs its body in a plain transaction."""
+        call, database = self.call, self.call.settings.transaction
+        execution = call.run_unprotected()
+        if database is None:
+            return
+        try:
+            with database.plain_transaction() as session:
+                execution._transaction = session  # noqa: SLF001 - the body reads its connection
+                call.outcome = await call.runtime.run(partial(call.host.run, execution))
+                call.outcome.get()  # its error rolls back
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            call.outcome = Failure(error)
+
+
 class RowTransaction(Extension):
     """Claims the row of the key, runs the body in the transaction, and commits it.
 
@@ -287,4 +307,6 @@ def ended_of(settlement: Settlement) -> OutcomeValues:
 
 def plan_for(settings: Settings) -> Plan:
     """Returns the extensions that the options of a call add to its flow."""
+    if not settings.enabled:
+        return Plan(Steps, (Unprotected,))
     return Plan(Steps, () if settings.transaction is None else (RowTransaction,))

@@ -19,7 +19,7 @@ from celery_idempotent.events.table import Event
 from celery_idempotent.flow.call import Call, Host, Release
 from celery_idempotent.flow.end import Admission, End, Settlement
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.outcome import Outcome
+from celery_idempotent.flow.outcome import Outcome, restore_step
 from celery_idempotent.flow.runtime import Runtime
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.lease import Lease
@@ -168,10 +168,13 @@ class ActiveCall:
         self.protected = self.renewed = True
         return self.execution
 
-    def run_unprotected(self, execution: BaseExecution) -> None:
+    def run_unprotected(self) -> BaseExecution:
         """Lets the body run without a record."""
-        self.execution, self.lease, self.token = execution, None, 0
-        self.protected = self.settled = False
+        key = str(self.key)
+        restore = partial(restore_step, self.settings, self.codec.values, key)
+        self.execution = self.runtime.execution(key, _restore_step=restore)
+        self.lease, self.token, self.protected, self.settled = None, 0, False, False
+        return self.execution
 
     def start_renewal(self) -> None:
         """Renews the lease from now on, and reports the begin once."""

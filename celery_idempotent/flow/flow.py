@@ -32,7 +32,7 @@ from celery_idempotent.flow.end import (
     Requeue,
     Settlement,
 )
-from celery_idempotent.flow.outcome import Failure, Outcome, Result, restore_step, restored
+from celery_idempotent.flow.outcome import Failure, Outcome, Result, restored
 from celery_idempotent.flow.replay import replay, replay_or_requeue
 from celery_idempotent.flow.soft_limit import SoftLimitReached
 from celery_idempotent.lease.clock import lease_now
@@ -216,9 +216,7 @@ def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | R
     report(table.BEGIN_FAILED, call, error=error, policy=policy)
     if policy == "run":
         report(table.UNPROTECTED, call, error=error)
-        key = str(call.key)
-        restore = partial(restore_step, call.settings, call.codec.values, key)
-        call.run_unprotected(call.runtime.execution(key, _restore_step=restore))
+        call.run_unprotected()
         return GRANTED
     if policy == "raise":
         raise report_refused(call, error)

@@ -27,6 +27,7 @@ from celery_idempotent.extensions.transaction import (
     COMMIT,
     RowTransaction,
     commit_together,
+    plan_for,
 )
 from celery_idempotent.flow.active_call import ActiveCall, Extension, Plan
 from celery_idempotent.flow.call import Call
@@ -181,7 +182,8 @@ class BaseBatch(Bodies, Sequence[Entry]):
                 # A batch does not wait for a key that is held.
                 data = call._replace(wait_timeout=0.0)
                 stepped = SteppedRuntime(runtime, together=True)
-                active = ActiveCall(data, DirectHost(data, app=app), stepped, codec, plan)
+                own_plan = plan if data.settings.enabled else plan_for(data.settings)
+                active = ActiveCall(data, DirectHost(data, app=app), stepped, codec, own_plan)
                 firsts[call.key.digest], self._calls[active] = active, entry
             elif first.key.fingerprint != call.key.fingerprint:
                 entry.refuse(

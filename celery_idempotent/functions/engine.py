@@ -296,6 +296,12 @@ class Idempotency:
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
     ) -> list[Call | IdempotencyError]:
+        if self.settings.transaction is not None and not self.settings.enabled:
+            raise SettingsError(
+                f"Idempotency {self.name!r}: a batch with idempotency_transaction needs "
+                "idempotency_enabled=True; with on_store_error='run', its rows protect it without "
+                "Redis"
+            )
         if self.settings.wait_replicas:
             raise SettingsError(
                 f"Idempotency {self.name!r}: a batch does not wait for replicas; remove "

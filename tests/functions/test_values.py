@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from celery_idempotent import Idempotency, ResultNotStoredError, State
+from celery_idempotent import Decision, Idempotency, ResultNotStoredError, State
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.store.run_sync import run_sync
@@ -263,14 +263,18 @@ class TestWithoutProtection:
         assert calls.function(idem, lambda order: value, store_result=False)("1") is value
 
     def test_blocks_and_steps_return_what_the_serializer_makes_of_their_values(
-        self, calls: Calls
+        self, calls: Calls, idem: Idempotency
     ) -> None:
-        idem = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2, on_store_error="run")
-
         assert same(calls.complete(idem, "1", (1, {2: 3})), [1, {"2": 3}])
         assert same(calls.step(idem, "1", lambda: (1, {2: 3})), [[1, {"2": 3}]])
         with pytest.raises(ResultNotStoredError, match=r"^step 'book' of calls:"):
             calls.step(idem, "1", lambda: Money(1))
+
+    def test_a_batch_runs_its_keys_each_time(self, idem: Idempotency) -> None:
+        for _ in range(2):
+            with idem.begin_many(["1", "2"]) as batch:
+                assert [entry.decision for entry in batch] == [Decision.RUN] * 2
+                assert batch.complete_many() == {}
 
 
 MONEY = "tests.functions.conftest.Money"

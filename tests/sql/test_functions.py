@@ -204,7 +204,21 @@ class TestConfiguration:
         shop.during = lambda: idem.current.step("fail", lambda: 1 / 0, transaction=True)
         with pytest.raises(ZeroDivisionError):
             shop.charge(order)
+
+    def test_a_disabled_block_has_a_transaction(self, database: TestDatabase, order: str) -> None:
+        idem = Idempotency("redis://127.0.0.1:1", enabled=False, transaction=database.engine)
+
+        def charge(fails: bool) -> None:
+            with idem.execution(order) as block:
+                block.connection.execute(effects.insert().values(name=order, pid=0))
+                block.complete(1 / (not fails))
+
+        charge(False)
+        with pytest.raises(ZeroDivisionError):
+            charge(True)
         assert database.effects(order) == 1
+        with pytest.raises(SettingsError, match="a batch with idempotency_transaction needs"):
+            idem.begin_many([order])
 
 
 def count(engine: sa.Engine, work: Callable[[], Any]) -> dict[str, int]:

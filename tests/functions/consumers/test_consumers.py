@@ -223,3 +223,12 @@ def consume_in_this_process(broker: str, options: str, url: str, queue: str, nam
 
 if __name__ == "__main__":
     consume_in_this_process(*sys.argv[1:])
+
+
+def test_a_disabled_engine_handles_every_message(harness: ConsumerHarness) -> None:
+    harness.idem = Idempotency("redis://127.0.0.1:1", enabled=False)
+    for _ in range(2):
+        harness.publish({"order": 1}, "order:1")
+    harness.consume(lambda: len(harness.handled) == 2)
+
+    assert harness.drain() == []
