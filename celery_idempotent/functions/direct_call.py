@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -11,7 +12,7 @@ from uuid import uuid4
 
 from celery import Celery
 
-from celery_idempotent.errors import IdempotencyError, TransactionError
+from celery_idempotent.errors import IdempotencyError, SettingsError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.flow.active_call import ActiveCall
@@ -59,7 +60,7 @@ def run_as_current(execution: BaseExecution, work: Callable[[], Any]) -> Any:
     """Runs `work` with `execution` as the current one."""
     previous = current_execution.set(execution)
     try:
-        return work()
+        return _that_has_run(execution, work())
     finally:
         current_execution.reset(previous)
 
@@ -68,9 +69,19 @@ async def await_as_current(execution: BaseExecution, work: Callable[[], Any]) ->
     """Awaits `work` with `execution` as the current one."""
     previous = current_execution.set(execution)
     try:
-        return await work()
+        return _that_has_run(execution, await work())
     finally:
         current_execution.reset(previous)
+
+
+def _that_has_run(execution: BaseExecution, value: Any) -> Any:
+    """Refuses a coroutine or a generator, whose code would run without the key."""
+    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        raise SettingsError(
+            f"{execution.key}: the function returned a {type(value).__name__}, whose code has not "
+            "run; decorate the coroutine function itself, await it, or return a list"
+        )
+    return value
 
 
 def direct_call(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
@@ -55,6 +57,8 @@ from celery_idempotent.store.inspection.record_query import records
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 
+logger = logging.getLogger(__name__)
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_NAME = "calls"
@@ -91,6 +95,8 @@ class Idempotency:
     def __init__(self, app_or_redis: Any, /, *, name: str = DEFAULT_NAME, **options: Any) -> None:
         self.app = app_or_redis if isinstance(app_or_redis, Celery) else None
         self.name = name
+        #: How many functions have each name that is not unique in its module.
+        self._local_names: Counter[str] = Counter()
         #: Options that the app configures have the names of its settings, which errors then name.
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}
         if self.app is not None:
@@ -151,7 +157,8 @@ class Idempotency:
             key: the key rule, like a task's ``idempotency_key``: None for all arguments, a
                 template, a tuple of argument names, or a callable.
             name: the function's name in keys and records; by default its module and qualified
-                name, so moving the function changes its keys.
+                name, so moving the function changes its keys. Pass it for a lambda or a function
+                inside another one, whose names are not unique, and for a callable object.
             label: a template, like a task's ``idempotency_label``.
             options: override the engine's options for this function.
 
@@ -170,7 +177,7 @@ class Idempotency:
         func: Callable[..., Any],
     ) -> Callable[..., Any]:
         """Returns the function that :meth:`idempotent` puts in the place of `func`."""
-        name = name or f"{func.__module__}.{func.__qualname__}"
+        name = name or self._name_of(func)
         own_settings = self.settings_for(options, name)
         if key is TASK_ID:
             raise SettingsError(
@@ -231,6 +238,21 @@ class Idempotency:
         wrapper = wraps(func)(wrapper)
         wrapper.idempotency_key_of = lambda *args, **kwargs: rule.derive(args, kwargs)
         return wrapper  # type: ignore[no-any-return]
+
+    def _name_of(self, func: Callable[..., Any]) -> str:
+        """Returns the name of a function; logs a warning if an earlier one has the same."""
+        if not hasattr(func, "__qualname__"):
+            raise SettingsError(f"a {type(func).__name__} has no name of its own; pass name=")
+        name = f"{func.__module__}.{func.__qualname__}"
+        if "<" in func.__qualname__:
+            self._local_names[name] += 1
+            if self._local_names[name] == 2:
+                logger.warning(
+                    "Several functions are named %s: a call of one gets the outcome of another; "
+                    "pass name=",
+                    name,
+                )
+        return name
 
     def execution(
         self, key: Any, *, fingerprint: Any = None, label: str = "", **options: Any

@@ -23,6 +23,9 @@ class _TaskId:
 #: With this rule, only copies of one message are duplicates, as periodic tasks need.
 TASK_ID: Final = _TaskId()
 
+#: What explicit keys and values of key rules can be.
+_KINDS = "it must be text, a number, a UUID or a tuple of these"
+
 Normalise = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]
 
 
@@ -218,19 +221,20 @@ class KeyRule:
         """Encodes an explicit key, in the form that :func:`explicit.message_form` returns."""
         if isinstance(value, (list, tuple)):
             value = [as_text(part) for part in value]
+            if any(part is None for part in value):
+                raise KeyRuleError(f"{self.task}: idempotency_key contains None; {_KINDS}")
         return b"explicit" + self._encode_value(value, "idempotency_key")
 
     def _encode_value(self, value: Any, name: str) -> bytes:
         """Encodes a key given as a value: an integer or a UUID is the same as its text."""
-        kinds = "it must be text, a number, a UUID or a tuple of these"
         if value is None or isinstance(value, bool):
-            raise KeyRuleError(f"{self.task}: {name} is {value}, which is not a key; {kinds}")
+            raise KeyRuleError(f"{self.task}: {name} is {value}, which is not a key; {_KINDS}")
         if hasattr(value, "__len__") and not value:
-            raise KeyRuleError(f"{self.task}: {name} is empty, which is not a key; {kinds}")
+            raise KeyRuleError(f"{self.task}: {name} is empty, which is not a key; {_KINDS}")
         try:
             return canonical(as_text(value))
         except NotCanonicalError as error:
-            raise KeyRuleError(f"{self.task}: {name} {error}; {kinds}") from None
+            raise KeyRuleError(f"{self.task}: {name} {error}; {_KINDS}") from None
 
     def _refuse(self, name: str, error: NotCanonicalError) -> bytes:
         raise KeyRuleError(

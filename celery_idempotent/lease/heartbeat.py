@@ -172,6 +172,8 @@ class ThreadRenewer(Renewer):
         """See `Renewer`."""
         super().reset()
         self.thread: threading.Thread | None = None
+        #: The same thread until it is alive.
+        self._starting: threading.Thread | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.wakes_at = FOREVER
         #: When the thread should have ended its current wait or request, and when a lease expires
@@ -195,21 +197,26 @@ class ThreadRenewer(Renewer):
     def _check_thread(self) -> None:
         """Starts a thread, unless one is running and not late."""
         current, late = self.thread, lease_now() - self._expected_by
-        if current is not None and current.is_alive() and late <= 0:
+        alive = current is not None and (current is self._starting or current.is_alive())
+        if alive and late <= 0:
             return
         if current is not None:
             self._heartbeat.on_replaced()
             logger.error(
                 "The idempotency heartbeat %s; another thread goes on with %s",
-                f"is {late:.1f} s late" if current.is_alive() else "has died",
+                f"is {late:.1f} s late" if alive else "has died",
                 plural(len(self.held), "lease"),
             )
         self._expected_by = FOREVER
         thread = threading.Thread(
             target=lambda: self._run(thread), name="idempotency-heartbeat", daemon=True
         )
-        self.thread = thread
-        thread.start()
+        self.thread = self._starting = thread
+        try:
+            thread.start()  # other threads and greenlets go on meanwhile
+        finally:
+            if self._starting is thread:
+                self._starting = None
 
     def _run(self, thread: threading.Thread) -> None:
         while self.thread is thread:  # until it is replaced

@@ -88,35 +88,42 @@ class ValueCodec:
         self._accept = accept
 
     def serialize(self, value: Any, settings: Settings) -> Payload:
-        """Returns the payload; if this fails, one without a value. Never raises."""
+        """Returns the payload; one without a value if the serializer refuses the value.
+
+        Raises:
+            Exception: if a signal handler has raised it meanwhile.
+        """
         serializer = settings.serializer
         assert serializer is not None
         try:
             if isinstance(value, ResultBase) and self._app and serializer != "pickle":
                 value = value.as_tuple()
             return dump(value, serializer, settings.compression)
-        except Exception:
-            return self._refusal(value, settings, "serialize")
+        except Exception as error:
+            return self._refusal(value, settings, "serialize", error)
 
     def restore(self, payload: Payload) -> Any:
         """Returns the value of a payload; errors of the serializer are raised unchanged."""
         return load(payload, self._accept)
 
     def round_trip(self, value: Any, settings: Settings) -> tuple[Payload, Any]:
-        """Returns the payload of `value`, and what :meth:`restore` makes of it. Never raises.
+        """Returns the payload of `value`, and what :meth:`restore` makes of it.
 
         A value that cannot be serialized and restored gets a payload without a value, whose body is
         the reason.
+
+        Raises:
+            Exception: if a signal handler has raised it meanwhile.
         """
         payload = self.serialize(value, settings)
         if not payload.format or is_unchanged(value, settings.serializer):
             return payload, value
         try:
             return payload, self.restore(payload)
-        except Exception:
-            return self._refusal(value, settings, "restore"), value
+        except Exception as error:
+            return self._refusal(value, settings, "restore", error), value
 
-    def _refusal(self, value: Any, settings: Settings, verb: str) -> Payload:
+    def _refusal(self, value: Any, settings: Settings, verb: str, error: Exception) -> Payload:
         def fails(part: Any) -> bool:
             try:
                 self.restore(dump(part, settings.serializer or "", settings.compression))
@@ -124,6 +131,8 @@ class ValueCodec:
                 return True
             return False
 
+        if not fails(value):
+            raise error  # of a signal handler
         try:
             found = _describe(value, fails)
         except Exception:  # raised by a type of the application

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,6 +57,15 @@ class TestConstruction:
             await client.aclose()
 
         asyncio.run(with_async_client())
+
+    def test_functions_that_share_a_name_are_logged(
+        self, idem: Idempotency, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for _ in range(3):
+            idem.idempotent(lambda order: order)
+        assert caplog.text.count("Several functions are named") == 1
+        with pytest.raises(SettingsError, match="a partial has no name of its own; pass name="):
+            idem.idempotent(partial(print))
 
     def test_a_function_keeps_its_name_and_signature(self, idem: Idempotency) -> None:
         @idem.idempotent

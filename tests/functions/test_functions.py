@@ -71,6 +71,13 @@ class TestOutcomes:
 
         assert len(shop.runs) == 2
 
+    def test_code_that_has_not_run_releases_the_key(self, shop: Shop, key: str) -> None:
+        """A plain wrapper hides that it wraps a coroutine function or a generator function."""
+        for hidden in (asyncio.Future(loop=asyncio.new_event_loop()), (each for each in [1])):
+            with pytest.raises(SettingsError, match="whose code has not run"):
+                shop.idempotent(lambda order, value=hidden: value, store_result=False)(key)
+            assert shop.state(key) is None
+
     def test_a_disabled_function_is_no_part_of_its_caller(self, shop: Shop, key: str) -> None:
         """Its steps would be taken for those of the caller."""
         with shop.idem.execution(key):

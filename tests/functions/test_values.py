@@ -277,6 +277,26 @@ class TestWithoutProtection:
                 assert batch.complete_many() == {}
 
 
+class Interrupted:
+    """The first time that it is serialized, a signal handler raises an error."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __json__(self) -> int:
+        self.times += 1
+        if self.times == 1:
+            raise InterruptedError
+        return 7
+
+
+def test_the_error_of_a_signal_handler_does_not_lose_the_value(shop: Shop, key: str) -> None:
+    charge = shop.idempotent(lambda order: Interrupted())
+
+    assert [charge(key), charge(key)] == [7, 7]
+    assert len(shop.runs) == 1
+
+
 MONEY = "tests.functions.conftest.Money"
 
 

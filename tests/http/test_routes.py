@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import wraps
 from typing import Annotated, Any
 
 import flask
@@ -154,7 +155,7 @@ class TestFastApi:
         assert [r.status_code for r in send("/pay", *changes)] == [422, 403, 200, 200, 403]
         assert len(calls) == 1
 
-    @pytest.mark.parametrize("in_thread", [False, True])
+    @pytest.mark.parametrize("kind", ["coroutine function", "function", "wrapper"])
     @pytest.mark.parametrize("handler_blocks", [False, True])
     def test_an_error_with_a_handler_is_a_response_and_others_release_the_key(
         self,
@@ -162,7 +163,7 @@ class TestFastApi:
         idem: Idempotency,
         send: Send,
         calls: list[Any],
-        in_thread: bool,
+        kind: str,
         handler_blocks: bool,
     ) -> None:
         def decline(request: Request, error: DeclinedError) -> Response:
@@ -195,7 +196,9 @@ class TestFastApi:
             calls.append(number)
             raise errors[number]
 
-        endpoint = pay_in_thread if in_thread else pay
+        endpoint: Callable[[int], Any] = pay_in_thread if kind == "function" else pay
+        if kind == "wrapper":
+            endpoint = wraps(pay)(lambda number: pay(number))
         protect = fastapi.idempotent_route(
             idem, identity=by_header("authorization"), key=lambda request, number: str(number)
         )

@@ -7,25 +7,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
-from tests.servers.program import REPOSITORY, is_running, listening_addresses, with_variable
-from tests.servers.rabbitmq import RabbitMQ
+from tests.servers.program import REPOSITORY, is_running, with_variable
 from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.rabbitmq,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
-
-
-def test_listens_on_loopback_only(rabbitmq: RabbitMQ) -> None:
-    addresses = listening_addresses(with_variable("HOME", str(rabbitmq._server.directory)))
-    assert ("127.0.0.1", urlsplit(rabbitmq.url).port) in addresses
-    assert rabbitmq._epmd_address in addresses
-    assert {host for host, _ in addresses} <= {"127.0.0.1", "::1"}
 
 
 START_AND_WAIT = """

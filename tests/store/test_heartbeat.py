@@ -231,6 +231,26 @@ def test_the_thread_starts_with_the_first_lease(harness: RecordHarness) -> None:
         heart.stop_renewal(holder.lease)
 
 
+def test_a_thread_that_is_starting_is_not_replaced(
+    harness: RecordHarness,
+    heart: Heartbeat,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Under gevent, other greenlets go on while a thread starts."""
+    one, other = (Holder(harness, key) for key in keys(2))
+    start = threading.Thread.start
+
+    def start_later(thread: threading.Thread) -> None:
+        monkeypatch.undo()
+        heart.start_renewal(other.lease)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    heart.start_renewal(one.lease)
+    assert not caplog.text
+
+
 def test_the_thread_ends_when_there_has_been_no_lease_for_a_while(
     harness: RecordHarness, heart: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def decisions(entries: Sequence[Any]) -> list[Decision]:
 BAD_KEYS: dict[str, Any] = {
     "None": None,
     "bool": True,
+    "None in a tuple": ("secret", None),
     "empty text": "",
     "empty tuple": (),
     "unhashable": ["a", "b"],
