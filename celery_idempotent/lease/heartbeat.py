@@ -211,8 +211,8 @@ class ThreadRenewer(Renewer):
         thread = threading.Thread(
             target=lambda: self._run(thread), name="idempotency-heartbeat", daemon=True
         )
-        self.thread = self._starting = thread
         try:
+            self.thread = self._starting = thread
             thread.start()  # other threads and greenlets go on meanwhile
         finally:
             if self._starting is thread:
