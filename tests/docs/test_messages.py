@@ -64,13 +64,6 @@ def test_the_runbook_has_an_entry_for_each_finding() -> None:
     assert sorted(findings - set(re.findall(r'id="finding-([\w-]+)"', runbook))) == []
 
 
-def test_findings_of_doctor_that_the_guide_names_exist() -> None:
-    lists = re.findall(r"findings? ((?:`[\w-]+`(?:, )?)+)", TROUBLESHOOTING)
-    findings = {name for names in lists for name in re.findall(r"`([\w-]+)`", names)}
-    assert len(findings) > 5
-    assert findings <= set(messages())
-
-
 @each_page
 def test_commands_exist(page: Path) -> None:
     commands = re.findall(r"celery -A [\w.]+ idempotency (\w+)([^`\n|#]*)", page.read_text("utf-8"))

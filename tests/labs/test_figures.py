@@ -12,7 +12,7 @@ from labs.benchmarks import isolation
 from labs.benchmarks.costs import cost_of
 from labs.benchmarks.environments import CONTROL
 from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
-from labs.benchmarks.interleaving import interleave, round_order
+from labs.benchmarks.interleaving import round_order
 from labs.benchmarks.measure import FIGURES, Measure, ProgressCallback
 from labs.benchmarks.measures import MEASURES
 from labs.benchmarks.page import DOCS
@@ -58,17 +58,6 @@ def test_round_order_favours_no_name() -> None:
     assert Counter(each[0] for each in rounds) == dict.fromkeys("abcd", 2)
     pairs = Counter(pair for each in rounds for pair in pairwise(each))
     assert all(pairs[a, b] == pairs[b, a] for a, b in pairs)
-
-
-def test_interleave_calls_all_contestants_equally_often() -> None:
-    calls: Counter[str] = Counter()
-    done: list[float] = []
-
-    times = interleave({n: lambda n=n: calls.update(n) for n in "ab"}, 3, 5, done.append)
-
-    assert {name: len(each) for name, each in times.items()} == {"a": 3, "b": 3}
-    assert calls == {"a": 20, "b": 20}  # including the warm-up
-    assert done[-1] == 1
 
 
 class TestReport:

@@ -266,20 +266,6 @@ def is_running(pid: int) -> bool:
     return status.rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def with_variable(name: str, value: str) -> list[int]:
-    """Returns the ids of processes with this environment variable, without zombies. Linux only."""
-    wanted = f"{name}={value}".encode()
-    pids: list[int] = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (process / "environ").read_bytes().split(b"\0")
-        except OSError:  # ended, or owned by another user
-            continue
-        if wanted in variables:
-            pids.append(int(process.name))
-    return pids
-
-
 def listening_addresses(pids: Iterable[int]) -> set[tuple[str, int]]:
     """Returns the addresses on which these processes accept TCP connections. Linux only."""
     sockets: set[str] = set()
