@@ -7,8 +7,8 @@
 --   turn               the key's record, if the key may run again
 -- ARGV
 --   token              of the execution
---   format             encoding of the error
---   body               the error
+--   format             encoding of the error, or '' if it is not stored
+--   body               the error, or the reason why it is not stored
 --   retention_ms       how long the outcome is kept
 --   lease_ms           how long sending the continuation may take; 0: nothing is sent; '': there is none
 -- REPLIES

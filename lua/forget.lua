@@ -1,9 +1,9 @@
--- forget: deletes the record on an operator's command, whatever its state.
+-- forget: deletes the record, whatever its state.
 --
 -- Entries stay: copies of a message that has ended in an error still get the error.
 --
 -- KEYS
---   record             the key's record
+--   record             the record of the key, or of one message
 -- ARGV
 --   state              delete only the record that was displayed: R, S, C or F; ? for one that cannot
 --                      be read; - for none; '' for any

@@ -1,7 +1,7 @@
 -- get: reads the record and its remaining time to live.
 --
 -- KEYS
---   record             the key's record
+--   record             the record of the key or of one message, or an entry
 -- ARGV
 -- REPLIES
 --   found              its time to live in milliseconds (-1: no expiry), a space, and the record

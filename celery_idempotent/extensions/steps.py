@@ -78,7 +78,7 @@ class Steps(Extension):
             self._running.discard(name)
 
     def _claim(self, name: str) -> None:
-        """Refuses a step that may not run, before `func` does."""
+        """Marks the step as running; refuses one that may not run."""
         steps.write(name, "", b"")  # refuses an invalid name
         key = self.call.key
         if self.call.settled:

@@ -284,7 +284,7 @@ class ActiveCall:
         return self.runtime.drive_step(partial(self.steps.run, name, func, transaction))
 
     def report_lease_lost(self, raw: bytes) -> None:
-        """Reports the loss once; merely logs it if no other execution has begun.
+        """Reports the loss once; merely logs it if the worker has ended this execution.
 
         Args:
             raw: the record in the reply of Redis.

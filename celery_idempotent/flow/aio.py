@@ -198,7 +198,7 @@ def _log_failure(flow: _Flow) -> None:
 
 
 async def _until_replied(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Awaits a command in a new asyncio task, since a timeout of redis-py cancels its task."""
+    """Awaits a command in a new task: a redis-py timeout cancels its task, which a flow ignores."""
     task = asyncio.ensure_future(send())
     await _first_of(task)
     if task.cancelled():

@@ -36,13 +36,13 @@ class Executor:
         """Deletes the record of `key`, its message, its offloaded values, and its rows.
 
         The transaction that deletes the rows is committed after the record is deleted: if Redis or
-        the database is unavailable, nothing is forgotten. A process that dies in between leaves the
-        row, and duplicates get its outcome.
+        the database is unavailable, nothing is forgotten. A failure in between leaves the row, and
+        duplicates get its outcome.
 
         Args:
             shown: as for :func:`commands.forget`.
             database: the one with the row of the key, if the task has a transaction.
-            owner: as for :meth:`Database.forget`.
+            owner: as for :func:`forget_rows`.
             step_rows_in: databases with rows of steps, besides those that steps have used in this
                 process.
 

@@ -67,7 +67,7 @@ class BaseBlockExecution(Bodies):
 
     @property
     def protected(self) -> bool:
-        """False if Redis was unavailable and ``on_store_error="run"`` applies."""
+        """False with ``enabled=False``, or if Redis was unavailable (``on_store_error="run"``)."""
         return self._running.protected
 
     @property

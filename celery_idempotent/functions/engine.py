@@ -240,7 +240,7 @@ class Idempotency:
         return wrapper  # type: ignore[no-any-return]
 
     def _name_of(self, func: Callable[..., Any]) -> str:
-        """Returns the name of a function; logs a warning if an earlier one has the same."""
+        """Returns the name of a function; warns once if lambdas or inner functions share it."""
         if not hasattr(func, "__qualname__"):
             raise SettingsError(f"a {type(func).__name__} has no name of its own; pass name=")
         name = f"{func.__module__}.{func.__qualname__}"
@@ -420,7 +420,7 @@ class Idempotency:
         """Iterates over all records with SCAN, on every node of a Cluster. For blocking code.
 
         With an app, this includes the records of its tasks in all their stores. Accessing
-        `Record.result` decodes a result, and reads it if it is offloaded.
+        `Record.result` decodes a result, and first fetches a large one.
 
         Args:
             state: only records in this state.

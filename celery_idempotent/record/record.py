@@ -101,8 +101,8 @@ class Record:
     def ended_by(self) -> str | None:
         """How the execution of a STARTED record ended; None if it runs, or its end was not seen.
 
-        ``hard_time_limit``, ``process_lost`` or ``terminated``: the worker's main process ended
-        its lease.
+        ``hard_time_limit``, ``process_lost`` or ``terminated``: the worker's main process ended its
+        lease. ``process_exit``: the body ended its process.
         """
         is_abandoned = self.state is State.STARTED and not self.format.isdigit()
         return self.format or None if is_abandoned else None
@@ -112,8 +112,8 @@ class Record:
         """The stored value, or the stored exception if FAILED; None before there is an outcome.
 
         Raises:
-            ResultNotStoredError: if the key completed, but its value was not stored.
-            CorruptRecordError: if the stored value cannot be read.
+            ResultNotStoredError, CorruptRecordError: if the value is not stored, or cannot be read.
+            Exception: the error of the task that replaced this one.
         """
         try:
             return self.outcome()

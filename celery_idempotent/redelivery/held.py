@@ -104,7 +104,7 @@ class HeldMessages:
         return new
 
     def all(self, seconds: float) -> list[HeldMessage]:
-        """Returns the messages that the worker still has and has renewed within `seconds`."""
+        """Returns the messages that the worker still has, received or renewed within `seconds`."""
         since, counters = lease_now() - seconds, shared_counters.current
         frozen = counters.frozen_processes() if counters else frozenset()
         self._held = [

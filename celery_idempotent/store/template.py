@@ -8,7 +8,7 @@ class Template:
 
     Args:
         packed: the command, with a sample in each slot.
-        samples: in order; each occurs only once. A sample that is a whole argument takes two
+        samples: one for each slot, in order. A sample that is a whole argument takes two
             values, its length and its bytes; one that is part of an argument takes a value of the
             same length.
 

@@ -1,7 +1,7 @@
 """The methods of a task that its class may override: handlers and ``__call__``.
 
 Celery's tracer calls handlers (``before_start``, ``on_success`` …) for every message. Here they run
-only if the body has run. A duplicate that is replayed, rejected or requeued skips them, so a
+only if the body runs. A duplicate that is replayed, rejected or requeued skips them, so a
 receipt that ``on_success`` sends is sent once.
 
 A user's own ``__call__`` belongs to the body and runs inside the execution. It may catch any error

@@ -233,7 +233,7 @@ def seconds_until(when: float | datetime | str | None) -> float:
 def hold_for(options: Mapping[str, Any], lease: float) -> float:
     """Returns the seconds for which a key is reserved for a message published with `options`.
 
-    The reservation ends one lease after the eta of the message, or at its expiry if that is first.
+    The reservation ends `lease` seconds after the message's eta, or at its expiry if that is first.
     """
     hold = seconds_until(options.get("eta") or options.get("countdown")) + lease
     expires = options.get("expires")

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 #: Milliseconds that a worker may take to store a result in the backend after `complete`.
 BACKEND_DELAY_MS = 2000
-#: Seconds between two reads of the result backend while the key is held.
+#: Maximum seconds between two reads of the result backend.
 LONGEST_INTERVAL = 1.0
 
 
@@ -57,7 +57,7 @@ def outcome_of(result: AsyncResult, key: Key | None = None) -> CallOutcome | Non
         key: of the call, from `idempotency_key_of`.
 
     Raises:
-        StoreUnavailableError: if Redis does not reply.
+        StoreUnavailableError, CorruptRecordError: if the record cannot be fetched, or read.
     """
     replayed = isinstance(result, RecordResult)
     if isinstance(result, RecordResult):

@@ -311,8 +311,8 @@ class IdempotentTask(Task):
             KeyRuleError: if `idempotency_key` is invalid, or the task's rule cannot derive a key.
             SettingsError: if `idempotency_result_ttl` is invalid.
             KeyReusedError: if publishing is deduplicated and the key was used with other arguments.
-            ConflictError: if ``idempotency_dedupe_publish`` is "raise" and another call has the
-                key.
+            ConflictError: with ``idempotency_dedupe_publish="raise"``, if another call has the key.
+            CorruptRecordError: if publishing is deduplicated and the record cannot be read.
         """
         has_own_id, task_id = bool(task_id), task_id or uuid()
         try:

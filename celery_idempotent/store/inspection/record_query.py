@@ -53,7 +53,7 @@ def record_views(
 ) -> Iterator[list[RecordView]]:
     """Yields the records in pages, which may be empty.
 
-    Records that cannot be read are included, unless the filter is by task id or age.
+    Records that cannot be read are included, unless the filter is by task id, age or a `State`.
 
     Raises:
         StoreUnavailableError: if Redis does not reply.
@@ -74,7 +74,7 @@ def records(
     """Yields the records in `stores`, unordered, by SCAN on every primary of a cluster.
 
     Reading `Record.result` decodes the result, and fetches a large one. Records that cannot be
-    read are left out and logged.
+    read are left out; without `state` and `older_than`, they are logged.
 
     Args:
         state: only records in this state.

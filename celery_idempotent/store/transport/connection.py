@@ -43,7 +43,7 @@ def connect(
     retries: int = 1,
     library: Any = redis,
 ) -> Any:
-    """Creates a client. It connects on first use; a cluster's client connects at once.
+    """Creates a client. It connects on first use; a cluster's blocking client connects at once.
 
     Args:
         timeout: seconds that one command may take, `retries` included; the config's by default.
