@@ -89,7 +89,7 @@ def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | Non
     """Runs a flow, which must never be suspended, and returns its value.
 
     Args:
-        start: creates the flow. No signal handler can raise between that and the flow's first line.
+        start: creates the flow, once a soft time limit can no longer raise an error here.
         limit: of the message that the flow belongs to. An error that it still keeps at the end is
             dropped, since the message has ended. None: a soft time limit applies to an enclosing
             call, and its error is raised at the end.
