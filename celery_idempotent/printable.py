@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of an error about `name`, with the most similar of the `known` names."""
+    """Returns the end of an error about `name`: the most similar `known` name; empty if none."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]}?" if close else ""
 

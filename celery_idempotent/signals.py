@@ -21,14 +21,14 @@ begun = table.BEGUN.signal
 #: ``orphaned_seconds`` (float, from the end of that lease to this begin).
 taken_over = table.TAKEN_OVER.signal
 
-#: Its result is stored. ``token``, ``attempt``.
+#: Its key is completed, even if no result is kept. ``token``, ``attempt``.
 completed = table.COMPLETED.signal
 
-#: Its error is stored and ends the key. ``token``, ``attempt``, ``error`` (the exception).
+#: Its error ends the key. ``token``, ``attempt``, ``error`` (the exception).
 failed = table.FAILED.signal
 
-#: Its key is released. ``token``, ``attempt``, ``error`` (what the task raised),
-#: ``reserved_seconds`` (for which the key stays reserved for a retry of the task id, or None).
+#: Its key is released. ``token``, ``attempt``, ``error`` (what the task raised; None if it has
+#: returned), ``reserved_seconds`` (for which the key stays reserved for a retry, or None).
 released = table.RELEASED.signal
 
 #: A duplicate gets the recorded outcome. ``record`` (:class:`Record`).

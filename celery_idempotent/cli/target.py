@@ -51,8 +51,8 @@ def resolve_records(
         may_be_absent: also return the key in a duplicate's reference, if record and row are gone.
 
     Raises:
-        ClickException: if there is neither.
-        UsageError: if `names` is neither a key, a task id nor a task with its arguments.
+        ClickException: if a name leads to neither.
+        UsageError: if arguments do not fit the task, or `explicit_key` is given without a task.
     """
     if not names:
         pages = record_views(app_tasks.stores(tasks), RecordFilter(**selected))

@@ -58,7 +58,7 @@ class _Call(Call):
 class _Route(BaseRoute):
     def __init__(self, endpoint: Callable[..., Any], idem: Idempotency, **options: Any) -> None:
         super().__init__(endpoint, idem, **options)
-        # As FastAPI does it: the decorated endpoint is unwrapped, too.
+        # Like FastAPI, which also unwraps the decorated endpoint.
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(endpoint))
         #: By the id of a route, which is kept so that no other route gets its id.
         self._renderers: dict[int, tuple[APIRoute, Callable[[Request], Any]]] = {}

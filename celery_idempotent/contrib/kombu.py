@@ -1,9 +1,9 @@
 """A kombu consumer that handles each message once, even if the broker delivers it repeatedly.
 
-A message is acknowledged only after its key has completed. A message whose key is held, or whose
-handler has failed, is delayed: it stays unacknowledged in this consumer and is retried after a
-growing delay, as Celery does with a countdown. If the consumer dies meanwhile, the broker
-redelivers the message. Delayed messages count against `prefetch_count`.
+A handled message is acknowledged after its key has completed. By default, a message whose key is
+held, or whose handler has failed, is delayed: it stays unacknowledged in this consumer, like a
+Celery message with a countdown, and is retried after a growing delay. If the consumer dies, the
+broker redelivers the message. Delayed messages count against `prefetch_count`.
 """
 
 from __future__ import annotations

@@ -228,11 +228,11 @@ def _without_transaction(view: Any) -> Any:
 class OutcomeAdmin(admin.ModelAdmin):
     """Lists outcomes, shows each beside the record of its key, and forgets both.
 
-    Without `using`, the rows are in the database alias that idempotency_transaction names in all
-    tasks.
+    Without `using`, it reads the only Django alias that tasks name in idempotency_transaction, or
+    the default database if they name none or several.
     """
 
-    #: Database alias; None for the one that the tasks name.
+    #: Database alias; None for the default above.
     using: ClassVar[str | None] = None
 
     list_display = ("record_key", "state", "task_id", "attempt", "finished", "kept_until")

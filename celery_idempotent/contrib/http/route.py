@@ -57,9 +57,9 @@ class BaseRoute(BaseMiddleware):
     ) -> Callable[[Endpoint], Endpoint]:
         """Runs an endpoint once for a key, and replays its response to retries.
 
-        Place it below the decorators that add the route and check permissions. Option functions get
-        the framework's request and any of the endpoint's arguments that they name as further
-        parameters. Outside a request, as in a test, the endpoint runs as if undecorated.
+        Place it below the decorators that add the route and check permissions. Option functions but
+        `store_response` get the framework's request, and any of the endpoint's arguments that they
+        name as further parameters. Outside a request, as in a test, the endpoint runs undecorated.
 
         Args:
             idem: the engine that stores the responses, with a name unique to this service.
