@@ -71,13 +71,13 @@ class Deliveries(Sequence[Delivery]):
         return dict(sorted(totals.items()))
 
     def event_to_interrupt(self, begin: int = 0) -> str:
-        """Returns an event whose duplicate follows closely, near the middle of the file.
+        """Returns an event near the middle of the file, closely followed by its duplicate, or "".
 
         The duplicate arrives while the event is being charged, and the process is killed with other
         events before and after it.
 
         Args:
-            begin: only events that are first delivered from this position on; "" if there are none.
+            begin: only events that are first delivered from this position on.
         """
         positions: dict[str, list[int]] = {}
         for position, delivery in enumerate(self):
@@ -105,7 +105,7 @@ class Deliveries(Sequence[Delivery]):
 
 
 def read_deliveries(file: Path = EVENTS_FILE) -> Deliveries:
-    """Returns the deliveries in `file`; raises `EventsFileError` that names the invalid line."""
+    """Returns the deliveries in `file`; raises an `EventsFileError` that names the cause."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

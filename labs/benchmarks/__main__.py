@@ -61,7 +61,7 @@ def _arguments() -> argparse.Namespace:
         "--minutes",
         type=float,
         default=25,
-        help="start no measure after this time, and end the last one; default: 25",
+        help="end the running measure at this time, and start no other; default: 25",
     )
     parser.add_argument("--json", metavar="FILE", help="write the raw values to FILE")
     parser.add_argument("--against", metavar="FILE", help="compare with the values in FILE")

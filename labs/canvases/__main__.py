@@ -52,8 +52,8 @@ WORKERS, CHILDREN = 2, 3
 PUBLISH_INTERVAL, FAULT_INTERVAL = 0.08, 0.8
 #: Seconds by which each packet between the others and Redis is delayed, until the next such fault.
 JITTER = 0.02, 0.5
-#: How many canvases are also published by a process that is killed meanwhile; how many publishes
-#: follow a command of the operator; how many new workers do not know the task ``new``.
+#: Shares: of the canvases that a process which is killed meanwhile also publishes, of the publishes
+#: that follow a command of the operator, and of the new workers that do not know the task ``new``.
 DYING_PUBLISHERS, OPERATIONS, OLD = 0.15, 0.3, 0.3
 #: The publishers that are killed have connections of their own.
 PROCESSES = multiprocessing.get_context("forkserver")

@@ -28,7 +28,7 @@ effects = sa.Table(
 
 #: Number of replies to commits that one fault drops.
 REPLIES = 3
-#: The server is not started again before its last process has ended, in seconds.
+#: Longest wait for the last process of a killed server to end, in seconds.
 RESTART_SECONDS = 20.0
 #: Shorter than a freeze past the lease, in seconds.
 IDLE_SECONDS = LEASE + 1

@@ -143,9 +143,9 @@ def make(seed: int, tasks: int, *, transaction: bool = False, versions: bool = F
     Args:
         transaction: whether effects are rows in PostgreSQL. The calls are the same, and the faults
             are the same and some more.
-        versions: whether workers of two versions run the first third of the calls, those of this
-            version the next one, after a deployment, and those of the other version the last one,
-            after a rollback.
+        versions: whether to mix two versions: workers of both run the first third of the calls,
+            workers of this version the second one, after a deployment, and workers of the other
+            version the last one, after a rollback.
     """
     generator = random.Random(seed)
     shape = shape_of(seed, generator)

@@ -112,7 +112,7 @@ class Single(Store):
 
     Args:
         min_downtime: of a kill, in seconds.
-        has_results: whether it has Celery's results, too.
+        has_results: whether it also has Celery's results.
 
     Attributes:
         direct_url: the URL without the proxy.

@@ -19,7 +19,7 @@ def overlaps(
     """Returns the orders of which two executions ran at once, without a reason.
 
     Args:
-        begin_of: what orders the executions of an order.
+        begin_of: the sort key of the executions of an order.
     """
     by_order: dict[str, list[Execution]] = defaultdict(list)
     for execution in executions:

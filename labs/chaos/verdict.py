@@ -85,7 +85,7 @@ class Verdict:
     collapsed: int = 0
     #: Executions of one order that ran at once, without a reason.
     overlaps: int = 0
-    #: … whose run had begun before the publish.
+    #: Those of `collapsed` whose other message had begun before the publish.
     swallowed: int = 0
     #: Seconds from the end of each fault to the next effect.
     recovery: Sequence[float] = ()

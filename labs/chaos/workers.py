@@ -64,7 +64,7 @@ class Workers:
             worker.ready()
 
     def assert_fused_completion(self) -> None:
-        """Checks what the workers have logged at their start: no task is without it."""
+        """Checks in the log of each worker that every task has fused completion."""
         for worker in self._workers:
             log = worker.logs()
             assert "fused completion off" not in log, log

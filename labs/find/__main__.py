@@ -1,4 +1,4 @@
-"""``make find``: how soon the dashboard finds records among many, and what others of Redis notice.
+"""``make find``: how soon the dashboard finds records, and what other clients of Redis notice.
 
 A server is filled by the real scripts. Then the dashboard's process is asked for the first page of
 each kind of filter, while another process sends PING to the same server.

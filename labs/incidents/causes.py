@@ -98,7 +98,7 @@ INCIDENTS = {
         "the broker is down", lambda scene: scene.broker.kill,
         AWAY_TEXT, "BrokerUnavailable", "broker-unreachable", AWAY_TEXT),
     "evicted": Incident(
-        "Redis evicts records, that of an execution, too", evict,
+        "Redis evicts records, including that of an execution", evict,
         "has evicted", "LeaseLost", "evicted: ", "has evicted"),
     "away": Incident(
         f"Redis is away for {AWAY:g} s", stop_redis,

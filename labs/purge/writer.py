@@ -23,7 +23,7 @@ def a_claim() -> Claim:
 
 
 def write(url: str, pipe: Connection) -> None:
-    """Claims and commits rows until `pipe` has a message; sends the times of the claims."""
+    """Claims and commits rows until `pipe` says stop; sends the times of claims on request."""
     database = Database(sa.create_engine(url))
     claims: list[float] = []
     while True:

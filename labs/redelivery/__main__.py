@@ -2,8 +2,8 @@
 
 In each trial, calls are published at a steady rate to the queue of a worker, which is killed with
 SIGKILL together with its pool, at a random moment. It then has running, prefetched and scheduled
-messages. Another worker, which lives through all trials, consumes the queue from then on. Counted
-is the time from the kill until each message begins there, and the starts of each call.
+messages. Another worker, which lives through all trials, consumes the queue from then on. Each
+trial measures the time from the kill until each message begins there, and counts the starts.
 
 ``RELIER=python`` is the interpreter of an environment with relier 0.1.7, which then runs at the
 same time, with its default settings.

@@ -1,7 +1,7 @@
 """``make redelivery FAULTS=1``: each fault of a worker, with Redis and RabbitMQ.
 
 A worker with two processes has two messages that run, four prefetched ones, and two that wait for
-their ETA. Counted is how many of them begin on another worker, and when, or end where they were.
+their ETA. Counts how many begin on another worker, and when, and how many end where they were.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ async def survive(
     """Lets the heartbeat renew leases while calls run.
 
     Returns:
-        How many leases were held, lost, and not trusted once; and the calls.
+        The numbers of leases held, lost, and not trusted for a while; and the calls.
     """
     callers, stores = await connect(url, clients, 2.0), await connect(url, clients, 2.0)
     held, lost, doubted = list[Lease](), list[bytes](), set[Lease]()

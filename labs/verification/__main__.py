@@ -117,7 +117,7 @@ class Verification:
         return "sequences of calls", f"{steps:,} steps, {restarts} restarts of a server"
 
     def lua(self) -> tuple[str, str]:
-        # What detects a mutant is a difference from results that are the model's.
+        # Mutants are compared with the results of the scripts, so these must equal the model's.
         for _, mismatches in self._map("replaying the scripts", _mismatches, replay.names()):
             self.failures += mismatches
         mutants = lua_mutants.all_mutants()

@@ -7,8 +7,8 @@ replies, clock steps, flushed scripts.
 Sequences are reproducible: nothing that is drawn depends on a reply, and no lease or reservation is
 so short that it could expire between two calls.
 
-The clock steps without changing the server's clock: a step by a second forward moves all stored
-times by a second back.
+The clock steps without changing the server's clock: a step forward by a second moves all stored
+times back by a second.
 """
 
 from __future__ import annotations

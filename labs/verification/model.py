@@ -12,7 +12,7 @@ RESERVED, STARTED, COMPLETED, FAILED = "R", "S", "C", "F"
 NOBODY = b"-"
 #: The letters of outcomes whose continuation is being sent.
 SENDING = {COMPLETED: "P", FAILED: "Q"}
-#: The letters of outcomes, without that.
+#: All letters of outcomes, each with the letter of the same outcome without a continuation.
 SETTLED = {"P": COMPLETED, "Q": FAILED, COMPLETED: COMPLETED, FAILED: FAILED}
 
 

@@ -1,7 +1,7 @@
 """Replays the cases of the tables with mutants of the Lua, inside a server.
 
-A mutant is detected if it replies, stores, expires or publishes anything else than the unchanged
-script in one of the cases, which `make proof` compares with the model. The script runs on a
+A mutant is detected if it replies, stores, expires or publishes anything other than the unchanged
+script does in one of the cases, which `make proof` compares with the model. The script runs on a
 table that has the keys of the case, at a moment that the case chooses: thousands of calls need one
 command, and the results are equal to the millisecond.
 """

@@ -47,8 +47,8 @@ def search(
     """Searches `environment` until an invariant breaks or every state has been visited.
 
     Liveness: from every state, an answer for every caller is reachable without a further fault. In
-    a finite graph that means that every fair run gives one: fair are runs in which an action that
-    is possible again and again is taken at some time.
+    a finite graph, every fair run then gives one. A run is fair if it takes at some time each
+    action that is possible again and again.
     """
     started_at = time.monotonic()
     gc.disable()  # the states are many tuples without cycles

@@ -114,7 +114,7 @@ class History(NamedTuple):
     steps: bytes = b""
     #: Publishes that ended in an error, each with the retries before and the error.
     ended: tuple[tuple[bytes, int, bytes], ...] = ()
-    #: The publishes whose continuation was sent since there is the record, once for each time.
+    #: The publishes whose continuation was sent since the record was created, once for each time.
     sent: tuple[bytes, ...] = ()
     #: The retry for which the key is held: its task id and its number.
     awaited: tuple[bytes, int] | None = None

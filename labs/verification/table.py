@@ -329,7 +329,7 @@ def _expected(script: scripts.Script, case: Case, effect: Effect, reply: scripts
         arguments["entry"] = (
             None if isinstance(case.entry, bytes) else at(case.entry, effect.moment)
         )
-    # A reply without a time: the script did not read the clock, which the model may not need, too.
+    # A reply without a time: the script did not read the clock, and the model needs none either.
     now_ms = reply.now_ms or effect.moment
     clock = Clock(now_ms, microsecond(now_ms, effect.keys[0][0]))
     if isinstance(arguments.get("backend"), OtherType):

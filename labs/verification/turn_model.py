@@ -39,7 +39,7 @@ class TurnResult(NamedTuple):
 
 
 class _Message(Protocol):
-    """The message's part of begin: its own resend counts only if the turn is still its."""
+    """The message's part of begin: its own resend counts only while it still has the turn."""
 
     has_turn = False
 

@@ -14,7 +14,7 @@ from labs.benchmarks.measure import Measure, ProgressCallback
 from labs.benchmarks.records import added_memory, digest_of, fill
 
 RUN, REPLAY, GET = "begin + complete", "replay of a random record", "GET of a random record"
-#: Of the client's time, and of the server's in units of a GET, which grows, too.
+#: For the client's time, and for the server's divided by a GET's, which also grows.
 GOALS = {RUN: Goal(1.1), REPLAY: Goal(1.1)}
 
 

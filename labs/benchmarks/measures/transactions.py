@@ -42,8 +42,8 @@ class Transactions(Measure):
     """A task that inserts one row, inside a process of the pool, with SQLAlchemy.
 
     Plain Celery's body is one transaction. By hand, it first reads a row by its unique key, and
-    inserts that, too, if there is none. celery-idempotent claims a row and writes the outcome into
-    it. PostgreSQL and SQLite (WAL) keep their defaults: each commit is on disk.
+    also inserts that row if there is none. celery-idempotent claims a row and writes the outcome
+    into it. PostgreSQL and SQLite (WAL) keep their defaults: each commit is on disk.
     """
 
     name = "sql"
