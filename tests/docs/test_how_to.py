@@ -292,7 +292,7 @@ def test_a_pager_is_connected(run: Run) -> None:
         for signal in (signals.lease_lost, signals.outcome_unsaved):
             signal.disconnect(names["page"])
 
-    assert triggered == [(f"{index.name} 1: effects of index:2 may be doubled",)]
+    assert triggered == [("task 1: effects of index:2 may be doubled",)]
 
 
 def test_the_figures_are_about_those_measured() -> None:
