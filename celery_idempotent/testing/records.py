@@ -195,7 +195,7 @@ def _isolated_stores(url: str) -> Iterator[str]:
 
     This applies to every app, task and engine, existing or created later, regardless of its
     configuration: tests never connect to the configured Redis. ``idempotency_enabled=False`` in an
-    app's settings is ignored, but not as an attribute of a task. Afterwards, all use their own
+    app's settings is ignored for tasks without that attribute. Afterwards, all use their own
     records again.
 
     Args:
