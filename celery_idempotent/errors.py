@@ -18,8 +18,8 @@ class IdempotencyError(Exception):
 class SettingsError(IdempotencyError, ValueError):
     """An option has a wrong name, type or range, or no setting names a Redis server.
 
-    Correct the setting that the message names. It is raised when the app is finalized, the worker
-    starts, or a call needs a server that no setting names.
+    Correct what the message names. It is raised when the app is finalized or the worker starts,
+    else by the first call that shows the mistake.
     """
 
 
@@ -32,7 +32,7 @@ class KeyRuleError(IdempotencyError):
 
 
 class ConflictError(IdempotencyError):
-    """Another call has the key (``idempotency_on_conflict="raise"``, or an eager call).
+    """Another call has the key (``on_conflict="raise"``, an eager call, or the end of a wait).
 
     Try again when that execution has ended, or choose ``retry`` or ``wait``. After
     ``idempotency_dedupe_publish="raise"``, ``AsyncResult(error.task_id)`` is the result of the

@@ -158,7 +158,7 @@ class Settings:
     #: Decides what happens to calls while Redis is unavailable. ``retry``: the message is retried
     #: later. ``run``: the call runs without protection. ``raise``: StoreUnavailableError.
     on_store_error: str = _option("retry", *_one_of(*ON_STORE_ERROR))
-    #: Whether publishing reserves the key: ``delay`` of a key that is in progress or finished
+    #: Whether publishing reserves the key: ``delay`` of a key that is in progress or has an outcome
     #: publishes nothing, and returns the first call's result; with ``raise`` it raises
     #: ConflictError, which has the first call's ``task_id``. A duplicate whose caller sets the
     #: task id is still published, because others may wait for its result. On by default if
