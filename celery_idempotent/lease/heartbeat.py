@@ -93,15 +93,18 @@ class Renewer:
                 leases = plural(len(due), "lease")
                 logger.warning("%s not extended: %s%s", leases, error, like_it(number))
             return
-        self._repeats = Repeats()
+        if not any(isinstance(reply, IdempotencyError) for reply in replies):
+            self._repeats = Repeats()
         for lease, reply in zip(due, replies, strict=True) if is_current() else ():
             if isinstance(reply, IdempotencyError):
-                logger.warning(
-                    "The lease of %s could not be extended: %s",
-                    lease.key,
-                    reply,
-                    extra=log_extra(lease.key, token=lease.token),
-                )
+                if (number := self._repeats.left_out(str(reply))) is not None:
+                    logger.warning(
+                        "The lease of %s could not be extended: %s%s",
+                        lease.key,
+                        reply,
+                        like_it(number),
+                        extra=log_extra(lease.key, token=lease.token),
+                    )
             elif reply.case == "ok":
                 lease.renewed(sent_at)
             elif not _was_settled(lease, reply):

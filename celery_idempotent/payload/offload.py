@@ -15,7 +15,7 @@ from typing import Any
 
 from celery import Celery
 from celery.app.backends import by_url
-from celery.backends.base import KeyValueStoreBackend
+from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import ImproperlyConfigured
 
 from celery_idempotent.errors import (
@@ -105,7 +105,7 @@ def check(app: Celery, url: str) -> None:
         backend, _ = by_url(url if separator else "", app.loader)
     except (ImproperlyConfigured, ImportError):
         backend = None
-    if not (isinstance(backend, type) and issubclass(backend, KeyValueStoreBackend)):
+    if not (isinstance(backend, type) and issubclass(backend, BaseKeyValueStoreBackend)):
         given = f"the scheme {scheme!r}" if separator else "no scheme"
         raise SettingsError(
             f"idempotency_offload_backend has {given}; set it to the URL of one of Celery's "

@@ -12,6 +12,7 @@ has one `SoftLimit` from the start of its task to the end.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -151,16 +152,34 @@ class TaskCall:
 
     def execute(self) -> Any:
         """Takes the message through the flow; returns or raises its outcome."""
+        try:
+            return self._perform(self._flow())
+        except BaseException as error:
+            self.return_to_queue(error)
+            raise
+
+    def return_to_queue(self, error: BaseException) -> None:
+        """Raises Reject if the pool has killed the greenlet of a message that is not revoked.
+
+        Celery would acknowledge the message, for example in a cold shutdown.
+        """
+        greenlet = sys.modules.get("greenlet")
+        if greenlet is not None and isinstance(error, greenlet.GreenletExit):
+            from celery.worker.state import revoked
+
+            if not self._request.is_eager and self._request.id not in revoked:
+                raise Reject("the greenlet was killed", requeue=True) from None
+
+    def _flow(self) -> End:
         outer_call = call_of_context.get()
         try:
             call_of_context.set(self)
             if not self._request.is_eager:
                 running.add(self)
-            end = run_flow(partial(execute, self.active), self.data.soft_limit)
+            return run_flow(partial(execute, self.active), self.data.soft_limit)
         finally:
             running.discard(self)
             call_of_context.set(outer_call)
-        return self._perform(end)
 
     def run(self, execution: Execution) -> Any:
         """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""

@@ -397,6 +397,7 @@ class StraightCall:
             # If a begin was sent, Redis recognizes its execution id.
             active.early_reply, active.unanswered = None, self.lease is None
             run_flow(partial(give_back, active, error), soft_limit_of(self._request))
+            self.in_flow.return_to_queue(error)
             raise error
         active.writes_once = not isinstance(error, Exception)
         value = self._go_on()

@@ -113,8 +113,9 @@ class TestList:
         os.close(terminal)
         assert screen.startswith(ENTER_ALTERNATE_SCREEN)
 
-    def test_shows_an_unreadable_record_as_corrupt(self, shop: Shop) -> None:
-        shop.client.set("idem:shop.charge:" + "x" * 22, "Znewer")
+    @pytest.mark.parametrize("body", ["Znewer", ""])
+    def test_shows_an_unreadable_record_as_corrupt(self, shop: Shop, body: str) -> None:
+        shop.client.set("idem:shop.charge:" + "x" * 22, body)
 
         (record,) = list_json(shop)
         assert record == {

@@ -181,11 +181,13 @@ class RecordReader:
         raws, ttls = (replies[::2], replies[1::2]) if expiry else (replies, [-1] * len(keys))
         views = []
         for (_, key), raw, ttl_ms in zip(keys, raws, ttls, strict=True):
-            # A value that is not a string cannot be read as a record.
-            head = b"?" if isinstance(raw, Exception) else raw
+            # Neither a value that is not a string nor an empty one can be read as a record. PTTL is
+            # -2 without a value.
+            is_empty = expiry and raw == b"" and ttl_ms != -2
+            head = b"?" if is_empty or isinstance(raw, Exception) else raw
             if head and not layout.is_absent(head):
                 expires_at = utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
-                record = self._record(key, head, len(head) < size, expires_at)
+                record = self._record(key, head, len(head) < size and not is_empty, expires_at)
                 views.append(RecordView(key, record, utc(clock), self.store))
         return views
 

@@ -12,8 +12,9 @@ import pytest
 from celery import Celery
 from typing_extensions import Self
 
-from celery_idempotent.payload.offload import OffloadStorage
+from celery_idempotent.payload.offload import OffloadStorage, check
 from tests.servers.moto_server import REGION, MotoServer
+from tests.servers.redis_server import RedisServer
 
 NAME = "shop.charge%2Fx:~PN0MlSPt3FmEwTzQ5dHvBQ:1763726400123457"
 
@@ -62,13 +63,14 @@ def bucket() -> Iterator[Bucket]:
         yield bucket
 
 
-@pytest.fixture(params=["file", "s3", "memory"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> OffloadStorage:
+@pytest.fixture(params=["file", "s3", "memory", "redis"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, server: RedisServer) -> OffloadStorage:
     if request.param == "s3":
         settings = request.getfixturevalue("bucket").settings
         return OffloadStorage(make_app(**settings), "s3://")
-    url = {"file": f"file://{tmp_path}", "memory": "cache+memory://"}[request.param]
-    return OffloadStorage(make_app(), url)
+    urls = {"file": f"file://{tmp_path}", "memory": "cache+memory://", "redis": server.url}
+    check(make_app(), urls[request.param])
+    return OffloadStorage(make_app(), urls[request.param])
 
 
 def make_app(**settings: Any) -> Celery:
