@@ -68,6 +68,8 @@ def load(payload: Payload, accept: Collection[str]) -> Any:
     serializer, _, compression = payload.format.partition("+")
     content_type = serialization.registry.name_to_type[serializer]
     body = decompress(payload.body, compression) if compression else payload.body
+    if not body and serializer in _EXACT_SERIALIZERS:
+        raise ValueError("it is empty")  # kombu would return the empty bytes
     return serialization.loads(body, content_type, "binary", accept=accept)
 
 

@@ -209,6 +209,7 @@ def test_a_content_type_that_the_app_does_not_accept_is_not_decoded() -> None:
         Payload("json", b"1" * 5_000),
         Payload("@", b"shop.charge:digest:17"),
         Payload("=other", b"1"),
+        Payload("json", b""),
     ],
     ids=lambda payload: payload.format + repr(payload.body)[:6],
 )
