@@ -124,7 +124,7 @@ class Host(Protocol):
         """Returns whether the message that has the reservation has ended."""
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
-        """Returns the value that `record` does not hold, from elsewhere; or raises `error`."""
+        """Returns or raises the outcome that `record` lacks, from elsewhere; or raises `error`."""
 
     @property
     def replacements(self) -> Sequence[Callable[[], Any]]:

@@ -30,7 +30,7 @@ class Protection(Protocol):
 class BaseExecution:
     """One execution of a key."""
 
-    #: The same for every duplicate (``task:digest``). You can pass it on as an idempotency key.
+    #: An idempotency key to pass on (``task:digest``), equal in duplicates; empty in a plain call.
     key: str
     #: Fencing token. Pass it to the downstream system, which should reject smaller ones.
     token: int = 0
@@ -129,8 +129,8 @@ class Execution(BaseExecution):
                 to the body's transaction, and `func` runs again if that is rolled back.
 
         Raises:
-            TransactionError: if the body has a transaction in that database; with True, if it has
-                none.
+            TransactionError: if the body has a transaction in that database; True: if it has none.
+            StoreUnavailableError: if Redis or the database stays unavailable.
             LeaseLostError: before `func` runs, if another execution may have begun; afterwards, if
                 one has taken over.
             ResultNotStoredError: if the step has finished, in this execution or an earlier one, and

@@ -90,7 +90,7 @@ class Entry:
 
         Raises:
             ResultNotStoredError: if the value was not stored.
-            CorruptRecordError: if the value cannot be read.
+            CorruptRecordError, StoreUnavailableError: if the value cannot be read, or fetched.
         """
         return None if self.record is None else self.record.outcome()
 
@@ -290,8 +290,8 @@ class Batch(BaseBatch):
 
         With a transaction, every pending key must be completed here or released before. This method
         commits the effects and outcomes of all keys. If the database raises, nothing is committed,
-        the keys are released and its error propagates. If the reply to the COMMIT is lost and
-        another execution has committed since, StoreUnavailableError is raised.
+        the keys are released and its error propagates. StoreUnavailableError: the result of the
+        COMMIT is unknown, another execution has committed, or the broker refuses the messages.
 
         Returns:
             The error of each key whose value was not stored, also set as its entry's `error`:

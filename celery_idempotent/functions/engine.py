@@ -484,7 +484,7 @@ class Idempotency:
 class Block:
     """The context manager of one block, for ``with`` and ``async with``.
 
-    A block that ends without :meth:`~BlockExecution.complete` releases its key.
+    A block that ends without ``complete()`` releases its key, or stores one of ``replay_errors``.
     """
 
     def __init__(self, engine: Idempotency, key: Key, settings: Settings, label: str = "") -> None:

@@ -16,7 +16,7 @@ class Template:
     """A template with fields as in :meth:`str.format`, by name.
 
     The key is the formatted text. If that alone would be ambiguous (``{a}:{b}`` with a colon inside
-    a value), the lengths of the values are hashed too, so different values never share a key.
+    a value), the lengths of the values are hashed too: values with different texts share no key.
 
     Args:
         option: the one with the template, for errors.

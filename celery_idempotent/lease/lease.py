@@ -24,8 +24,8 @@ class Lease:
         extension: the record, the token and the length of the lease.
         sent_at: seconds of `lease.clock`, read before the request that granted the lease was sent.
         on_lost: called once with the record, in the heartbeat's thread, when the server replies
-            that the lease is lost. When the renewal stops, `ignore` replaces it: it refers to the
-            call, the call to the lease, and only the garbage collector would free this cycle.
+            that the lease is lost. `ignore` replaces it when the renewal stops: `on_lost` refers to
+            the call, the call to the lease, and only the garbage collector would free this cycle.
     """
 
     def __init__(

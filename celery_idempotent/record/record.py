@@ -50,8 +50,8 @@ class Record:
     #: End of the lease (STARTED) or of the reservation (RESERVED); else when the outcome was
     #: stored. Milliseconds.
     at_ms: int = field(default=0, repr=False)
-    #: Deadline for one delivery to send callbacks, the rest of a chain or a chord's count;
-    #: milliseconds. 0: they were sent, or there are none.
+    #: Deadline for one delivery to send callbacks, errbacks, the rest of a chain or a chord's
+    #: count; milliseconds. 0: they were sent, or there are none.
     sending_until_ms: int = field(default=0, repr=False)
     fingerprint: bytes = field(default=b"", repr=False)
     #: A readable name of the call, from ``idempotency_label``; else empty.
@@ -89,7 +89,7 @@ class Record:
 
     @property
     def sending(self) -> bool:
-        """Whether callbacks, the rest of a chain or a chord's count are being sent."""
+        """Whether callbacks, errbacks, the rest of a chain or a chord's count are being sent."""
         return self.sending_until_ms > 0
 
     @property

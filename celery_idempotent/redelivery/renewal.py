@@ -100,7 +100,7 @@ class Renewal(threading.Thread):
         if self._failures == 1:
             held, then = len(self.held), ""
             if held:
-                then = f"; the {held} that this worker holds are redelivered in {self.seconds:g} s"
+                then = f"; this worker holds {held}, to be redelivered in {self.seconds:g} s"
             logger.warning("Cannot renew the visibility timeout of messages: %s%s", error, then)
         self._close()
 

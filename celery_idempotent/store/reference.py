@@ -4,8 +4,8 @@ A record names only the task that executed, but monitoring also shows the ids of
 Each duplicate therefore writes a key to Redis, named by a digest of its task id. It expires with
 the record if both have the same retention.
 
-References only help people to search: they are written without waiting for a reply and may be
-missing, and no call depends on them.
+References may be missing, since errors of writing them are ignored. They serve searches by task
+id; besides, only the check of a revoked or expired message reads them.
 """
 
 from __future__ import annotations

@@ -475,7 +475,7 @@ class IdempotentTask(Task):
         ``idempotency_key=`` selects a call with that explicit key, regardless of its arguments.
 
         Raises:
-            KeyRuleError: if the rule cannot derive a key from them.
+            KeyRuleError, TypeError: if the key rule or the task's signature does not accept them.
         """
         configuration = self.idempotency_configuration
         if "idempotency_key" in kwargs:
