@@ -34,8 +34,8 @@ released = table.RELEASED.signal
 #: A duplicate gets the recorded outcome. ``record`` (:class:`Record`).
 replayed = table.REPLAYED.signal
 
-#: A duplicate finds its key held by another execution. ``record``, ``policy`` (what happens to the
-#: duplicate).
+#: A duplicate finds its key held by another execution, or reserved for another message.
+#: ``record``, ``policy`` (what happens to the duplicate).
 conflicted = table.CONFLICTED.signal
 
 #: The execution has lost its lease. ``token``, ``attempt``.

@@ -1,7 +1,7 @@
 """The commands ``celery -A shop idempotency …``: tables for people, ``--json`` for programs.
 
 Celery loads this group through the entry point ``celery.commands`` and passes the app of its
-``-A``. Each module defines one command. rich and humanize are imported when a table is printed.
+``-A``. rich and humanize are imported when a table is printed.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _summary(counter: Counter[str]) -> Iterator[str]:
         f"{plural(counter['replay'], 'replay')}, {plural(counter['conflict'], 'conflict')}, "
         f"{plural(counter['takeover'], 'takeover')}, {plural(counter['refused'], 'refusal')}"
         f"{f' ({reasons})' if reasons else ''}, "
-        f"{plural(counter['deduplicated'], 'duplicate')} not published."
+        f"{plural(counter['deduplicated'], 'duplicate')} not published by them."
     )
     if doubles := double_executions(counter):
         yield (

@@ -243,7 +243,6 @@ def connect(registry: CollectorRegistry | None = None) -> None:
 
     Raises:
         ValueError: if the registry already has these metrics.
-        ImportError: if prometheus_client is not installed.
     """
     Metrics(registry or prometheus_client.REGISTRY).connect()
 
@@ -259,7 +258,6 @@ def start(setting: Any, tasks: Iterable[str], expired_leases: ExpiredLeases) -> 
 
     Raises:
         SettingsError: if the setting is invalid.
-        ImportError: if prometheus_client is not installed.
     """
     host, port = address(setting)
     directory = os.environ.get(DIRECTORY_VARIABLE)

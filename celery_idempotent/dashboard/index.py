@@ -156,7 +156,7 @@ def _seconds(step: int) -> float:
 
 
 def _place(view: RecordView) -> tuple[int, int]:
-    """Returns a record's state, and its start in milliseconds."""
+    """Returns a record's state, and the milliseconds at which that state began."""
     record = view.record
     if record is None:
         return STATES.index("CORRUPT"), 0

@@ -44,7 +44,7 @@ WORKER_GRACE = 10.0
 IDLE_AFTER = 60.0
 #: Seconds spent reading records per round: until all have been read once, and later.
 FIRST_SECONDS, LATER_SECONDS = 0.5, 0.15
-#: Maximum running executions read per round and shown.
+#: Maximum running executions read per round, besides those that the workers report.
 MAX_STARTED = 200
 #: Seconds after which the findings are refreshed.
 FINDINGS_AGE = 15.0

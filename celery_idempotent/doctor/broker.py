@@ -49,7 +49,7 @@ def check(app: Celery) -> Iterator[Finding]:
             f"{RESTORE_INTERVAL:g} s, longest lease {lease:g} s",
             "idempotency_redeliver_after, and idempotency_lease: above the longest pause of a "
             "process",
-            "a live worker renews messages and leases; messages of other tasks, and those of map, "
+            "a live worker renews messages and leases; messages of unprotected tasks, and of map, "
             f"starmap and chunks, wait for the visibility timeout of {timeout:g} s"),
         Check(by_broker, "recovery", Severity.NOTE,
             f"{within}: visibility timeout {timeout:g} s, sweep {sweep:g} s, longest lease "

@@ -24,8 +24,8 @@ def check(app: Celery, before: Mapping[str, Snapshot]) -> Iterator[Finding]:
             Check(name not in tasks, "task-removed", Severity.WARNING,
                 "the snapshot has this task, and this code has no idempotent task of that name",
                 "@app.task(name=…) with the old name, if the task was renamed or moved",
-                "workers with this code discard its messages; under another name its keys are new, "
-                "so that duplicates of earlier calls run again"),
+                "workers with this code discard its messages, or run them without a key; "
+                "under another name its keys are new: duplicates of earlier calls run again"),
             Check(name not in before and _is_enabled(tasks[name]), "task-added", Severity.NOTE,
                 "this code has the task, and the snapshot does not",
                 "nothing, if it is new; if it was renamed, @app.task(name=…) with the old name",

@@ -176,7 +176,7 @@ def check_leases(leases: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
             "lease-expired", Severity.ERROR, task,
             f"{plural(len(where), 'execution')} under an expired lease: {', '.join(where[:5])}",
             "end the frozen process, or let it run and reach Redis again",
-            "another execution of the same call may begin; the outcome of this one will be refused",
+            "another execution of the same call may begin; the outcome of this one is then refused",
         )  # fmt: skip
 
 

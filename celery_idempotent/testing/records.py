@@ -104,7 +104,7 @@ class IsolatedRecords:
         """Stores the record that a crash during this call leaves: STARTED, the lease expired.
 
         Raises:
-            AssertionError: if the call has finished, is running or is reserved.
+            AssertionError: if the call cannot begin: it has finished, is running or is reserved.
         """
         __tracebackhide__ = True
         settings = task.idempotency_configuration.settings

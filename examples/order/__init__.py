@@ -1,1 +1,1 @@
-"""An order that is shipped in steps, none of which is repeated."""
+"""An order that is shipped in steps; finished steps are not repeated."""

@@ -1,4 +1,4 @@
-"""Mails a report every morning, and never mails one twice.
+"""Mails a report every morning; a second copy of its message does not run.
 
     celery -A examples.periodic.tasks worker --beat
 

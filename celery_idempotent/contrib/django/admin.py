@@ -115,7 +115,7 @@ class ShownOutcome:
 
     @property
     def arguments(self) -> str:
-        """The arguments for running the call again, or why it cannot run."""
+        """The arguments of the call, or why they cannot be read; empty if they are not kept."""
         try:
             call = self._ended_call()
         except IdempotencyError as error:

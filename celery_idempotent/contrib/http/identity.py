@@ -1,8 +1,8 @@
 """The sender of a request, so that one client's key never returns another's response.
 
-An identity is the whole text of a credential, never a part of it or a default: two requests have
-the same identity only if they present the same credential. It is hashed into the key and is stored
-nowhere.
+Except with `anonymous`, an identity is the whole text of a credential, never a part of it: two
+requests have the same identity only if they present the same credential. It is hashed into the key
+and is stored nowhere.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class Problem(Enum):
     RESPONSE_NOT_STORED = Text(
         409,
         "The request was executed, and its response was not stored",
-        "The response was too large, was marked no-store, or responses are not stored. Look up the "
-        "effect of the request; to execute it a second time, send a new key.",
+        "The response was too large, streamed or marked no-store, or responses are not stored. "
+        "Look up the effect of the request; to execute it a second time, send a new key.",
     )
     LENGTH_REQUIRED = Text(
         411,
