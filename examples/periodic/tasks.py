@@ -1,4 +1,4 @@
-"""Mails a report every morning; a second copy of its message does not run.
+"""Mails a report every morning; a copy of a finished message does not run.
 
     celery -A examples.periodic.tasks worker --beat
 
