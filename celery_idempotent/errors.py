@@ -112,8 +112,8 @@ class NotReadyError(IdempotencyError):
 class ResultNotStoredError(IdempotencyError):
     """The key has completed, but its result was not stored; the task does not run again.
 
-    Return a value that the serializer supports, below ``idempotency_max_result_size``; or set
-    ``idempotency_offload_backend``. To run the call again, ``forget`` its key.
+    Return a value that the serializer supports, below ``idempotency_max_result_size``; or set or
+    restore ``idempotency_offload_backend``. To run the call again, ``forget`` its key.
     """
 
 

@@ -297,7 +297,7 @@ class Batch(BaseBatch):
             The error of each key whose value was not stored, also set as its entry's `error`:
             LeaseLostError if another execution has taken over, StoreUnavailableError if Redis was
             unavailable until the lease expired, ResultNotStoredError if the value cannot be
-            serialized or is too large (the key has completed without it).
+            serialized or offloaded, or is too large (the key has completed without it).
         """
         return run_sync(self._complete_many(values))
 
