@@ -275,8 +275,10 @@ def states(engine: Idempotency, journal: Journal, scenario: str) -> dict[Any, st
     """Returns the state of the record of each identity and key."""
     found: dict[Any, str | None] = {}
     for user, key in journal.executions:
-        derived = engine.key_of(record_key(f"{scenario} header x-user: {user}", key))
-        record = run_sync(engine.executor.store.get(derived))
+        record = None
+        if key is not None:
+            derived = engine.key_of(record_key(f"{scenario} header x-user: {user}", key))
+            record = run_sync(engine.executor.store.get(derived))
         found[user, key] = None if record is None else record.state.value
     return found
 
