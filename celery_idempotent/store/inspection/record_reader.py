@@ -33,6 +33,8 @@ from celery_idempotent.store.transport.connection import (
 
 #: Names in one call of SCAN: a few tenths of a millisecond of server time.
 PAGE = 500
+#: The reply of PTTL for a name without a value.
+NO_KEY = -2
 #: Bytes that hold every field before the outcome, unless a task id is unusually long.
 HEAD = 640
 #: More bytes than Redis can store in a string.
@@ -178,12 +180,11 @@ class RecordReader:
                 raise reply
         (seconds, microseconds), *replies = replies
         clock = seconds + microseconds / 1e6
-        raws, ttls = (replies[::2], replies[1::2]) if expiry else (replies, [-1] * len(keys))
+        raws, ttls = (replies[::2], replies[1::2]) if expiry else (replies, [NO_KEY] * len(keys))
         views = []
         for (_, key), raw, ttl_ms in zip(keys, raws, ttls, strict=True):
-            # Neither a value that is not a string nor an empty one can be read as a record. PTTL is
-            # -2 without a value.
-            is_empty = expiry and raw == b"" and ttl_ms != -2
+            # Neither a value that is not a string nor an empty one can be read as a record.
+            is_empty = raw == b"" and ttl_ms != NO_KEY
             head = b"?" if is_empty or isinstance(raw, Exception) else raw
             if head and not layout.is_absent(head):
                 expires_at = utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
