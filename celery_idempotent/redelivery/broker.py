@@ -20,9 +20,10 @@ from celery_idempotent.redelivery.held import HeldMessage
 REDIS_BATCH = 1000
 #: Maximum seconds for a command of Redis.
 SOCKET_TIMEOUT = 5.0
-#: Seconds for which a worker that dies during a search keeps others from searching; 300 by default
-#: in kombu. Two searches at a time do no harm: each message is restored in a transaction.
-MUTEX_EXPIRE = 2
+#: The lock of a search, and the seconds for which a worker that dies meanwhile keeps others from
+#: searching. kombu's lock would do so for 300. Two searches at a time do no harm: each message is
+#: restored in a transaction.
+MUTEX, MUTEX_EXPIRE = "unacked_mutex_idempotency", 2
 #: Maximum entries in one request to SQS.
 SQS_BATCH = 10
 #: Maximum seconds for which a message is hidden. SQS refuses more than 12 hours from its delivery,
@@ -101,6 +102,7 @@ class RedisBroker(OwnConnection):
             "socket_timeout": SOCKET_TIMEOUT,
             "socket_connect_timeout": SOCKET_TIMEOUT,
             **connection.transport_options,
+            "unacked_mutex_key": MUTEX,
             "unacked_mutex_expire": MUTEX_EXPIRE,
         }
         super().__init__(connection.clone(transport_options=options))

@@ -295,7 +295,8 @@ class Run:
 
         try:
             eventually(is_over, "everything has ended", SETTLE)
-        except TimeoutError:
+        except TimeoutError as error:
+            print(f"    {error}; unacknowledged: {self.redis.hvals('unacked')}", flush=True)
             for worker in self.workers:  # Celery writes to its log where its threads are.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.process.pid, signal.SIGUSR1)
