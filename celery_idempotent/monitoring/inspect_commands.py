@@ -135,8 +135,13 @@ class Replies(NamedTuple):
 
     #: By name: those that have replied about leases and counts.
     workers: dict[str, Worker]
-    #: Why no worker replied; empty otherwise.
-    error: str = ""
+    #: Why the workers could not be asked; empty otherwise.
+    failure: str = ""
+
+    @property
+    def error(self) -> str:
+        """Why there are no replies; empty if there are."""
+        return "" if self.workers else self.failure or "No worker replied"
 
     @property
     def totals(self) -> dict[str, Counter[str]]:
@@ -189,7 +194,7 @@ def ask(app: Celery, timeout: float) -> Replies:
             name: Worker.of(leases[name], counts[name], redelivery.get(name, {}))
             for name in leases.keys() & counts.keys()
         }
-        return Replies(workers, "" if workers else "No worker replied")
+        return Replies(workers)
 
     if not timeout:
         return Replies({}, "No worker was asked")

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any
 
 import flask
@@ -454,6 +454,7 @@ def stream() -> Iterator[bytes]:
         ),
         (pay, {"methods": ["HEAD"]}, "methods cannot include HEAD; remove it"),
         (stream, {}, "stream yields its response, which cannot be held back"),
+        (partial(pay), {}, "a partial has no name; decorate a function"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(

@@ -91,6 +91,10 @@ class BaseRoute(BaseMiddleware):
         fingerprint: Callable[..., Any] | None,
         **options: Any,
     ) -> None:
+        if not hasattr(endpoint, "__qualname__"):
+            raise SettingsError(
+                f"{self._title}: a {type(endpoint).__name__} has no name; decorate a function"
+            )
         if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
             raise SettingsError(
                 f"{self._title}: {endpoint.__qualname__} yields its response, which cannot be held "
