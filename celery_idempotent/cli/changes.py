@@ -30,8 +30,8 @@ A record is forgotten only if it has not changed since it was read, and, without
 it is not running. A running execution is not stopped; its outcome will be refused.
 
 For a task with idempotency_transaction, the outcome in its database is also deleted, even if Redis
-has no record: name the call by its key, or by task and arguments. The rows of steps are also
-deleted, in the databases that any task names; --database adds others.
+has no record: name the call by its key, or by task and arguments. Outcomes of keys that may run
+again stay. Rows of steps are deleted in the databases that tasks name, and in those of --database.
 
 {RECORD_HELP}
 

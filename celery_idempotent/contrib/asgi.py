@@ -1,7 +1,7 @@
 """Idempotency-Key middleware for FastAPI, Starlette and other ASGI apps; see docs/http.md.
 
 For a request with a key, the middleware reads the whole body, and sends no part of the response
-before it is stored or the key is released. It passes requests without a key on unchanged.
+before it is stored or the key is released. Other requests pass unchanged, unless a key is required.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def timer_renewers() -> int:
 
 @pytest.fixture
 def bounded(client: redis.Redis) -> Iterator[Callable[[int], None]]:
-    """Checks that at most `more` files and connections than before are open.
+    """Checks that at most `more` additional files and connections are open.
 
     It does not run the garbage collector first.
     """

@@ -49,7 +49,7 @@ def forget_records(idem: Idempotency) -> None:
 
 
 def poison(executor: Executor, key: Key) -> None:
-    """Begins an execution of `key` that dies, where there may be one only."""
+    """Poisons `key`: it may have one execution, which dies."""
     store = executor.store
     run_sync(store.execute(commands.forget(key)))
     begin = commands.begin(

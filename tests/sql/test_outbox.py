@@ -15,7 +15,7 @@ from tests.sql.harness import Shop
 from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually
 
-#: Where the process dies that has messages to publish.
+#: Where a process that has messages to publish dies.
 POINTS = ("outcome written", "before on_commit", "committed", "published", "record completed")
 
 

@@ -125,7 +125,7 @@ class TestWorkerDiesAfterTheOutcomeIsStored:
 
 @pytest.mark.core
 class TestMessageIsRedeliveredAfterCompletion:
-    """As after a lost connection, and with it the acknowledgement."""
+    """As after the connection is lost, and the acknowledgement with it."""
 
     @pytest.mark.parametrize("canvas", CANVASES, ids=lambda canvas: canvas.__name__)
     def test_continuation_is_sent_once(

@@ -38,7 +38,7 @@ from tests.worker.tasks import (
 
 pytestmark = pytest.mark.worker
 
-#: By the end of the execution: the task, and the error that its caller gets.
+#: For each way in which an execution ends: the task, and the error that its caller gets.
 ENDINGS: dict[str, tuple[Any, type[Exception] | str]] = {
     "an error": (fail_late, OutOfStockError),
     "an error that the task throws": (fail_late_as_expected, OutOfStockError),
@@ -67,7 +67,7 @@ class TestExecutionThatFails:
     @pytest.fixture(scope="class")
     @classmethod
     def quiet(cls, open_shop: Callable[..., Shop]) -> Iterator[tuple[Shop, dict[str, AsyncResult]]]:
-        """The shop when the broker has no message left, and the results."""
+        """Runs a call for each ending and empties the broker; yields the shop and the results."""
         with open_shop(**COPIED_MESSAGES) as shop:
             shop.start_worker(concurrency=10)
             results = {}

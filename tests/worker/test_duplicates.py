@@ -244,7 +244,7 @@ class TestTaskIdOfADuplicate:
 
 
 def found(shop: Shop, task_id: str) -> Reference:
-    """Returns what the duplicate met, as soon as Redis has it; the worker has not waited."""
+    """Returns a duplicate's reference when Redis has it; the worker writes it without waiting."""
     store = pack.idempotency_configuration.executor.store
     eventually(lambda: store.reference(task_id) is not None)
     reference = store.reference(task_id)

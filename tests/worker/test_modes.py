@@ -1,7 +1,7 @@
-"""The wishes of a key, by real workers: what runs, waits and comes out, and under faults.
+"""Each wish for a key, with real workers: what runs, waits and is returned, also under faults.
 
 For each wish a first call runs and is held; three more calls are published; then the fault happens,
-the execution is let go on, and after the end one more call is published.
+and the execution is released. After its end, one more call is published.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def redeliver(shop: Shop, course: Course) -> None:
 
 
 def nothing(shop: Shop, course: Course) -> None:
-    """Is no fault."""
+    """Causes no fault."""
 
 
 FAULTS = {"no fault": nothing, "a kill": kill, "a redelivery": redeliver}

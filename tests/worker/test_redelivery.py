@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def scores(shop: Shop) -> dict[str, float]:
-    """Returns the seconds, by task, in which its message comes back without a renewal."""
+    """Returns, by task, the seconds after which its message comes back without a renewal."""
     index = shop.redis.zrange("unacked_index", 0, -1, withscores=True)
     # Read afterwards: a message that is delivered meanwhile comes back no later than it should.
     now, scores = time.time(), {}
@@ -252,7 +252,7 @@ class TestWhatIsRenewed:
 def test_a_message_that_cannot_be_acknowledged_occupies_no_slot(
     open_shop: Callable[..., Shop], order: str
 ) -> None:
-    """Else a worker whose slots are full takes no more messages, and does not see its loss."""
+    """With all slots full, a worker takes no more messages and does not notice a lost broker."""
     first, second = f"{order} 1", f"{order} 2"
     settings = {**SETTINGS, **LOST_BROKER, "worker_prefetch_multiplier": 1}
     with (

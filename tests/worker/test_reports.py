@@ -178,7 +178,7 @@ class Scene:
 
 
 def call(task: Any, *, times: int = 1) -> Scenario:
-    """The last one of these calls, one after the other."""
+    """Calls `task` so many times, one after the other; the row is about the last call."""
 
     def scenario(scene: Scene) -> Iterator[AsyncResult]:
         for _ in range(times - 1):

@@ -254,7 +254,7 @@ class TestTwoPeople:
     def test_one_message_waits_until_the_other_has_failed(
         self, shop: Shop, order: str, task: Any
     ) -> None:
-        """Both are published for the first error: the second one does not run for another."""
+        """Both messages are for the first error: if the first fails, the second does not run."""
         before = len(kept(shop))
         result = task.delay(order)
         with pytest.raises(OutOfStockError):
@@ -278,7 +278,7 @@ class TestTwoPeople:
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("lost", [False, True], ids=["a worker dies", "a message is lost"])
     def test_nothing_is_lost_on_its_way(self, shop: Shop, order: str, lost: bool) -> None:
-        """The worker has forgotten the error when it dies; or the message is published again."""
+        """A worker dies after forgetting the error, or the message is lost and published again."""
         result = fail(shop, order)
         key = str(final.idempotency_key_of(order, 1))
         shop.app.control.cancel_consumer("celery", reply=True, timeout=1)

@@ -57,7 +57,7 @@ def leaves_no_real_record(shop: Shop) -> Iterator[None]:
 
 
 def decisions(ledger: Ledger, task_id: str) -> list[str]:
-    """What would have become of the passes of a message."""
+    """Returns the decisions in shadow about a message, in order."""
     assert ledger.signals(task_id, *REAL) == []
     return [received.name for received in ledger.signals(task_id)]
 

@@ -1,7 +1,7 @@
 """The signals of the worker with all their arguments.
 
-`test_takeover` and `test_store_away` test `taken_over`, `lease_lost`, `store_unavailable` and
-`outcome_unsaved`.
+`test_takeover` tests `taken_over` and `lease_lost`; `test_store_away` tests `store_unavailable`;
+`test_reports` tests `outcome_unsaved`.
 """
 
 from __future__ import annotations

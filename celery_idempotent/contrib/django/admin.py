@@ -50,8 +50,8 @@ class ShownOutcome:
     def __init__(self, row: Outcome) -> None:
         self.row = row
         self.tasks = idempotent_tasks()
-        #: None if the row belongs to no task of this process, to a task with another database, or
-        #: to a step, which has no key.
+        #: None if the row belongs to a step, to no task of this process, or to a task with another
+        #: prefix or without idempotency_transaction.
         self.found = self._find()
         #: None if the record is absent or cannot be read.
         self.view: RecordView | None = None
@@ -80,7 +80,7 @@ class ShownOutcome:
     @property
     def error(self) -> str:
         """Why the record cannot be read."""
-        unknown = "Unknown: a step, or a task that is not in this process or has another database."
+        unknown = "Unknown: a step, or no loaded task has its name, its prefix and a transaction."
         return unknown if self.found is None else str(self.record_error or "")
 
     @property
@@ -162,7 +162,7 @@ _UNCONFIRMED, _UNKNOWN = "unconfirmed", "unknown"
 _CASES = {
     **changes.MESSAGES,
     _UNCONFIRMED: "kept: confirm that its effect is to be repeated",
-    _UNKNOWN: "kept: it is a step, or its task is not in this process or has another database",
+    _UNKNOWN: "kept: it is a step, or no loaded task has its name, its prefix and a transaction",
 }
 
 

@@ -38,8 +38,8 @@ def anonymous(request: Any) -> str:
 def by_header(name: str) -> Callable[[Any], str | None]:
     """Identifies a client by a header field that only it can send, such as Authorization.
 
-    A client is not identified if the field is absent, empty or repeated, since the app may use
-    either of two fields. An Authorization that differs in each request identifies no one.
+    A client is not identified if the field is absent, empty or (except under WSGI and Django, which
+    join the values) repeated. An Authorization that differs in each request identifies no one.
 
     Raises:
         ValueError: if `name` cannot be the name of a header, or is Cookie.

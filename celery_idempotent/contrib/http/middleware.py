@@ -1,8 +1,8 @@
 """Handling of a request with a key, shared by all middleware and single endpoints.
 
-They read the request, and then take three steps: `_admit` checks the key and its sender, `_begin`
-begins the execution, and once the app has responded, `_settle` stores the response or releases the
-key. A step raises :class:`Answered` to send the client a response other than the app's.
+They take three steps: `_admit` checks the key and its sender; `_begin` begins the execution, once
+the body has been read; `_settle` stores the response or releases the key, once the app has
+responded. A step raises :class:`Answered` to send the client a response other than the app's.
 
 A step that waits for the store is a coroutine. Under WSGI it blocks instead of suspending, so that
 `run_sync` can run it.
