@@ -16,7 +16,7 @@ the explicit key that came with it. A bound ``idempotency_result_ttl`` is ``seco
 other message ignores them, except for an explicit key that was set since.
 
 In shadow mode the publisher notes in ``idempotency_shadow`` that it would not have published the
-message, or that the explicit key cannot be used. The worker counts it.
+message, or that an option of the call cannot be used. The worker counts it.
 """
 
 from __future__ import annotations
