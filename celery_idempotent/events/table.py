@@ -111,7 +111,7 @@ RAISES_CONFLICT = Event(INFO, "raises ConflictError: {reason}")
 IGNORED = Event(INFO, "is ignored as a duplicate: {reason}")
 REJECTED = Event(INFO, "is rejected as a duplicate: {reason}")
 REQUEUED = Event(INFO, "is requeued for {seconds:.1f} s: {reason}")
-#: While Redis is unavailable: `CANNOT_BEGIN` counts these.
+#: While Redis is unavailable: `CANNOT_BEGIN_YET` counts these.
 REQUEUED_IN_OUTAGE = Event(DEBUG, REQUEUED.message)
 RETURNED = Event(
     WARNING,
@@ -267,7 +267,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (Exception, "invalid"),
 )
 #: Why calls are refused. ``invalid``: the arguments do not fit the signature, the task id does not
-#: fit into a record, or the transaction cannot begin (TransactionError).
+#: fit into a record, an option of the message is invalid, or the transaction cannot begin.
 REASONS: Final = tuple(reason for _, reason in _REASONS)
 
 

@@ -2,7 +2,7 @@
 
 The same scripts decide, under the same keys with another prefix. The call that begins first holds
 the lease and completes the record; the others run without a lease. Errors of shadow mode never
-reach the call: if Redis does not reply in time, the call runs and is not counted.
+reach the call: if Redis does not reply in time, the call runs and counts as ``unprotected``.
 """
 
 from __future__ import annotations

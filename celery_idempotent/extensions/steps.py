@@ -158,7 +158,7 @@ class Steps(Extension):
         return settlement
 
     async def settled(self, settlement: Settlement, reply: Reply) -> None:
-        """Drops the values and rows of steps, which the outcome replaces."""
+        """Deletes offloaded values of steps; after a Fail, their rows expire with the key."""
         call = self.call
         if isinstance(settlement.disposition, Fail):
             self._limit_rows()

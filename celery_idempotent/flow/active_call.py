@@ -216,7 +216,7 @@ class ActiveCall:
         """Gives the key back; `error` stays for copies of the message.
 
         Raises:
-            StoreUnavailableError: if Redis is unavailable. The lease will expire.
+            IdempotencyError: if Redis is unavailable (the lease will expire) or the record corrupt.
         """
         reply = Reply("ok", b"", 0)
         try:

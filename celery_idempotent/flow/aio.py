@@ -198,7 +198,7 @@ def _log_failure(flow: _Flow) -> None:
 
 
 async def _until_replied(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Awaits a command in a new task, which a redis-py timeout can cancel; a flow ignores that."""
+    """Awaits a command in a task of its own, which redis-py's timeout can cancel, unlike a flow."""
     task = asyncio.ensure_future(send())
     await _first_of(task)
     if task.cancelled():

@@ -213,7 +213,7 @@ class PayloadCodec:
 
         Raises:
             ResultNotStoredError: if the value was not stored, or no longer exists.
-            NotReadyError: if the outcome is that of a task that has not finished.
+            NotReadyError: if the task's replacement has not finished. If it failed: its error.
             CorruptRecordError: if it cannot be decoded, or the app does not accept its type.
             DecryptionError: if none of the keys decrypts it.
             StoreUnavailableError: if the offload storage cannot be read.

@@ -13,8 +13,8 @@ worker         1 +  length, then UTF-8
 owner          1 +  length, then, if STARTED: the root of the message (8 bytes) and the execution id
                     (8); if RESERVED: the root and, in decimal, the generation of the first message
                     that it is reserved for (empty: any; "-": none); for an outcome with a
-                    continuation: the root, and the execution id that sends it or has sent it; P
-                    and Q: also the deadline for sending (6, milliseconds)
+                    continuation, or of a key that may run again: the root, and the id of the
+                    delivery that ran, or sends the continuation; P and Q: also the deadline (6, ms)
 format         1 +  length, then ASCII: the encoding of the body, see payload/codec.py, then a
                     space and the traceparent of the outcome; if STARTED by a takeover: for how
                     many milliseconds the key was orphaned; if abandoned: how the execution ended;

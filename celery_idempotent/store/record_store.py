@@ -340,7 +340,7 @@ class RecordStore:
         """Returns the reply to a command that is not a script; for blocking code.
 
         Raises:
-            StoreUnavailableError: if Redis does not reply, or replies with an error.
+            IdempotencyError: as :func:`translate_error`, if there is no reply, or an error reply.
         """
         with translated_errors(str(command[1])):
             return self.client.execute_command(*command)

@@ -43,7 +43,7 @@ def resolve_key(
 
     Raises:
         KeyRuleError: if the rule cannot derive a key from the arguments, or the message has an
-            invalid explicit key.
+            invalid explicit key; SettingsError: if it has an invalid result_ttl.
         TypeError: if the arguments do not fit the task's signature.
     """
     if not configuration.settings.enabled:
@@ -84,7 +84,7 @@ def resolve_received_key(
 
     Raises:
         KeyRuleError: also if the publisher has put a key where it is not read or, in shadow, has
-            passed an invalid explicit key.
+            passed an invalid option.
         TypeError: if the arguments do not fit the task's signature.
     """
     task, enabled = configuration.rule.task, configuration.settings.enabled

@@ -2,9 +2,9 @@
 
 ``idempotency_key`` is the explicit key of the call (text, or a list of texts), or False for a call
 without protection. ``idempotency_result_ttl`` is a number of seconds. A publisher without the code
-of the task may set these two. Only this package writes ``idempotency``. In a message
-that is published again it holds the derived key, so that a deploy in between does not change the
-key. It is one text, because every publish pays for its size:
+of the task may set these two. Only this package writes ``idempotency``. In a deduplicated
+publish, or a message that is published again, it holds the derived key, so that a deploy in between
+does not change the key. It is one text, because every publish pays for its size:
 ``message.explicit.root`` or ``message.explicit.root.key.fingerprint.requeue_count.unanswered_ids``.
 A ``requeue_count`` of ``5-2`` includes two requeues caused by the database. A rerun appends the
 token of the outcome that it replaces. The root identifies the publish: each publish generates
@@ -16,7 +16,7 @@ the explicit key that came with it. A bound ``idempotency_result_ttl`` is ``seco
 other message ignores them, except for an explicit key that was set since.
 
 In shadow mode the publisher notes in ``idempotency_shadow`` that it would not have published the
-message, or that the explicit key cannot be used. The worker counts it.
+message, or that an option of the call cannot be used. The worker counts it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MessageHeaders(NamedTuple):
     result_ttl: float | None = None
     #: Of the publish; empty if it has none.
     root: bytes = b""
-    #: The key that was derived when the message was published before.
+    #: The key that a deduplicated publish, or an earlier delivery of the message, has derived.
     key: Key | None = None
     requeue_count: int = 0
     #: How many of these requeues followed a rollback by the database.

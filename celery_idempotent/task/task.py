@@ -308,7 +308,7 @@ class IdempotentTask(Task):
 
         Raises:
             TypeError: if an option looks like one of this package but does not exist.
-            KeyRuleError: if `idempotency_key` is invalid, or the task's rule cannot derive a key.
+            KeyRuleError: if `idempotency_key` is invalid, or a deduplicated publish derives no key.
             SettingsError: if `idempotency_result_ttl` is invalid.
             KeyReusedError: if publishing is deduplicated and the key was used with other arguments.
             ConflictError: with ``idempotency_dedupe_publish="raise"``, if another call has the key.
