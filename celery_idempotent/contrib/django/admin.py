@@ -279,7 +279,10 @@ class OutcomeAdmin(admin.ModelAdmin):
         keys = [(prefix, key_of(term, prefix)) for prefix in prefixes]
         ids = [row_id(prefix, key) for prefix, key in keys if key is not None]
         chosen = {"pk__in": ids} if ids else {"task_id": term} if term else {}
-        return queryset.filter(**chosen), False
+        found = queryset.filter(**chosen)
+        if ids and not found.exists():  # a key that may run again has a row for each message
+            found = queryset.filter(record_key__in=[str(key) for _, key in keys if key is not None])
+        return found, False
 
     @admin.display(description="finished")
     def finished(self, outcome: Outcome) -> str:
