@@ -52,7 +52,7 @@ class KeyReusedError(IdempotencyError):
 
 
 class LeaseLostError(IdempotencyError):
-    """This execution no longer holds its key, so its outcome will be refused.
+    """The lease is lost, or was not renewed in time: another execution may run.
 
     Let the execution end. If it was frozen for longer than its lease, check the effects of both
     executions; fencing tokens keep the stale one from writing.
