@@ -38,6 +38,9 @@ class Redelivery(bootsteps.StartStopStep):
             broker = brokers.SqsBroker(parent.connection)
         else:
             broker = brokers.RedisBroker(parent.connection)
+            brokers.prepare_searches_of(
+                parent.task_consumer.channel, parent.app.amqp.queues.values()
+            )
             qos = parent.task_consumer.channel.qos
             brokers.hide_from_delivery_on(qos, seconds, held.includes)
             brokers.free_slots_of_failed_acks(qos)

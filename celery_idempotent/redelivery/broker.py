@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
@@ -20,10 +20,9 @@ from celery_idempotent.redelivery.held import HeldMessage
 REDIS_BATCH = 1000
 #: Maximum seconds for a command of Redis.
 SOCKET_TIMEOUT = 5.0
-#: The lock of a search, and the seconds for which a worker that dies meanwhile keeps others from
-#: searching. kombu's lock would do so for 300. Two searches at a time do no harm: each message is
-#: restored in a transaction.
-MUTEX, MUTEX_EXPIRE = "unacked_mutex_idempotency", 2
+#: Seconds for which a worker that dies during a search keeps others from searching; 300 by default
+#: in kombu. Two searches at a time do no harm: each message is restored in a transaction.
+MUTEX_EXPIRE = 2
 #: Maximum entries in one request to SQS.
 SQS_BATCH = 10
 #: Maximum seconds for which a message is hidden. SQS refuses more than 12 hours from its delivery,
@@ -102,7 +101,6 @@ class RedisBroker(OwnConnection):
             "socket_timeout": SOCKET_TIMEOUT,
             "socket_connect_timeout": SOCKET_TIMEOUT,
             **connection.transport_options,
-            "unacked_mutex_key": MUTEX,
             "unacked_mutex_expire": MUTEX_EXPIRE,
         }
         super().__init__(connection.clone(transport_options=options))
@@ -143,6 +141,20 @@ class RedisBroker(OwnConnection):
 def score_of(channel: Any, seconds: float) -> float:
     """Returns the score of a message that is to be redelivered in `seconds`."""
     return float(time.time() - channel.visibility_timeout + seconds)
+
+
+def prepare_searches_of(channel: Any, queues: Iterable[Any]) -> None:
+    """Makes kombu's own searches, by the consumer's `channel`, free of two of its faults.
+
+    Its lock outlives a worker that dies meanwhile. And it loses the messages of an exchange that no
+    queue of this worker uses, unless the exchange is direct; `queues` are all those of the app.
+    """
+    channel.unacked_mutex_expire = MUTEX_EXPIRE
+    for queue in queues:
+        if queue.exchange is not None:
+            queue.exchange.declare(channel=channel)
+        for binding in queue.bindings:
+            binding.declare(channel)
 
 
 def hide_from_delivery_on(qos: Any, seconds: float, includes: Callable[[Any], bool]) -> None:

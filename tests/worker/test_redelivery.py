@@ -21,7 +21,7 @@ from kombu import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.redelivery.broker import RedisBroker
+from celery_idempotent.redelivery.broker import RedisBroker, prepare_searches_of
 from celery_idempotent.redelivery.held import HeldMessages
 from celery_idempotent.redelivery.renewal import Renewal
 from celery_idempotent.task import request
@@ -94,7 +94,6 @@ class TestWorkerKilled:
             shop.start_worker(*pool, concurrency=1)
             worker.kill()
             killed_at = time.time()
-            shop.redis.set("unacked_mutex", "a worker killed in kombu's search", ex=300)
             for order, _ in calls:
                 shop.ledger.release(order)
             yield shop, killed_at, calls
@@ -409,6 +408,33 @@ def test_on_other_deployments(open_shop: Callable[..., Shop], broker: Any, order
                 assert result.get(timeout=SOON)["receipt"]
             started_at = shop.ledger.runs(order)[-1].started_at
             assert started_at - killed_at < REDELIVER_AFTER + 2 * SLACK
+
+
+@pytest.mark.exhaustive
+def test_the_worker_of_another_exchange_restores_messages_of_a_topic(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
+    queues = {
+        "orders": {"exchange": "orders", "exchange_type": "topic", "routing_key": "order.#"},
+        "mails": {"exchange": "mails", "routing_key": "mails"},
+    }
+    with open_shop(**SETTINGS, task_queues=queues) as shop:
+        worker = shop.start_worker("-Q", "orders", concurrency=1)
+        shop.ledger.hold(order)
+        pack.apply_async((order,), queue="orders", routing_key="order.new")
+        shop.ledger.wait_for_run(order)
+        shop.start_worker("-Q", "mails", concurrency=1)
+        worker.kill()
+
+        eventually(lambda: shop.redis.llen("orders"), "the message is in its queue again")
+
+
+def test_a_worker_that_is_killed_in_a_search_delays_others_by_seconds() -> None:
+    with RedisServer.start() as server, Connection(server.url) as connection:
+        channel = connection.channel()
+        prepare_searches_of(channel, [])
+
+        assert channel.qos.unacked_mutex_expire == 2
 
 
 class TestFrozenChild:
