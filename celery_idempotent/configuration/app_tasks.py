@@ -28,6 +28,7 @@ class IdempotentTaskLike(Protocol):
     """The attributes of an idempotent task that this package uses; the rest are Celery's."""
 
     name: str
+    run: Any
     backend: Any
     acks_late: bool
     reject_on_worker_lost: bool
@@ -46,7 +47,7 @@ def tasks(app: Celery) -> list[IdempotentTaskLike]:
     return [
         task
         for _, task in sorted(app.tasks.items())
-        if hasattr(task, "idempotency_configuration") and not is_built_in(type(task))
+        if hasattr(task, "idempotency_configuration") and not is_built_in(task)
     ]
 
 

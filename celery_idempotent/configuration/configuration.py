@@ -61,12 +61,16 @@ class ConfigurationError(SettingsError, ImproperlyConfigured, click.ClickExcepti
 class TaskConfiguration:
     """The validated settings, the key rule and the executor of one task.
 
+    Args:
+        task: the task, or its class if there is no instance yet.
+
     Raises:
         ConfigurationError: for the first invalid option, in one line that names it.
     """
 
-    def __init__(self, task: type[Task], app: Celery) -> None:
+    def __init__(self, task: Task | type[Task], app: Celery) -> None:
         self._app, self._task = app, task
+        task_class: Any = task if isinstance(task, type) else type(task)
         try:
             check_option_names(app)
             settings.check_names(_attributes_of(task), task.name)
@@ -78,7 +82,7 @@ class TaskConfiguration:
                 offload.check(app, options.offload_backend)
             encryption_keys.check(options)
             if options.enabled:
-                _check_body(task)
+                _check_body(task_class.run, task.name)
             #: Whether every call runs as a plain task and is only counted.
             self.in_shadow = options.shadow and options.enabled
             if self.in_shadow and options.transaction is not None:
@@ -88,13 +92,13 @@ class TaskConfiguration:
                 )
             self.settings = settings.in_shadow(options) if self.in_shadow else options
             # Celery 5.7 and later, for a task with ``pydantic=True``.
-            dump = getattr(task.run, "dump_arguments", None)
+            dump = getattr(task_class.run, "dump_arguments", None)
             if dump is not None:
-                dump = partial(dump, bound=not _is_static(task))
+                dump = partial(dump, bound=not _is_static(task_class))
             normalise = partial(normalised, task.serializer, dump=dump)
             #: What the task's options add to the flow of a call.
             self.plan = plan_for(self.settings)
-            self.rule = KeyRule(task.name, options.key, _signature_of(task), normalise)
+            self.rule = KeyRule(task.name, options.key, _signature_of(task_class), normalise)
             #: The process that built the task's straight line, and the line: see task/straight.py.
             self.line: tuple[Any, Any] = None, None
             #: None without ``idempotency_label``.
@@ -145,7 +149,7 @@ class TaskConfiguration:
         self.execute(commands.reserve(self.record_key(key, task_id), task_id, hold_ms=0))
 
 
-def is_built_in(task: type[Task]) -> bool:
+def is_built_in(task: Task | type[Task]) -> bool:
     """Returns whether `task` is one of Celery's own, such as ``celery.chord_unlock``.
 
     They have an idempotent class if the app's ``task_cls`` is one.
@@ -153,12 +157,14 @@ def is_built_in(task: type[Task]) -> bool:
     return str(task.__module__).startswith("celery.")  # None in code that is run by exec()
 
 
-def _values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
+def _values_of(task: Task | type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
     if is_built_in(task):
         yield "idempotency_enabled", False
         return
+    # A function that is an attribute of the class does not become a method.
+    owner, own = (task, {}) if isinstance(task, type) else (type(task), vars(task))
     for option in OPTIONS:
-        value = getattr(task, option, None)
+        value = own.get(option, getattr(owner, option, None))
         if value is None:
             value = app.conf.get(option)
         if value is not None:
@@ -188,7 +194,7 @@ def _options_in(app: Celery) -> Iterator[str]:
             yield name.lower().removeprefix(namespace)
 
 
-def _attributes_of(task: type[Task]) -> Iterator[str]:
+def _attributes_of(task: Task | type[Task]) -> Iterator[str]:
     """Yields the attributes that are named like options, without methods and properties."""
     for name in dir(task):
         if name.startswith(SIMILAR_PREFIX):
@@ -247,18 +253,16 @@ def accepted_content_types(app: Celery) -> frozenset[str]:
     return frozenset(prepare_accept_content(accept))
 
 
-def _check_body(task: type[Task]) -> None:
+def _check_body(body: Any, name: str) -> None:
     """Rejects a body that returns before it has run: its key would be completed too early."""
-    body = task.run
     if inspect.iscoroutinefunction(body):
         raise SettingsError(
-            f"{task.name} is a coroutine function, which Celery does not await: wrap its body in "
+            f"{name} is a coroutine function, which Celery does not await: wrap its body in "
             "asyncio.run() in a plain function"
         )
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         raise SettingsError(
-            f"{task.name} is a generator function, which Celery does not iterate: return a list "
-            "instead"
+            f"{name} is a generator function, which Celery does not iterate: return a list instead"
         )
 
 
@@ -301,7 +305,9 @@ def executor_of(app: Celery, options: Settings) -> Executor:
         raise ConfigurationError(str(error)) from None
 
 
-def _fusion_obstacle(task: type[Task], app: Celery, options: Settings, store: RecordStore) -> str:
+def _fusion_obstacle(
+    task: Task | type[Task], app: Celery, options: Settings, store: RecordStore
+) -> str:
     """Returns the reason why Celery writes the results of `task`; empty if the script can."""
     if not options.fused_completion:
         return "idempotency_fused_completion is off"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from celery import Celery, Task
 from celery.app.task import Context
@@ -142,7 +142,8 @@ class IdempotentTask(Task):
     idempotency_wait_replicas: int | None = None
     idempotency_label: str | None = None
 
-    _configuration: TaskConfiguration | None = None
+    #: By task: instances of one class may have other names and options.
+    _configurations: ClassVar[dict[Any, TaskConfiguration]] = {}
     #: Whether a subclass replaces `backend`, so that only Celery writes its results.
     _replaces_backend = False
     #: A function that finds the ``__call__`` of a subclass, and its replacement: see overrides.py.
@@ -155,13 +156,13 @@ class IdempotentTask(Task):
         super().on_bound(app)
         own_backend = inspect.getattr_static(cls, "backend")
         cls._replaces_backend = own_backend is not vars(IdempotentTask)["backend"]
-        cls._configuration = None
+        cls._configurations = {}
         if cls.name is not None:
-            cls._configure(app)  # only validates: the app may still be configured
+            # Only validates: the app may still be configured.
+            cls._wrap_if_enabled(TaskConfiguration(cls, app))
 
     @classmethod
-    def _configure(cls, app: Celery) -> TaskConfiguration:
-        configuration = TaskConfiguration(cls, app)
+    def _wrap_if_enabled(cls, configuration: TaskConfiguration) -> TaskConfiguration:
         if configuration.settings.enabled:
             overrides.wrap(cls, IdempotentTask)
         return configuration
@@ -186,7 +187,7 @@ class IdempotentTask(Task):
         else:
             request._protected = 1  # noqa: SLF001
         request.idempotency_without_body = True
-        configuration = self._configuration or self.idempotency_configuration
+        configuration = self._configurations.get(self) or self.idempotency_configuration
         line = straight.line_of(self, configuration, request) if item_id is None else None
         if line is not None and (straight_call := line.call_of(self, request, args, kwargs)):
             return straight_call.execute()
@@ -242,7 +243,7 @@ class IdempotentTask(Task):
         # Imported here, since programs that only publish do not need it.
         from celery_idempotent.task.request import ending_unreadable, request_class
 
-        type(self).Request = request_class(self)
+        self.Request = request_class(self)
         return ending_unreadable(self, super().start_strategy(app, consumer, **options))
 
     @property
@@ -258,7 +259,7 @@ class IdempotentTask(Task):
     @backend.setter
     def backend(self, backend: Any) -> None:
         Task.backend.fset(self, backend)
-        type(self)._configuration = None  # noqa: SLF001 - depends on the backend
+        self._configurations.pop(self, None)  # depends on the backend
 
     @property
     def idempotency(self) -> Execution:
@@ -279,10 +280,11 @@ class IdempotentTask(Task):
         Raises:
             ImproperlyConfigured: if an option is invalid.
         """
-        cls = type(self)
-        if cls._configuration is None:
-            cls._configuration = cls._configure(self.app)
-        return cls._configuration
+        configuration = self._configurations.get(self)
+        if configuration is None:
+            configuration = self._wrap_if_enabled(TaskConfiguration(self, self.app))
+            self._configurations[self] = configuration
+        return configuration
 
     def apply_async(
         self,

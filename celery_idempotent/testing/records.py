@@ -271,4 +271,4 @@ def _forget_configurations() -> None:
     while classes:
         cls = classes.pop()
         classes += cls.__subclasses__()
-        cls._configuration = None
+        cls._configurations = {}

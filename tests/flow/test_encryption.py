@@ -56,7 +56,7 @@ def stored_bytes(server: RedisServer, tmp_path: Path) -> Callable[[], bytes]:
 
 def deploy(task: IdempotentTask) -> None:
     """Make the task read its settings again."""
-    type(task)._configuration = None
+    type(task)._configurations = {}
     task.app._idempotency_executors.clear()
 
 

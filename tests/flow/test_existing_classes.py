@@ -137,7 +137,7 @@ class TestWithoutIdempotency:
     ) -> None:
         disabled.delay("order")
         app.conf.idempotency_enabled = True
-        type(disabled)._configuration = None
+        type(disabled)._configurations = {}
         disabled.notes.clear()
         disabled.delay("order")
         disabled.delay("order")
@@ -149,8 +149,33 @@ class TestWithoutIdempotency:
         task = make()
         task.delay("order")
         app.conf.idempotency_enabled = False
-        type(task)._configuration = None
+        type(task)._configurations = {}
         task.notes.clear()
         task.delay("order")
 
         assert task.notes == ["before_start", "__call__", "on_success", "after_return"]
+
+
+class Sync(IdempotentTask):
+    """A class with a task for each tenant."""
+
+    name = "shop.sync"
+
+    def __init__(self, name: str | None, **options: Any) -> None:
+        vars(self).update(options, name=name)
+
+    def run(self, *order: str) -> list[Any]:
+        return [self.name, *order]
+
+
+def test_each_instance_of_a_class_has_its_own_name_and_options(app: Celery) -> None:
+    acme = app.register_task(Sync("acme"))
+    blue = app.register_task(Sync("blue", idempotency_until="finished"))
+    automatic = app.register_task(type("Automatic", (Sync,), {"name": None})(None))
+
+    for task in (acme, blue, automatic, acme, blue):
+        assert task.apply(("1",)).get() == [task.name, "1"]
+    assert [task.idempotency_record("1").task for task in (acme, automatic)] == [
+        "acme", automatic.name
+    ]  # fmt: skip
+    assert acme.idempotency_record("1").attempt == 1

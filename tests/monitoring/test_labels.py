@@ -31,7 +31,7 @@ def shop(server: RedisServer, client: Redis) -> Iterator[Shop]:
 def reconfigure(task: Any, **options: Any) -> None:
     for name, value in options.items():
         setattr(type(task), name, value)
-    type(task)._configuration = None
+    type(task)._configurations = {}
 
 
 def test_list_has_a_column_of_labels(shop: Shop) -> None:

@@ -144,7 +144,7 @@ class TestKeyThatRunsAgain:
     def executions(self, shop: Shop) -> None:
         """Two executions of one key; the key's record is of the second."""
         type(shop.pack).idempotency_until = "finished"
-        type(shop.pack)._configuration = None
+        type(shop.pack)._configurations = {}
         for task_id in ("first-id", "second-id"):
             shop.pack.apply((42, 3000), task_id=task_id)
 

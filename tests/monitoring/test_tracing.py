@@ -45,7 +45,7 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 
 def test_a_label_is_an_attribute(shop: Shop, spans: InMemorySpanExporter) -> None:
     type(shop.charge).idempotency_label = "order {order_id}"
-    type(shop.charge)._configuration = None
+    type(shop.charge)._configurations = {}
     for _ in range(2):
         shop.charge.apply((42, 999))
 

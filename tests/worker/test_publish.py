@@ -102,7 +102,7 @@ class TestInFlight:
 class TestRaising:
     @pytest.fixture(autouse=True)
     def _raise(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pack.__class__, "_configuration", None)
+        monkeypatch.setattr(pack.__class__, "_configurations", {})
         monkeypatch.setattr(pack.__class__, "idempotency_dedupe_publish", "raise")
 
     @pytest.mark.parametrize("state", ["queued", "running", "finished"])
