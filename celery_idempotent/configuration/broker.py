@@ -77,7 +77,10 @@ def connection_error(app: Celery, timeout: float) -> str:
     Args:
         timeout: seconds that connecting may take.
     """
-    connection = app.connection_for_write(connect_timeout=timeout)
+    try:
+        connection = app.connection_for_write(connect_timeout=timeout)
+    except Exception as error:  # quotes the URL
+        return f"has a URL that kombu refuses ({type(error).__name__}): escape its password"
 
     def connect() -> str:
         try:

@@ -112,7 +112,7 @@ def _gives_up_results(task: IdempotentTaskLike) -> bool:
 def _check_canonical(task: IdempotentTaskLike) -> Iterator[Finding]:
     """Yields a finding per argument without a canonical form, if there is no key rule."""
     configuration = task.idempotency_configuration
-    if configuration.settings.key is not None or getattr(task, "pydantic", False):
+    if configuration.settings.key is not None or hasattr(task.run, "dump_arguments"):
         return
     hints = type_hints(task)
     for parameter in configuration.rule.signature.parameters.values():

@@ -12,6 +12,7 @@ import threading
 from base64 import b64decode, b64encode, urlsafe_b64encode
 from math import ceil
 from typing import Any
+from urllib.parse import urlsplit
 
 from celery import Celery
 from celery.app.backends import by_url
@@ -95,7 +96,7 @@ def _from_text(data: bytes | str) -> bytes:
 
 
 def check(app: Celery, url: str) -> None:
-    """Rejects a URL that does not name a key-value backend.
+    """Rejects a URL that does not name a key-value backend, or whose password is not escaped.
 
     Raises:
         SettingsError: naming the scheme, never the URL, which may hold a password.
@@ -110,6 +111,17 @@ def check(app: Celery, url: str) -> None:
         raise SettingsError(
             f"idempotency_offload_backend has {given}; set it to the URL of one of Celery's "
             "key-value backends, such as file:///var/lib/results or s3://bucket"
+        )
+    try:
+        address = urlsplit(url).netloc
+        # The address ends at a "#", "/" or "?". If the password is there, its begin is the port.
+        is_cut = ":" in address and "@" in url and "@" not in address
+    except ValueError:
+        is_cut = True
+    if is_cut:
+        raise SettingsError(
+            "idempotency_offload_backend has an unescaped character in its user or password: use "
+            "urllib.parse.quote(password, safe='')"
         )
 
 

@@ -169,10 +169,11 @@ class TestInvalidOptions:
         assert "idempotency_serializer 'broken' cannot be used here" in message
         assert "no module named broken" in message
 
-    def test_an_offload_backend_that_is_not_a_key_value_backend(self) -> None:
-        for url in ("rpc://:secret@localhost", "nonesuch://:secret@localhost", "secret"):
+    def test_an_offload_backend_that_cannot_be_used(self) -> None:
+        for url in ("rpc://:secret@a", "nonesuch://:secret@a", "secret", "redis://:secret#1@a"):
             message = error_of(celery(), idempotency_offload_backend=url)
             assert "idempotency_offload_backend" in message
+            assert "secret" not in message
 
     @pytest.mark.parametrize("body", [coroutine, generator, async_generator])
     def test_a_body_that_returns_before_it_has_run(self, body: Callable[..., Any]) -> None:
