@@ -175,7 +175,7 @@ def parse_arguments(texts: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
 def _parse(text: str, wanted: type, described: str) -> Any:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, wanted):
         raise click.UsageError(f"{text!r} is not a JSON {described}")

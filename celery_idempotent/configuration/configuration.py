@@ -177,6 +177,12 @@ def check_option_names(app: Celery) -> None:
     Raises:
         SettingsError: naming the setting and the most similar option.
     """
+    for name in () if app.namespace else map(str, app.conf.keys()):
+        if name.startswith("CELERY_IDEMPOTENCY_"):
+            raise SettingsError(
+                f"the Celery configuration: {name} has no effect without namespace='CELERY'; "
+                f"its name here is {name.removeprefix('CELERY_').lower()}"
+            )
     known = (*OPTIONS, *settings.APP_OPTIONS)
     settings.check_names(_options_in(app), "the Celery configuration", known)
 

@@ -57,7 +57,7 @@ def check_tasks(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator
         if engine.name == alias and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
             text = (
                 f"The database {alias!r} of idempotency_transaction has ATOMIC_REQUESTS: a view "
-                "that calls the body itself, instead of publishing the task, gets TransactionError."
+                "that makes a protected call itself, such as apply(), gets TransactionError."
             )
             hint = (
                 "Publish with delay_on_commit, or decorate the view with "

@@ -108,6 +108,12 @@ class TestInvalidOptions:
 
         assert f"there is no option {name}; did you mean idempotency_lease?" in error_of(app)
 
+    def test_a_django_setting_without_namespace(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object(SimpleNamespace(CELERY_IDEMPOTENCY_LEASE=7))
+
+        assert error_of(app).endswith("its name here is idempotency_lease")
+
     def test_a_django_setting_of_another_library_is_accepted(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.config_from_object(
