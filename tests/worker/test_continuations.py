@@ -123,6 +123,23 @@ class TestWorkerDiesAfterTheOutcomeIsStored:
         assert first["receipt"] != second["receipt"]
 
 
+@pytest.mark.exhaustive
+def test_a_chord_whose_last_member_dies_before_publishing_the_body(
+    shop: Shop, ledger: Ledger, order: str
+) -> None:
+    chords = len(shop.redis.keys(CHORD_COUNTS))
+    ledger.kill_once("publishing", order)
+    ledger.hold(order)
+    in_a_chord(pack.s(order).set(task_id=order), order)
+    eventually(lambda: len(shop.redis.keys(CHORD_COUNTS)) > chords, "the other one counts")
+    ledger.release(order)
+
+    eventually(lambda: ledger.notes(order), "the body has run", LEASE + SOON)
+    shop.wait_until_empty()
+    assert len(ledger.notes(order)) == 1
+    assert [run.attempt for run in ledger.runs(order)] == [1]
+
+
 @pytest.mark.core
 class TestMessageIsRedeliveredAfterCompletion:
     """As after the connection is lost, and the acknowledgement with it."""
