@@ -1,4 +1,4 @@
-"""Runs ``make canvases`` with few canvases, and its publisher without a server."""
+"""Runs ``make canvases`` with few canvases."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from labs.canvases.publisher import persist
-
 ROOT = Path(__file__).parents[2]
-
-
-def test_a_publisher_gives_up_with_the_error() -> None:
-    def publish() -> None:
-        raise ConnectionRefusedError("port 1")
-
-    with pytest.raises(TimeoutError, match=r"not published for 0\.1 s.*port 1"):
-        persist(publish, timeout=0.1)
 
 
 @pytest.mark.worker

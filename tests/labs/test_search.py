@@ -66,10 +66,3 @@ def test_each_known_limit_has_a_counterexample(arguments: dict[str, Any], violat
     counterexample = search(Environment(**arguments)).counterexample
 
     assert counterexample.violation == violation
-
-
-def test_a_trace_has_the_results_in_the_result_backend() -> None:
-    mutant = next(each for each in MUTANTS if each.name == "a replay extends the record")
-    counterexample = mutant.search().counterexample
-
-    assert counterexample.steps[1][1] == "COMPLETED by A; T1 has SUCCESS A"
