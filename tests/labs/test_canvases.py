@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.worker
 @pytest.mark.slow
@@ -17,4 +15,5 @@ ROOT = Path(__file__).parents[2]
 def test_every_effect_happens_once(tmp_path: Path) -> None:
     options = ["--ours", "--seeds", "1", "--canvases", "40", "--logs", str(tmp_path)]
     # Not in this process, since it sets up Django.
-    subprocess.run([sys.executable, "-m", "labs.canvases", *options], cwd=ROOT, check=True)
+    command = [sys.executable, "-m", "labs.canvases", *options]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
