@@ -157,8 +157,6 @@ class TestWithoutIdempotency:
 
 
 class Sync(IdempotentTask):
-    """A class with a task for each tenant."""
-
     name = "shop.sync"
 
     def __init__(self, name: str | None, **options: Any) -> None:

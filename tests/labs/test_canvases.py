@@ -13,7 +13,7 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_every_effect_happens_once(tmp_path: Path) -> None:
-    options = ["--ours", "--seeds", "1", "--canvases", "40", "--logs", str(tmp_path)]
     # Not in this process, since it sets up Django.
-    command = [sys.executable, "-m", "labs.canvases", *options]
+    command = [sys.executable, "-m", "labs.canvases", "--ours", "--seeds=1", "--canvases=40"]
+    command += ["--logs", str(tmp_path)]
     subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
