@@ -14,6 +14,5 @@ import pytest
 @pytest.mark.exhaustive
 def test_every_effect_happens_once(tmp_path: Path) -> None:
     # Not in this process, since it sets up Django.
-    command = [sys.executable, "-m", "labs.canvases", "--ours", "--seeds=1", "--canvases=40"]
-    command += ["--logs", str(tmp_path)]
-    subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
+    run = [sys.executable, "-m", "labs.canvases", "--ours", "--seeds=1", "--canvases=40"]
+    subprocess.run([*run, "--logs", tmp_path], cwd=Path(__file__).parents[2], check=True)
