@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -151,10 +151,11 @@ def prepare_searches_of(channel: Any, queues: Iterable[Any]) -> None:
     """
     channel.unacked_mutex_expire = MUTEX_EXPIRE
     for queue in queues:
-        if queue.exchange is not None:
-            queue.exchange.declare(channel=channel)
-        for binding in queue.bindings:
-            binding.declare(channel)
+        for exchange in (queue.exchange, *(binding.exchange for binding in queue.bindings)):
+            # Celery reports a contradiction if the worker consumes the queue.
+            with suppress(virtual.NotEquivalentError):
+                if exchange is not None:
+                    exchange.declare(channel=channel)
 
 
 def hide_from_delivery_on(qos: Any, seconds: float, includes: Callable[[Any], bool]) -> None:
