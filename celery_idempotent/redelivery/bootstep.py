@@ -23,6 +23,15 @@ class Redelivery(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
     label = "Redelivery"
 
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        """Sets an option of all connections, since kombu searches by any channel."""
+        super().__init__(parent, **kwargs)
+        conf = parent.app.conf
+        is_redis = configured_broker.transport(parent.app) in brokers.REDIS
+        if is_redis and configured_broker.redeliver_after(parent.app) is not None:
+            options = {"unacked_mutex_expire": brokers.MUTEX_EXPIRE}
+            conf.broker_transport_options = options | configured_broker.options_of(parent.app)
+
     def start(self, parent: Any) -> None:
         """Starts renewing; Celery also calls it after each reconnect.
 
@@ -38,10 +47,9 @@ class Redelivery(bootsteps.StartStopStep):
             broker = brokers.SqsBroker(parent.connection)
         else:
             broker = brokers.RedisBroker(parent.connection)
-            brokers.prepare_searches_of(
-                parent.task_consumer.channel, parent.app.amqp.queues.values()
-            )
-            qos = parent.task_consumer.channel.qos
+            channel = parent.task_consumer.channel
+            brokers.declare_exchanges(channel, parent.app.amqp.queues.values())
+            qos = channel.qos
             brokers.hide_from_delivery_on(qos, seconds, held.includes)
             brokers.free_slots_of_failed_acks(qos)
         logger.info("Messages are redelivered %g s after the worker's death", seconds)

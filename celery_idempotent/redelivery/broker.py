@@ -16,6 +16,8 @@ from kombu.transport import virtual
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery.held import HeldMessage
 
+#: The schemes of Redis in the URL of a broker.
+REDIS = ("redis", "rediss", "sentinel")
 #: Members in one ZADD, which Redis executes at once.
 REDIS_BATCH = 1000
 #: Maximum seconds for a command of Redis.
@@ -143,13 +145,12 @@ def score_of(channel: Any, seconds: float) -> float:
     return float(time.time() - channel.visibility_timeout + seconds)
 
 
-def prepare_searches_of(channel: Any, queues: Iterable[Any]) -> None:
-    """Makes kombu's own searches, by the consumer's `channel`, free of two of its faults.
+def declare_exchanges(channel: Any, queues: Iterable[Any]) -> None:
+    """Declares the exchanges of `queues`, all those of the app, in this process.
 
-    Its lock outlives a worker that dies meanwhile. And it loses the messages of an exchange that no
-    queue of this worker uses, unless the exchange is direct; `queues` are all those of the app.
+    A search restores the messages of all workers. kombu would lose those of an exchange that this
+    process has not declared, unless the exchange is direct.
     """
-    channel.unacked_mutex_expire = MUTEX_EXPIRE
     for queue in queues:
         for exchange in (queue.exchange, *(binding.exchange for binding in queue.bindings)):
             # Celery reports a contradiction if the worker consumes the queue.
