@@ -42,10 +42,12 @@ def _on_set_up(instance: Any, **_: Any) -> None:
     from celery_idempotent.configuration import app_tasks, broker
     from celery_idempotent.doctor import Severity
     from celery_idempotent.monitoring import events
+    from celery_idempotent.redelivery.broker import shorten_lock
 
     app = instance.app
     try:
-        broker.redeliver_after(app)
+        if broker.redeliver_after(app) is not None:
+            shorten_lock(app)
         for database in app_tasks.databases(app_tasks.enabled(app)):
             try:
                 database.check()

@@ -23,15 +23,6 @@ class Redelivery(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
     label = "Redelivery"
 
-    def __init__(self, parent: Any, **kwargs: Any) -> None:
-        """Sets an option of all connections, since kombu searches by any channel."""
-        super().__init__(parent, **kwargs)
-        conf = parent.app.conf
-        is_redis = configured_broker.transport(parent.app) in brokers.REDIS
-        if is_redis and configured_broker.redeliver_after(parent.app) is not None:
-            options = {"unacked_mutex_expire": brokers.MUTEX_EXPIRE}
-            conf.broker_transport_options = options | configured_broker.options_of(parent.app)
-
     def start(self, parent: Any) -> None:
         """Starts renewing; Celery also calls it after each reconnect.
 

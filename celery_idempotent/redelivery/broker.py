@@ -11,8 +11,10 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from celery import Celery
 from kombu.transport import virtual
 
+from celery_idempotent.configuration import broker as configured_broker
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery.held import HeldMessage
 
@@ -143,6 +145,16 @@ class RedisBroker(OwnConnection):
 def score_of(channel: Any, seconds: float) -> float:
     """Returns the score of a message that is to be redelivered in `seconds`."""
     return float(time.time() - channel.visibility_timeout + seconds)
+
+
+def shorten_lock(app: Celery) -> None:
+    """Makes the lock of kombu's own searches expire soon, unless the user has set its option.
+
+    It is an option of all connections, since kombu searches by any channel.
+    """
+    if configured_broker.transport(app) in REDIS:
+        options = {"unacked_mutex_expire": MUTEX_EXPIRE}
+        app.conf.broker_transport_options = options | configured_broker.options_of(app)
 
 
 def declare_exchanges(channel: Any, queues: Iterable[Any]) -> None:

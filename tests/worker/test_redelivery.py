@@ -21,8 +21,7 @@ from kombu import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.redelivery.bootstep import Redelivery
-from celery_idempotent.redelivery.broker import RedisBroker
+from celery_idempotent.redelivery.broker import RedisBroker, shorten_lock
 from celery_idempotent.redelivery.held import HeldMessages
 from celery_idempotent.redelivery.renewal import Renewal
 from celery_idempotent.task import request
@@ -433,7 +432,7 @@ def test_the_worker_of_another_exchange_restores_messages_of_a_topic(
 def test_a_worker_that_is_killed_in_a_search_delays_others_by_seconds() -> None:
     with RedisServer.start() as server:
         app = Celery(set_as_current=False, broker=server.url)
-        Redelivery(SimpleNamespace(app=app))
+        shorten_lock(app)
         with app.connection_for_read() as connection:
             assert connection.channel().qos.unacked_mutex_expire == 2
 
