@@ -15,12 +15,12 @@ import redis.asyncio
 from celery_idempotent import Decision, Idempotency
 from celery_idempotent.errors import SettingsError
 from tests.conftest import exhaustive_except
-from tests.functions.conftest import LEASE
 from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
 BATCH = [str(n) for n in range(100)]
+LEASE = 6.0  # on a busy machine, a cluster's client needs seconds to connect to all nodes
 
 
 @pytest.fixture(scope="module")
