@@ -33,7 +33,7 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.transport.server import pack
-from celery_idempotent.task import straight
+from celery_idempotent.task import call, straight
 from tests.conftest import exhaustive_except
 from tests.flow.deliveries import Deliveries, End, SignalAtLine, begin_elsewhere
 from tests.servers.redis_server import RedisServer
@@ -381,6 +381,8 @@ def terminated() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, leave)
     yield
     signal.signal(signal.SIGTERM, before)
+    call.running.clear()  # the process would have ended
+    call.call_of_context.set(None)
 
 
 @pytest.mark.exhaustive
