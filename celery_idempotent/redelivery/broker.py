@@ -17,9 +17,8 @@ from kombu.transport import virtual
 from celery_idempotent.configuration import broker as configured_broker
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery.held import HeldMessage
+from celery_idempotent.store.url import is_redis_url
 
-#: The schemes of Redis in the URL of a broker.
-REDIS = ("redis", "rediss", "sentinel")
 #: Members in one ZADD, which Redis executes at once.
 REDIS_BATCH = 1000
 #: Maximum seconds for a command of Redis.
@@ -152,7 +151,7 @@ def shorten_lock(app: Celery) -> None:
 
     It is an option of all connections, since kombu searches by any channel.
     """
-    if configured_broker.transport(app) in REDIS:
+    if is_redis_url(app.conf.broker_read_url):
         options = {"unacked_mutex_expire": MUTEX_EXPIRE}
         app.conf.broker_transport_options = options | configured_broker.options_of(app)
 
