@@ -177,12 +177,6 @@ def check_option_names(app: Celery) -> None:
     Raises:
         SettingsError: naming the setting and the most similar option.
     """
-    for name in () if app.namespace else map(str, app.conf.keys()):
-        if name.startswith("CELERY_IDEMPOTENCY_"):
-            raise SettingsError(
-                f"the Celery configuration: {name} has no effect without namespace='CELERY'; "
-                f"its name here is {name.removeprefix('CELERY_').lower()}"
-            )
     known = (*OPTIONS, *settings.APP_OPTIONS)
     settings.check_names(_options_in(app), "the Celery configuration", known)
 
@@ -198,6 +192,11 @@ def _options_in(app: Celery) -> Iterator[str]:
             yield name
         elif name.lower().startswith(namespace + SIMILAR_PREFIX):
             yield name.lower().removeprefix(namespace)
+        elif not app.namespace and name.startswith("CELERY_IDEMPOTENCY_"):
+            raise SettingsError(
+                f"the Celery configuration: {name} has no effect without namespace='CELERY'; "
+                f"its name here is {name.removeprefix('CELERY_').lower()}"
+            )
 
 
 def _attributes_of(task: Task | type[Task]) -> Iterator[str]:
