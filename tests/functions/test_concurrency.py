@@ -226,7 +226,7 @@ def test_the_key_of_a_killed_process_is_taken_over(
         eventually(lambda: client.llen(f"runs:{key}") == 1, seconds=30)
     finally:
         victim.kill()
-        victim.wait()
+        victim.communicate()
 
     # The process uses its key as the key prefix, too.
     idem = Idempotency(server.url, key_prefix=key, lease=1, wait_timeout=20)
