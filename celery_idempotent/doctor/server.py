@@ -47,7 +47,7 @@ def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> 
             "it lacks commands that the scripts need"),
         Check(write_error, "writes-refused", Severity.ERROR,
             f"it refuses writes: {write_error}",
-            "more maxmemory, or what the error names",
+            "more maxmemory, the rights of the user (ACL), or what the error names",
             "no call can begin: idempotency_on_store_error applies to every message"),
         Check(used > ALMOST_FULL, "memory", Severity.WARNING,
             f"it uses {used:.0%} of maxmemory ({limit:,} bytes)",

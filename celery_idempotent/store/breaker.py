@@ -11,7 +11,6 @@ callers, and they probe with the next caller's command and its whole timeout.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Awaitable, Callable
 
 from celery_idempotent.clock import monotonic
@@ -28,13 +27,15 @@ PROBE_TIMEOUT = 0.5
 class Breaker:
     """One for each store and process.
 
+    It has no lock, which a forked child could inherit locked: two threads at the same moment may
+    count one failure, or probe twice.
+
     Args:
         probe: sends a PING.
     """
 
     def __init__(self, probe: Callable[[], Awaitable[None]]) -> None:
         self._probe = probe
-        self._lock = threading.Lock()
         self._delay = 0.0
         self._probe_at = 0.0
         #: Consecutive.
@@ -53,10 +54,9 @@ class Breaker:
         if self.failures < THRESHOLD:
             self.open = False  # a reply arrived while another thread was opening it
             return
-        with self._lock:
-            remaining = self._probe_at - monotonic()
-            if remaining <= 0:
-                self._set_delay()  # commands of other callers fail until the probe has ended
+        remaining = self._probe_at - monotonic()
+        if remaining <= 0:
+            self._set_delay()  # commands of other callers fail until the probe has ended
         if remaining > 0:
             raise StoreUnavailableError(
                 f"Redis cannot be reached: it has not replied {self.failures} times in a row; "
@@ -77,11 +77,10 @@ class Breaker:
 
     def record_failure(self) -> None:
         """Counts a command without a reply, and opens the breaker at the threshold."""
-        with self._lock:
-            self.failures += 1
-            if self.failures >= THRESHOLD and not self.open:
-                self.open = True
-                self._set_delay()
+        self.failures += 1
+        if self.failures >= THRESHOLD and not self.open:
+            self.open = True
+            self._set_delay()
 
     def _set_delay(self) -> None:
         self._delay = min(self._delay * 2 or FIRST_DELAY, MAX_DELAY)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from celery import current_task
 from celery.app.task import Context
 from celery.canvas import Signature
+from celery.exceptions import Ignore
 from celery.signals import task_failure, task_postrun, task_success
 from celery.utils import uuid
 
@@ -57,8 +58,11 @@ def mark_continuation_sent(sender: Any, signal: Any, **_: Any) -> None:
 
 
 @task_postrun.connect(weak=False)
-def end_continuation(sender: Any, **_: Any) -> None:
+def end_continuation(sender: Any, retval: Any = None, **_: Any) -> None:
     """Lets a redelivery send what was not sent."""
+    if isinstance(retval, Ignore):
+        # Celery keeps the error in a cycle, and its frames until a full collection.
+        retval.__traceback__ = None
     continuation = _continuation_of(sender) if pending else None
     if continuation is not None:
         continuation.end()

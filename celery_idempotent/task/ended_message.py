@@ -25,6 +25,7 @@ from functools import partial
 from celery import Celery
 from celery.app.task import Context
 from celery.canvas import Signature
+from kombu.entity import Queue
 from kombu.serialization import registry
 
 from celery_idempotent.configuration import app_tasks
@@ -57,6 +58,8 @@ def keep(call: ActiveCall, request: Context) -> None:
     try:
         signature = task.signature_from_request(request, request.args, request.kwargs)
         options = {name: value for name, value in signature.options.items() if value is not None}
+        if isinstance(queue := options.get("queue"), Queue):
+            options["queue"] = {"name": queue.name}  # as JSON
         signature["options"] = options
         content_type = (request.properties or {}).get(republish.CONTENT_TYPE)
         serializer = registry.type_to_name.get(content_type) or task.serializer
@@ -117,6 +120,9 @@ def publish(signature: Signature, key: Key, token: int) -> str:
         options.pop(name, None)
     for link in options.get("chain") or ():
         link["options"].pop("chord", None)
+    if isinstance(queue := options.get("queue"), dict):
+        known = signature.app.amqp.queues.get(queue["name"])
+        signature.set(queue=republish.direct(queue["name"]), declare=[known] if known else [])
     with republish.confirming_producer(signature.app) as producer:
         signature.set(headers=headers).apply_async(producer=producer)
     return str(task_id)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import partial
@@ -29,6 +29,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import pools
 from kombu.entity import Exchange, Queue
 from kombu.serialization import registry
+from kombu.transport.virtual.exchange import TopicExchange
 
 from celery_idempotent import shared_counters
 from celery_idempotent.clock import monotonic
@@ -80,37 +81,50 @@ def copy_properties(signature: Signature, request: Context, options: Mapping[str
     known = {name: value for name, value in copied.items() if value is not None}
     signature.set(**{name: known[name] for name in known.keys() - options.keys()})
     if not options.get("queue"):
-        _keep_from_other_workers(signature, request)
+        _return_to_queue(signature, request)
     if signature.app.conf.task_protocol == 2:
         headers = {name: received[name] for name in _HEADERS if name in {*received} - {*options}}
         headers |= _representations(signature, request)
         signature.set(headers={**(signature.options.get("headers") or {}), **headers})
 
 
-def _keep_from_other_workers(signature: Signature, request: Context) -> None:
-    """Routes a message that came from a fanout exchange to this worker alone.
+def _return_to_queue(signature: Signature, request: Context) -> None:
+    """Routes a message to the queue from which this worker has received it.
 
-    Every worker has received it. If the transport delivers a fanout without queues (Redis), the
+    Through its exchange, it would also reach the queues of other workers and services, each of
+    which has already received it. If the transport delivers a fanout without queues (Redis), the
     message goes to another queue.
     """
-    delivery_info = request.delivery_info or {}
-    # The exchange, or the queue to which the message was returned before.
-    source = delivery_info.get("exchange") or delivery_info.get("routing_key")
     app = signature.app
     consumed = app.amqp.queues.consume_from.values()
-    fanouts = [queue for queue in consumed if queue.exchange.type == "fanout"]
-    target = next((queue for queue in fanouts if source in (queue.exchange.name, queue.name)), None)
-    if target is None:
-        return
-    with app.connection_for_write() as connection:
-        reaches_queues = connection.transport.driver_type == "amqp"
-    if reaches_queues:
-        target = Queue(target.name, Exchange(""), routing_key=target.name, no_declare=True)
-    else:
-        target = next((queue for queue in consumed if queue not in fanouts), app.amqp.default_queue)
+    source = _consumed_queue(consumed, request.delivery_info or {})
+    if source is None or source.exchange.name in ("", source.name):
+        return  # Celery publishes to the queue itself
+    if source.exchange.type == "fanout":
+        with app.connection_for_write() as connection:
+            reaches_queues = connection.transport.driver_type == "amqp"
+        if not reaches_queues:
+            others = (queue for queue in consumed if queue.exchange.type != "fanout")
+            source = next(others, app.amqp.default_queue)
     for option in ("exchange", "routing_key"):
         signature.options.pop(option, None)
-    signature.set(queue=target)
+    signature.set(queue=direct(source.name))
+
+
+def direct(name: str) -> Queue:
+    """Returns the queue `name` as the only one that a message for it reaches."""
+    return Queue(name, Exchange(""), routing_key=name, no_declare=True)
+
+
+def _consumed_queue(queues: Iterable[Queue], delivery_info: Mapping[str, Any]) -> Queue | None:
+    """Returns the one of `queues` that delivered a message; the likeliest if several may have."""
+    exchange, key = delivery_info.get("exchange"), delivery_info.get("routing_key") or ""
+    if not exchange:  # published, or returned, to the queue itself
+        return next((queue for queue in queues if queue.name == key), None)
+    bound = [queue for queue in queues if queue.exchange.name == exchange]
+    pattern: Callable[[str], str] = TopicExchange(None).key_to_pattern
+    matching = (queue for queue in bound if re.match(pattern(queue.routing_key or ""), key))
+    return next(matching, bound[0] if bound else None)
 
 
 def _representations(signature: Signature, request: Context) -> dict[str, str]:
@@ -164,12 +178,14 @@ def confirming_producer(app: Celery) -> Iterator[Any]:
     A message is published again on one connection and then acknowledged on another. If the broker
     dies in between without accepting it, the acknowledgement drops the only copy. AMQP brokers
     confirm each publish, but Celery waits for that only with `confirm_publish`. Other transports
-    reply to each publish, so the app's own producer suffices, and None is yielded.
+    reply to each publish, so the app's own producer suffices.
     """
     timeouts = {"read_timeout": CONFIRM_TIMEOUT, "write_timeout": CONFIRM_TIMEOUT}
     connection = app.connection_for_write(transport_options={"confirm_publish": True, **timeouts})
     if connection.get_transport_cls().driver_type != "amqp":
-        yield None
+        with app.producer_or_acquire() as producer:
+            broker.declare_exchanges(producer.channel, app.amqp.queues.values())
+            yield producer
         return
     # Equal connections share one pool; this one only serves as its key.
     with pools.producers[connection].acquire(block=True) as producer:

@@ -244,17 +244,32 @@ class TestDoctor:
     def test_notes_what_a_server_without_info_and_config_does_not_report(
         self, shop: Shop, server: RedisServer
     ) -> None:
-        rules = ["reset", "on", "nopass", "~*", "+@all", "-info", "-config"]
-        shop.client.execute_command("ACL", "SETUSER", "limited", *rules)
-        limited = Shop(make_app(server.url.replace("redis://", "redis://limited@")), shop.client)
-        limited.app.conf.task_always_eager = False
-
-        findings = limited.json(*DOCTOR, code=0)["findings"]
-        limited.app.close()
+        findings = self._findings_of_user(shop, server, "-info", "-config")
 
         assert {finding["severity"] for finding in findings} == {"note"}
         not_reported = {f["name"] for f in findings if "does not report" in f["what"]}
         assert not_reported == {"server-version", "eviction", "persistence", "replicas"}
+
+    @pytest.mark.parametrize("right", ["-evalsha", "-set", "resetkeys"])
+    def test_finds_a_user_without_a_right(
+        self, shop: Shop, server: RedisServer, right: str
+    ) -> None:
+        findings = self._findings_of_user(shop, server, right, code=1)
+
+        assert "writes-refused" in {finding["name"] for finding in findings}
+
+    def _findings_of_user(
+        self, shop: Shop, server: RedisServer, *rights: str, code: int = 0
+    ) -> list[dict[str, str]]:
+        rules = ["reset", "on", "nopass", "~*", "+@all", *rights]
+        shop.client.execute_command("ACL", "SETUSER", "limited", *rules)
+        limited = Shop(make_app(server.url.replace("redis://", "redis://limited@")), shop.client)
+        limited.app.conf.task_always_eager = False
+        try:
+            findings: list[dict[str, str]] = limited.json(*DOCTOR, code=code)["findings"]
+        finally:
+            limited.app.close()
+        return findings
 
     def test_the_exit_code_depends_on_fail_on(self, shop: Shop) -> None:
         shop.app.conf.task_always_eager = False

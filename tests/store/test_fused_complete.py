@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +27,7 @@ from tests.store.record_harness import (
     close_stores,
     store_at,
 )
+from tests.waiting import eventually
 
 NAME = b"celery-task-meta-1"
 META = b'{"status": "SUCCESS", "result": "charged"}'
@@ -204,6 +207,28 @@ def test_a_server_that_refuses_the_second_key_completes_the_record(
     assert proxy.requests_with(scripts.load("fused_complete").sha) == []
     assert caplog.text.count("refuses fused completion") == 1
     assert harness.client.get(NAME) is None
+
+
+def test_an_error_that_passes_does_not_turn_it_off(
+    proxied: RecordHarness, proxy: Proxy, server: RedisServer
+) -> None:
+    client, sha, is_writable = proxied.client, scripts.load("fused_complete").sha, Event()
+    client.script_load(scripts.load("fused_complete").source)
+    proxy.delay_reply(sha, 0, after=is_writable)
+    token = proxied.started().token
+    client.config_set("maxmemory", 1)
+    client.config_resetstat()
+    with ThreadPoolExecutor() as pool:
+        completion = pool.submit(complete, proxied, token)
+        try:
+            eventually(lambda: client.info("errorstats"))
+        finally:
+            client.config_set("maxmemory", 0)
+            is_writable.set()
+        assert completion.result().case == "ok"
+    proxied.forget()
+
+    assert complete(proxied, proxied.started().token).case == "written"
 
 
 @contextmanager

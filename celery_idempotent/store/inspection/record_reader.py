@@ -246,7 +246,7 @@ class RecordReader:
     def server_info(self) -> dict[str, Any]:
         """Returns the properties of the server, or of one primary of a cluster.
 
-        ``write_error`` is the error if it refuses writes; empty if not, or for a read-only user.
+        ``write_error`` is the error if it refuses a script that writes; empty if not.
         """
         name = f"{self.store.config.prefix}:{MARK}write-probe"
         with translated_errors():

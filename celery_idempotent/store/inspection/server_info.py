@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from hashlib import sha1
 from typing import Any
 
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
+
+_PROBE = "redis.call('SET', KEYS[1], '', 'PX', 1)"
+_PROBE_SHA = sha1(_PROBE.encode(), usedforsecurity=False).hexdigest()
 
 
 def server_info(client: Any) -> dict[str, Any]:
@@ -26,11 +30,12 @@ def server_info(client: Any) -> dict[str, Any]:
 
 
 def write_error(client: Any, name: str) -> str:
-    """Writes a one-millisecond key `name`; returns the error if the server refuses it."""
+    """Writes a one-millisecond key `name` in a script; returns the error if it is refused."""
     try:
-        client.set(name, b"", px=1)
-    except NoPermissionError:
-        pass  # a dashboard may use a read-only user
+        try:
+            client.evalsha(_PROBE_SHA, 1, name)
+        except NoScriptError:
+            client.eval(_PROBE, 1, name)
     except ResponseError as error:
         return str(error)
     return ""
