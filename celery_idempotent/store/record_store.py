@@ -47,8 +47,8 @@ BYPASSES_BREAKER = frozenset({"complete", "fused_complete", "fail"})
 #: a running execution is lost, and the promoted replica grants another. WAIT closes most of that
 #: gap, not all: a replica that did not acknowledge the write may be promoted.
 WAITING_SCRIPTS, WRITTEN = frozenset({"begin", "complete", "fail", "save_step"}), ("begun", "ok")
-#: In the `repr` of errors of a server that may accept the same command later. Redis 6 wraps an error
-#: in a script in another one.
+#: In errors of a server that may accept the same command later: a type's name, or a code in the
+#: text, since Redis 6 wraps errors in scripts.
 _TEMPORARY = re.compile("ReadOnly|READONLY|OutOfMemory|OOM|ClusterDown|MISCONF|NOREPLICAS")
 #: Seconds after an error before another reference is written.
 RETRY_REFERENCES_AFTER = 30.0
@@ -188,7 +188,7 @@ class RecordStore:
         A proxy may shard the keys, or an ACL may allow only one of them.
         """
         reply = await self.execute(commands.without_backend_result(command))
-        if not (self._refuses_second_key or _TEMPORARY.search(repr(error))):
+        if not (self._refuses_second_key or _TEMPORARY.search(f"{type(error).__name__} {error}")):
             self._refuses_second_key = True
             logger.warning(
                 "Redis refuses fused completion (%s): Celery writes the results from now on; set "
