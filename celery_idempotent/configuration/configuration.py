@@ -263,7 +263,7 @@ def _check_body(body: Any, name: str) -> None:
     if inspect.iscoroutinefunction(body):
         raise SettingsError(
             f"{name} is a coroutine function, which Celery does not await: wrap its body in "
-            "asyncio.run() in a plain function"
+            "asyncio.run() in a plain function, or set idempotency_enabled = False on the task"
         )
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         raise SettingsError(

@@ -22,7 +22,8 @@ from celery import Task
 from celery.app.task import Context
 from celery.states import SUCCESS
 from celery.utils import uuid
-from kombu.utils.json import loads
+from kombu.serialization import registry
+from kombu.utils import json
 
 from celery_idempotent.clock import monotonic as process_clock
 from celery_idempotent.configuration.configuration import TaskConfiguration
@@ -90,6 +91,8 @@ class Line:
             or task._own_call  # noqa: SLF001
         ):
             raise ValueError("an option of the task needs the flow")
+        if registry._encoders["json"].encoder is not json.dumps:  # noqa: SLF001
+            raise ValueError("the project has registered a JSON encoder of its own")
         self.store, self.backend = configuration.executor.store, task.backend
         self.runtime = configuration.executor.runtime
         self.writes_result = not configuration.fusion_obstacle
@@ -361,7 +364,7 @@ class StraightCall:
             if record.state is not State.COMPLETED or record.format != "json":
                 return False
             text = record.body.decode()
-            value = loads(text)
+            value = json.loads(text)
         except Exception:
             return False  # the flow reports the error
         name, meta = line.result_of(request, text)

@@ -150,6 +150,21 @@ class IdempotentTask(Task):
     _own_call: Any = None
     _wrapped_call: Any = None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuses an order of bases in which this class hides methods or options of another one.
+
+        Raises:
+            TypeError: naming them.
+        """
+        super().__init_subclass__(**options)
+        for base in cls.__mro__[cls.__mro__.index(IdempotentTask) + 1 : -1]:
+            hidden = sorted(_OWN_NAMES.intersection(vars(base)))
+            if hidden and base.__module__.partition(".")[0] != "celery":
+                raise TypeError(
+                    f"IdempotentTask hides {', '.join(hidden)} of {base.__name__} in "
+                    f"{cls.__name__}: write class {cls.__name__}({base.__name__}, IdempotentTask)"
+                )
+
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Raises an error for invalid options when the task is registered."""
@@ -317,6 +332,10 @@ class IdempotentTask(Task):
             CorruptRecordError: if publishing is deduplicated and the record cannot be read.
         """
         has_own_id, task_id = bool(task_id), task_id or uuid()
+        request = self.request
+        if task_id == request.id and (again := vars(request).get("idempotency_headers_again")):
+            # An `apply_async` of a subclass may have replaced those of a retry.
+            options["headers"] = {**again, **(options.get("headers") or {})}
         try:
             options = self._bind_headers("apply_async", task_id, kwargs, options)
         except KeyRuleError as error:
@@ -340,8 +359,8 @@ class IdempotentTask(Task):
         configuration = self.idempotency_configuration
         in_shadow = configuration.in_shadow
         call_options.check(function, options)
-        call_options.check_arguments(configuration.rule, kwargs)
         if configuration.settings.enabled and not in_shadow:
+            call_options.check_arguments(configuration.rule, kwargs)
             call_options.check_headers(self.name, options.get("headers"))
         return message_headers.of_options(self.name, task_id, options, in_shadow=in_shadow)
 
@@ -396,6 +415,8 @@ class IdempotentTask(Task):
             logger.debug("%s: in shadow: the retry has no key: %s", key, error)
         if in_shadow:
             return super().signature_from_request(request, *args, **options)
+        if call is not None:
+            request.idempotency_headers_again = options["headers"]
         options = republish.adapt_to_delayed_delivery(self.app, request, options)
         signature = super().signature_from_request(request, *args, **options)
         republish.copy_properties(signature, request, options)
@@ -483,10 +504,13 @@ class IdempotentTask(Task):
         if "idempotency_key" in kwargs:
             return configuration.rule.of_text(message_form(self.name, kwargs["idempotency_key"]))
         if configuration.settings.key is TASK_ID:
-            (task_id,) = args
-            return configuration.rule.derive((), {}, task_id=task_id)
+            if len(args) != 1 or kwargs:
+                raise TypeError(f"{self.name}: its key is the task id: pass only that, result.id")
+            return configuration.rule.derive((), {}, task_id=args[0])
         return configuration.rule.derive(args, kwargs)
 
+
+_OWN_NAMES = {"__call__", *(name for name in vars(IdempotentTask) if name[0] != "_")} - {"abstract"}
 
 # The loggers of the consumer and of the tracer, by their names in every version of Celery.
 logging.getLogger("celery.worker.strategy").addFilter(celery_log.is_first)
