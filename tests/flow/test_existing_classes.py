@@ -10,7 +10,8 @@ from unittest.mock import patch
 import pytest
 from celery import Celery, Task
 
-from celery_idempotent import IdempotentTask
+from celery_idempotent import IdempotentTask, State
+from tests.flow.deliveries import Deliveries
 
 HANDLERS = ("before_start", "on_success", "on_failure", "after_return")
 
@@ -175,3 +176,35 @@ def test_each_instance_of_a_class_has_its_own_name_and_options(app: Celery) -> N
         assert task.apply(("1",)).get() == [task.name, "1"]
     assert acme.idempotency_record("1").task == "acme"
     assert automatic.idempotency_record("1").task == automatic.name
+
+
+class Tracing(Task):
+    """A base class that replaces the headers of every message."""
+
+    abstract = True
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        return super().apply_async(args, kwargs, **{**options, "headers": {"trace_id": "1"}})
+
+
+def test_an_order_of_bases_that_hides_methods_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"hides apply_async of .*: write class Wrong\(Tracing, "):
+        type("Wrong", (IdempotentTask, Tracing), {})
+
+
+def test_a_retry_whose_headers_are_replaced_keeps_its_key(broker_app: Celery, order: str) -> None:
+    def charge(self: Any, order: str) -> int:
+        if not self.request.retries:
+            raise self.retry(args=("changed",), countdown=0.01)
+        return int(self.idempotency.attempt)
+
+    base = type("Traced", (Tracing, IdempotentTask), {"abstract": True})
+    task = broker_app.task(charge, base=base, bind=True, name="shop.traced", shared=False)
+    deliveries = Deliveries(broker_app, task)
+
+    deliveries.deliver(deliveries.publish(order, idempotency_key=order))
+    again = deliveries.next()
+
+    assert again is not None
+    assert deliveries.deliver(again).state == "success"
+    assert task.idempotency_record(idempotency_key=order).state is State.COMPLETED

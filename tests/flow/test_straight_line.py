@@ -24,6 +24,8 @@ from celery.exceptions import Ignore, Reject
 from freezegun import freeze_time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kombu.serialization import register
+from kombu.utils import json as kombu_json
 
 from celery_idempotent import TASK_ID as BY_TASK_ID
 from celery_idempotent import IdempotentTask, State, signals
@@ -436,6 +438,27 @@ def test_an_exit_at_every_line(
         if record is not None and not duplicate:
             assert runs == ["1"], about
     assert ends["exit"] > 100
+
+
+def test_a_json_encoder_of_the_project_writes_values(broker_app: Celery, task: Make) -> None:
+    class Money(NamedTuple):
+        amount: int
+
+    def pay(self: Any, order: str) -> Money:
+        return Money(5)
+
+    def encode(value: Any) -> str:
+        return kombu_json.dumps(value._asdict() if isinstance(value, Money) else value)
+
+    types = {"content_type": "application/json", "content_encoding": "utf-8"}
+    register("json", encode, kombu_json.loads, **types)
+    try:
+        paid = task(pay)
+        deliveries = Deliveries(broker_app, paid)
+        assert deliveries.deliver(deliveries.publish("1")).state == "success"
+    finally:
+        register("json", kombu_json.dumps, kombu_json.loads, **types)
+    assert paid.idempotency_record("1").result == {"amount": 5}
 
 
 def test_an_ended_call_leaves_no_reference_cycle(broker_app: Celery, task: Make) -> None:

@@ -1,23 +1,24 @@
-"""Broadcast messages: each worker requeues its copy for one worker, not for all."""
+"""A message that an exchange copies to several queues: each copy returns to its own queue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 import pytest
-from kombu import Queue
+from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 from tests.servers.rabbitmq import RabbitMQ
-from tests.waiting import SOON
+from tests.waiting import SOON, eventually
 from tests.worker import shop
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack, try_later
 
 EVERYONE = "everyone"
+SERVICES = [Queue(name, Exchange("orders", "topic"), "order.#") for name in ("bills", "audits")]
 
 if shop.app is not None:
-    shop.app.conf.task_queues = [Queue("celery"), Broadcast(EVERYONE)]
+    shop.app.conf.task_queues = [Queue("celery"), Broadcast(EVERYONE), *SERVICES]
 
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
@@ -70,3 +71,20 @@ def test_retry_is_delivered_once(everyone: Shop, order: str) -> None:
     assert try_later.AsyncResult(order).get(timeout=SOON)
     everyone.ledger.wait_for_signal(order, "replayed", WORKERS - 1)
     assert len(everyone.ledger.runs(order)) == 2
+
+
+def test_a_copy_from_a_topic_exchange_returns_to_its_queue(everyone: Shop, order: str) -> None:
+    """Through the exchange, it would also reach the other queue, or on Redis none."""
+    everyone.app.set_current()
+    everyone.ledger.start(pack, order)
+    pack.apply_async((order,), task_id=order, queue=SERVICES[0], routing_key="order.paid")
+
+    def returned() -> list[dict[str, str]]:
+        replies = everyone.app.control.inspect().scheduled() or {}
+        waiting = [each["request"] for worker in replies.values() for each in worker]
+        return [each["delivery_info"] for each in waiting if each["id"] == order]
+
+    for info in eventually(returned):
+        assert (info["exchange"], info["routing_key"] in ("bills", "audits")) == ("", True)
+    everyone.ledger.release(order)
+    assert pack.AsyncResult(order).get(timeout=SOON)["receipt"]
