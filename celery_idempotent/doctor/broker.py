@@ -86,8 +86,11 @@ def check(app: Celery) -> Iterator[Finding]:
     )  # fmt: skip
     for task in enabled:
         yield from _check_retention(task, redelivery)
+    attempts = max(
+        (task.idempotency_configuration.settings.max_attempts for task in enabled), default=0
+    )
     for queue in configured.quorum_queues(app):
-        yield from _check_quorum_queue(queue)
+        yield from _check_quorum_queue(queue, attempts)
 
 
 def check_connection(app: Celery) -> Iterator[Finding]:
@@ -132,7 +135,7 @@ def _check_retention(task: IdempotentTaskLike, redelivery: float) -> Iterator[Fi
         )  # fmt: skip
 
 
-def _check_quorum_queue(queue: Any) -> Iterator[Finding]:
+def _check_quorum_queue(queue: Any, attempts: int) -> Iterator[Finding]:
     limit = (queue.queue_arguments or {}).get("x-delivery-limit")
     return applying(
         f"queue {queue.name}",
@@ -141,6 +144,11 @@ def _check_quorum_queue(queue: Any) -> Iterator[Finding]:
             "a policy with delivery-limit -1, or with a dead-letter-exchange, or x-delivery-limit",
             "a message that cannot be published again is requeued: 20 times take 80 minutes, less "
             "if the task has a hard time limit"),
+        Check(limit is not None and 0 <= limit < attempts, "delivery-limit", Severity.WARNING,
+            f"x-delivery-limit ({limit}) is below idempotency_max_attempts ({attempts})",
+            "a higher x-delivery-limit",
+            "RabbitMQ drops a message that kills its process before its call is FAILED, and its "
+            "callers wait"),
         Check(queue.exchange.type == "direct", "delayed-delivery", Severity.WARNING,
             "Celery cannot delay messages of a quorum queue whose exchange is direct",
             "task_default_exchange_type = 'topic', or exchange_type in task_queues (Celery 5.5)",

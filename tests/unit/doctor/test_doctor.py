@@ -217,6 +217,8 @@ class TestBroker:
         [
             ("topic", {}, {"publishers", "delivery-limit"}),
             ("topic", {"x-delivery-limit": -1}, {"publishers"}),
+            ("topic", {"x-delivery-limit": 4}, {"publishers", "delivery-limit"}),
+            ("topic", {"x-delivery-limit": 5}, {"publishers"}),
             ("direct", {"x-delivery-limit": -1}, {"publishers", "delayed-delivery"}),
         ],
     )
