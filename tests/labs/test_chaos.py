@@ -8,7 +8,6 @@ import pytest
 
 from labs.chaos import runner, schedule, timeline
 from labs.chaos.runner import RunSpec
-from labs.chaos.schedule import ROLLED_BACK, ROLLED_FORWARD, STORE_KILLED
 from labs.comparison.contestants import OURS
 
 #: A seed without RabbitMQ, which may not be installed; results are in the store.
@@ -35,45 +34,6 @@ class TestSchedule:
         }
         assert len(single) == 4
         assert not any(p.shape.results_in_store for p in schedules if p.shape.store != "single")
-
-    def test_every_seed_kills_the_store_and_a_worker(self) -> None:
-        for seed in range(20):
-            kinds = {fault.kind for fault in schedule.make(seed, CALLS).faults}
-            assert kinds >= {STORE_KILLED, "worker killed"}
-
-    def test_effects_in_a_database_add_faults_to_the_same_calls(self) -> None:
-        pairs = [(schedule.make(n, 1000), schedule.make(n, 1000, transaction=True)) for n in SEEDS]
-
-        for plain, with_transaction in pairs:
-            assert with_transaction.calls == plain.calls
-            assert set(with_transaction.faults) > set(plain.faults)
-        shapes = [with_transaction.shape for _, with_transaction in pairs]
-        for store_and_broker in ("single", "sentinel", "cluster"), ("redis", "rabbitmq"):
-            running = {
-                value
-                for shape in shapes
-                for value in (shape.store, shape.broker)
-                if shape.runs_without_store
-            }
-            assert running >= set(store_and_broker)
-        assert {shape.idle_timeout for shape in shapes} == {False, True}
-
-    def test_versions_take_turns_under_the_same_faults(self) -> None:
-        plain, versions = schedule.make(7, 1000), schedule.make(7, 1000, versions=True)
-
-        assert versions.calls == plain.calls
-        rolls = [fault for fault in versions.faults if fault not in plain.faults]
-        assert [fault.kind for fault in rolls] == [ROLLED_FORWARD, ROLLED_BACK]
-        assert len(versions.faults) == len(plain.faults) + 2
-
-    def test_with_fewer_orders_keeps_all_their_calls(self) -> None:
-        whole = schedule.make(7, 100)
-        part = whole.with_orders(4)
-
-        assert part.orders == whole.orders / 4
-        orders = {call.order for call in part.calls}
-        assert part.calls == tuple(call for call in whole.calls if call.order in orders)
-        assert part.faults == whole.faults
 
 
 @pytest.mark.worker

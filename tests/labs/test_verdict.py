@@ -11,7 +11,7 @@ import pytest
 
 from labs.chaos import schedule
 from labs.chaos.downstream import Downstream, send
-from labs.chaos.schedule import LEASE, ROLLED_BACK, ROLLED_FORWARD, STORE_KILLED
+from labs.chaos.schedule import LEASE, ROLLED_BACK, STORE_KILLED
 from labs.chaos.verdict import DISCONNECTED, FORGOTTEN, FROZEN, KILLED, UNEXPLAINED, Verdict, judge
 from labs.comparison.contestants import OURS
 from labs.outages.ledger import Ledger
@@ -133,25 +133,6 @@ class TestLost:
         assert (verdict.lost, verdict.unanswered, verdict.lost_by_broker) == (1, 1, 0)
         assert not verdict.keeps_promises
 
-    def test_unacknowledged_message_that_is_not_in_the_broker_does_not_count(
-        self, run: Run
-    ) -> None:
-        run.message("published")
-        run.no_result()
-
-        verdict = run.judge()
-        assert (verdict.lost, verdict.unanswered, verdict.lost_by_broker) == (0, 1, 1)
-
-    def test_caller_without_a_result_breaks_a_promise(self, run: Run) -> None:
-        run.execution(1, done=1.0)
-        run.request(1, "r1")
-        run.result("SUCCESS r1")
-        run.no_result()
-
-        verdict = run.judge()
-        assert (verdict.lost, verdict.unanswered) == (0, 1)
-        assert not verdict.keeps_promises
-
 
 #: Two effects: their times, the faults, the seed, and what explains the second one.
 DUPLICATES: dict[str, tuple[dict[str, float], list[tuple[Any, ...]], int, str]] = {
@@ -173,15 +154,6 @@ DUPLICATES: dict[str, tuple[dict[str, float], list[tuple[Any, ...]], int, str]] 
         SINGLE,
         FROZEN,
     ),
-    "killed while frozen before a takeover": (
-        {},
-        [
-            ("worker frozen past the lease", 0.9, 0.9 + LEASE + 2, 98, ONE),
-            ("parent killed", 1.5, 1.5, 98, ONE),
-        ],
-        SINGLE,
-        KILLED,
-    ),
     "a later failover": ({"done": 3.0}, [(STORE_KILLED, 2.0, 2.5)], SENTINEL, UNEXPLAINED),
     "a failover without wait_replicas": ({}, [(STORE_KILLED, 1.2, 4.0)], SENTINEL, FORGOTTEN),
     "a restart": ({}, [(STORE_KILLED, 1.2, 4.0)], SINGLE, UNEXPLAINED),
@@ -201,14 +173,6 @@ def test_a_duplicate_effect_has_a_reason(run: Run, fault: str) -> None:
     verdict = run.judge(seed)
     assert verdict.duplicates == {reason: 1}
     assert reason != UNEXPLAINED or not verdict.keeps_promises
-
-
-def test_a_body_that_begins_after_a_freeze_is_a_duplicate_by_the_freeze(run: Run) -> None:
-    run.execution(2, pid=OTHER, started=8.0, done=9.0, completes=True)
-    run.execution(1, pid=ONE, started=10.0, done=10.5)
-    run.fault("child frozen past the lease", 0.6, 9.9, ONE)
-
-    assert run.judge().duplicates == {FROZEN: 1}
 
 
 def test_two_completions_are_counted(run: Run) -> None:
@@ -259,24 +223,6 @@ class TestVersions:
         verdict = run.judge()
         assert (verdict.executions_of_previous, verdict.orders_of_both) == (1, 1)
         assert verdict.keeps_promises, verdict
-
-    def test_a_run_without_such_an_order_proves_nothing(self, run: Run) -> None:
-        run.execution(1, done=1.0, completes=True)
-        run.request(1)
-        run.request(1, "r1")
-        run._ledger.write("delivered", delivery="", task_id="0", this_version=True)
-        run.result("SUCCESS r1")
-        assert run.judge().keeps_promises
-        run.fault(ROLLED_BACK, 2.0, 3.0)
-
-        assert not run.judge().keeps_promises
-
-    def test_a_worker_that_had_to_be_killed_explains_a_duplicate_effect(self, run: Run) -> None:
-        run.execution(1, done=1.0)
-        run.execution(2, pid=OTHER, started=20.0, done=21.0, completes=True)
-        run.fault(ROLLED_FORWARD, 0.0, 8.0, ONE)
-
-        assert run.judge().duplicates == {KILLED: 1}
 
 
 class TestDownstream:
@@ -338,20 +284,6 @@ class TestTransaction:
         verdict = run.judge(transaction=True)
         assert verdict.duplicates == {KILLED: 1}
         assert not verdict.keeps_promises
-
-    def test_a_result_without_a_committed_effect_is_lost(self, run: Run) -> None:
-        run.execution(1, done=1.0, completes=True)
-        run.result("SUCCESS r1")
-
-        assert run.judge(transaction=True).lost == 1
-
-    def test_a_receipt_that_is_not_committed_breaks_a_promise(self, run: Run) -> None:
-        run.execution(1, done=1.0)
-        run.execution(2, started=2.0, done=3.0)
-        run.row(2)
-        run.result("SUCCESS r1")
-
-        assert run.judge(transaction=True).disagreeing == 1
 
     @pytest.mark.parametrize("has_row", [False, True])
     def test_a_declined_order_has_no_effect(self, run: Run, has_row: bool) -> None:
