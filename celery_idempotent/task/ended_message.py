@@ -122,7 +122,7 @@ def publish(signature: Signature, key: Key, token: int) -> str:
         link["options"].pop("chord", None)
     if isinstance(queue := options.get("queue"), dict):
         known = signature.app.amqp.queues.get(queue["name"])
-        signature.set(queue=republish.direct(queue["name"]), declare=[known] if known else [])
+        signature.set(**republish.to_queue(queue["name"]), declare=[known] if known else [])
     with republish.confirming_producer(signature.app) as producer:
         signature.set(headers=headers).apply_async(producer=producer)
     return str(task_id)

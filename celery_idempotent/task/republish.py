@@ -80,7 +80,7 @@ def copy_properties(signature: Signature, request: Context, options: Mapping[str
     copied["compression"] = received.get("compression") or None
     known = {name: value for name, value in copied.items() if value is not None}
     signature.set(**{name: known[name] for name in known.keys() - options.keys()})
-    if not options.get("queue"):
+    if not any(map(options.get, ("queue", "exchange", "routing_key"))):
         _return_to_queue(signature, request)
     if signature.app.conf.task_protocol == 2:
         headers = {name: received[name] for name in _HEADERS if name in {*received} - {*options}}
@@ -106,14 +106,16 @@ def _return_to_queue(signature: Signature, request: Context) -> None:
         if not reaches_queues:
             others = (queue for queue in consumed if queue.exchange.type != "fanout")
             source = next(others, app.amqp.default_queue)
-    for option in ("exchange", "routing_key"):
-        signature.options.pop(option, None)
-    signature.set(queue=direct(source.name))
+    signature.set(**to_queue(source.name))
 
 
-def direct(name: str) -> Queue:
-    """Returns the queue `name` as the only one that a message for it reaches."""
-    return Queue(name, Exchange(""), routing_key=name, no_declare=True)
+def to_queue(name: str) -> dict[str, Any]:
+    """Returns the options with which a message reaches the queue `name` and no other.
+
+    They name the exchange and the key, too, since ``task_routes`` may add its own.
+    """
+    queue = Queue(name, Exchange(""), routing_key=name, no_declare=True)
+    return {"exchange": "", "routing_key": name, "queue": queue}
 
 
 def _consumed_queue(queues: Iterable[Queue], delivery_info: Mapping[str, Any]) -> Queue | None:

@@ -265,10 +265,8 @@ class TestDoctor:
         shop.client.execute_command("ACL", "SETUSER", "limited", *rules)
         limited = Shop(make_app(server.url.replace("redis://", "redis://limited@")), shop.client)
         limited.app.conf.task_always_eager = False
-        try:
-            findings: list[dict[str, str]] = limited.json(*DOCTOR, code=code)["findings"]
-        finally:
-            limited.app.close()
+        findings: list[dict[str, str]] = limited.json(*DOCTOR, code=code)["findings"]
+        limited.app.close()
         return findings
 
     def test_the_exit_code_depends_on_fail_on(self, shop: Shop) -> None:

@@ -212,8 +212,8 @@ def test_a_server_that_refuses_the_second_key_completes_the_record(
 def test_an_error_that_passes_does_not_turn_it_off(
     proxied: RecordHarness, proxy: Proxy, server: RedisServer
 ) -> None:
-    client, sha, is_writable = proxied.client, scripts.load("fused_complete").sha, Event()
-    client.script_load(scripts.load("fused_complete").source)
+    client, is_writable = proxied.client, Event()
+    sha = client.script_load(scripts.load("fused_complete").source)
     proxy.delay_reply(sha, 0, after=is_writable)
     token = proxied.started().token
     client.config_set("maxmemory", 1)
