@@ -98,7 +98,9 @@ def _return_to_queue(signature: Signature, request: Context) -> None:
     app = signature.app
     consumed = app.amqp.queues.consume_from.values()
     source = _consumed_queue(consumed, request.delivery_info or {})
-    if source is None or source.exchange.name in ("", source.name):
+    if source is None or (
+        source.exchange.type == "direct" and source.exchange.name in ("", source.name)
+    ):
         return  # Celery publishes to the queue itself
     if source.exchange.type == "fanout":
         with app.connection_for_write() as connection:

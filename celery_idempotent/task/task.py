@@ -332,8 +332,8 @@ class IdempotentTask(Task):
             CorruptRecordError: if publishing is deduplicated and the record cannot be read.
         """
         has_own_id, task_id = bool(task_id), task_id or uuid()
-        request = self.request
-        if task_id == request.id and (again := vars(request).get("idempotency_headers_again")):
+        again = getattr(self.request_stack.top, "idempotency_headers_again", None)
+        if again and task_id == self.request.id:
             # An `apply_async` of a subclass may have replaced those of a retry.
             options["headers"] = {**again, **(options.get("headers") or {})}
         try:
