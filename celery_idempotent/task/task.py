@@ -151,14 +151,16 @@ class IdempotentTask(Task):
     _wrapped_call: Any = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuses an order of bases in which this class hides methods or options of another one.
+        """Refuses an order of bases in which this class hides ``__call__`` or options of another.
 
         Raises:
             TypeError: naming them.
         """
         super().__init_subclass__(**options)
-        for base in cls.__mro__[cls.__mro__.index(IdempotentTask) + 1 : -1]:
-            hidden = sorted(_OWN_NAMES.intersection(vars(base)))
+        place = cls.__mro__.index(IdempotentTask)
+        chosen = {name for base in cls.__mro__[:place] for name in vars(base)}
+        for base in cls.__mro__[place + 1 : -1]:
+            hidden = sorted(_HIDING.intersection(vars(base)) - chosen)
             if hidden and base.__module__.partition(".")[0] != "celery":
                 raise TypeError(
                     f"IdempotentTask hides {', '.join(hidden)} of {base.__name__} in "
@@ -344,7 +346,9 @@ class IdempotentTask(Task):
         if self.idempotency_configuration.settings.enabled:
             options["headers"] = canvas.with_root(self.name, task_id, options.get("headers"))
         options |= {"link": link, "link_error": link_error}
-        send = partial(super().apply_async, args, kwargs, task_id, producer, shadow=shadow)
+        # By keyword: other base classes may take only two positional arguments.
+        named = {"task_id": task_id, "producer": producer, "shadow": shadow}
+        send = partial(super().apply_async, args, kwargs, **named)
         return publish.publish(self, args, kwargs, task_id, options, send, has_own_id=has_own_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
@@ -510,7 +514,10 @@ class IdempotentTask(Task):
         return configuration.rule.derive(args, kwargs)
 
 
-_OWN_NAMES = {"__call__", *(name for name in vars(IdempotentTask) if name[0] != "_")} - {"abstract"}
+#: What would hide the same name of a later base class; other methods call it.
+_HIDING = {"__call__", "acks_late", "reject_on_worker_lost", "throws"} | {
+    name for name, value in vars(IdempotentTask).items() if name[0] == "i" and value is None
+}
 
 # The loggers of the consumer and of the tracer, by their names in every version of Celery.
 logging.getLogger("celery.worker.strategy").addFilter(celery_log.is_first)
