@@ -16,6 +16,7 @@ from decimal import Decimal
 from itertools import count
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from urllib.parse import SplitResult
 from uuid import UUID
 
 import pytest
@@ -441,11 +442,11 @@ def test_an_exit_at_every_line(
 
 
 def test_a_json_encoder_of_the_project_writes_values(broker_app: Celery, task: Make) -> None:
-    def pay(self: Any, order: str) -> str:
-        return "five"
+    def pay(self: Any, order: str) -> Any:
+        return SplitResult("a", "b", "", "", "")
 
     def encode(value: Any) -> str:
-        return kombu_json.dumps(5 if value == "five" else value)
+        return kombu_json.dumps(value.geturl() if isinstance(value, SplitResult) else value)
 
     types = {"content_type": "application/json", "content_encoding": "utf-8"}
     register("json", encode, kombu_json.loads, **types)
@@ -455,7 +456,7 @@ def test_a_json_encoder_of_the_project_writes_values(broker_app: Celery, task: M
         assert deliveries.deliver(deliveries.publish("1")).state == "success"
     finally:
         register("json", kombu_json.dumps, kombu_json.loads, **types)
-    assert paid.idempotency_record("1").result == 5
+    assert paid.idempotency_record("1").result == "a://b"
 
 
 def test_an_ended_call_leaves_no_reference_cycle(broker_app: Celery, task: Make) -> None:
