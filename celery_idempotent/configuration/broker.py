@@ -1,15 +1,12 @@
-"""The broker's settings that decide when a message is redelivered, and its exchanges."""
+"""The broker's settings that decide when an unacknowledged message is redelivered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from threading import Thread
 from typing import Any, TypeVar
 
 from celery import Celery
-from kombu.entity import Queue
-from kombu.transport import virtual
 
 from celery_idempotent import settings
 
@@ -106,17 +103,3 @@ def within(timeout: float, ask: Callable[[], T], otherwise: T) -> T:
     thread.start()
     thread.join(timeout)
     return found[0] if found else otherwise
-
-
-def declare_exchanges(channel: Any, queues: Iterable[Queue]) -> None:
-    """Declares the exchanges of `queues`, all those of the app, in this process.
-
-    Through a virtual transport, a message to an exchange that this process has not declared is lost
-    unless the exchange is direct.
-    """
-    for queue in queues:
-        for exchange in (queue.exchange, *(binding.exchange for binding in queue.bindings)):
-            # Celery reports a contradiction if the worker consumes the queue.
-            with suppress(virtual.NotEquivalentError):
-                if exchange is not None:
-                    exchange.declare(channel=channel)

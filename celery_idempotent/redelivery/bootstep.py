@@ -39,7 +39,7 @@ class Redelivery(bootsteps.StartStopStep):
         else:
             broker = brokers.RedisBroker(parent.connection)
             channel = parent.task_consumer.channel
-            configured_broker.declare_exchanges(channel, parent.app.amqp.queues.values())
+            brokers.declare_exchanges(channel, parent.app.amqp.queues.values())
             qos = channel.qos
             brokers.hide_from_delivery_on(qos, seconds, held.includes)
             brokers.free_slots_of_failed_acks(qos)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -154,6 +154,20 @@ def shorten_lock(app: Celery) -> None:
     if is_redis_url(app.conf.broker_read_url):
         options = {"unacked_mutex_expire": MUTEX_EXPIRE}
         app.conf.broker_transport_options = options | configured_broker.options_of(app)
+
+
+def declare_exchanges(channel: Any, queues: Iterable[Any]) -> None:
+    """Declares the exchanges of `queues`, all those of the app, in this process.
+
+    A search restores the messages of all workers. kombu would lose those of an exchange that this
+    process has not declared, unless the exchange is direct.
+    """
+    for queue in queues:
+        for exchange in (queue.exchange, *(binding.exchange for binding in queue.bindings)):
+            # Celery reports a contradiction if the worker consumes the queue.
+            with suppress(virtual.NotEquivalentError):
+                if exchange is not None:
+                    exchange.declare(channel=channel)
 
 
 def hide_from_delivery_on(qos: Any, seconds: float, includes: Callable[[Any], bool]) -> None:

@@ -59,7 +59,7 @@ def mark_continuation_sent(sender: Any, signal: Any, **_: Any) -> None:
 
 @task_postrun.connect(weak=False)
 def end_continuation(sender: Any, retval: Any = None, **_: Any) -> None:
-    """Lets a redelivery send what was not sent."""
+    """Lets a redelivery send what was not sent, and frees the frames of an Ignore."""
     if isinstance(retval, Ignore):
         # Celery keeps the error in a cycle, and its frames until a full collection.
         retval.__traceback__ = None

@@ -97,10 +97,10 @@ def _return_to_queue(signature: Signature, request: Context) -> None:
     """
     app = signature.app
     consumed = app.amqp.queues.consume_from.values()
-    source = _consumed_queue(consumed, request.delivery_info or {})
-    if source is None or (
-        source.exchange.type == "direct" and source.exchange.name in ("", source.name)
-    ):
+    # A queue that the worker consumes since a command of an operator may be among the others.
+    queues, delivery_info = [*consumed, *app.amqp.queues.values()], request.delivery_info or {}
+    source = _received_from(queues, delivery_info)
+    if source is None or (not delivery_info.get("exchange") and source.exchange.type == "direct"):
         return  # Celery publishes to the queue itself
     if source.exchange.type == "fanout":
         with app.connection_for_write() as connection:
@@ -120,15 +120,20 @@ def to_queue(name: str) -> dict[str, Any]:
     return {"exchange": "", "routing_key": name, "queue": queue}
 
 
-def _consumed_queue(queues: Iterable[Queue], delivery_info: Mapping[str, Any]) -> Queue | None:
+def _received_from(queues: Iterable[Queue], delivery_info: Mapping[str, Any]) -> Queue | None:
     """Returns the one of `queues` that delivered a message; the likeliest if several may have."""
     exchange, key = delivery_info.get("exchange"), delivery_info.get("routing_key") or ""
     if not exchange:  # published, or returned, to the queue itself
         return next((queue for queue in queues if queue.name == key), None)
-    bound = [queue for queue in queues if queue.exchange.name == exchange]
     pattern: Callable[[str], str] = TopicExchange(None).key_to_pattern
-    matching = (queue for queue in bound if re.match(pattern(queue.routing_key or ""), key))
-    return next(matching, bound[0] if bound else None)
+    bound: list[Queue] = []
+    for queue in queues:
+        for binding in (queue, *queue.bindings):
+            if binding.exchange is not None and binding.exchange.name == exchange:
+                if re.match(pattern(binding.routing_key or ""), key):
+                    return queue
+                bound.append(queue)
+    return bound[0] if bound else None
 
 
 def _representations(signature: Signature, request: Context) -> dict[str, str]:
@@ -182,14 +187,12 @@ def confirming_producer(app: Celery) -> Iterator[Any]:
     A message is published again on one connection and then acknowledged on another. If the broker
     dies in between without accepting it, the acknowledgement drops the only copy. AMQP brokers
     confirm each publish, but Celery waits for that only with `confirm_publish`. Other transports
-    reply to each publish, so the app's own producer suffices.
+    reply to each publish, so the app's own producer suffices, and None is yielded.
     """
     timeouts = {"read_timeout": CONFIRM_TIMEOUT, "write_timeout": CONFIRM_TIMEOUT}
     connection = app.connection_for_write(transport_options={"confirm_publish": True, **timeouts})
     if connection.get_transport_cls().driver_type != "amqp":
-        with app.producer_or_acquire() as producer:
-            broker.declare_exchanges(producer.channel, app.amqp.queues.values())
-            yield producer
+        yield None
         return
     # Equal connections share one pool; this one only serves as its key.
     with pools.producers[connection].acquire(block=True) as producer:

@@ -36,6 +36,7 @@ from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.record.record import Record
+from celery_idempotent.settings import OPTIONS
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import (
     call_options,
@@ -53,6 +54,9 @@ from celery_idempotent.task.key_resolution import resolve_received_key
 from celery_idempotent.task.republish import RequeuePause
 
 logger = logging.getLogger(__name__)
+
+#: What hides the same name of a later base class. Other methods call that of the base class.
+_HIDING = {"__call__", "acks_late", "reject_on_worker_lost", "throws", *OPTIONS}
 
 _plain_execution: ContextVar[Execution | None] = ContextVar("idempotent_plain", default=None)
 
@@ -347,8 +351,9 @@ class IdempotentTask(Task):
             options["headers"] = canvas.with_root(self.name, task_id, options.get("headers"))
         options |= {"link": link, "link_error": link_error}
         # By keyword: other base classes may take only two positional arguments.
-        named = {"task_id": task_id, "producer": producer, "shadow": shadow}
-        send = partial(super().apply_async, args, kwargs, **named)
+        send = partial(
+            super().apply_async, args, kwargs, task_id=task_id, producer=producer, shadow=shadow
+        )
         return publish.publish(self, args, kwargs, task_id, options, send, has_own_id=has_own_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
@@ -513,11 +518,6 @@ class IdempotentTask(Task):
             return configuration.rule.derive((), {}, task_id=args[0])
         return configuration.rule.derive(args, kwargs)
 
-
-#: What would hide the same name of a later base class; other methods call it.
-_HIDING = {"__call__", "acks_late", "reject_on_worker_lost", "throws"} | {
-    name for name, value in vars(IdempotentTask).items() if name[0] == "i" and value is None
-}
 
 # The loggers of the consumer and of the tracer, by their names in every version of Celery.
 logging.getLogger("celery.worker.strategy").addFilter(celery_log.is_first)

@@ -117,18 +117,18 @@ def _master(config: StoreConfig, options: Mapping[str, Any], library: Any) -> An
 async def aclose_client(client: Any) -> None:
     """Closes `client` and what redis-py leaves open: Sentinels and cluster nodes."""
     pool = getattr(client, "connection_pool", None)  # a cluster's client has none
-    sentinels = getattr(getattr(pool, "sentinel_manager", None), "sentinels", ())
-    for each in (client, *sentinels):
+    manager = getattr(pool, "sentinel_manager", None)
+    for each in (client, *(manager.sentinels if manager else ())):
         await result_of(getattr(each, "aclose", each.close)())  # redis-py 5.0.1 renamed it
     if isinstance(client, RedisCluster):
         client.disconnect_connection_pools()  # type: ignore[no-untyped-call]
     elif isinstance(client, redis.asyncio.RedisCluster):
         # After an error of a node, its own method does nothing until the next command.
-        manager: Any = client.nodes_manager
-        close = manager.aclose if hasattr(manager, "aclose") else manager.close
-        for nodes in ("nodes_cache", "startup_nodes"):
+        nodes: Any = client.nodes_manager
+        close = nodes.aclose if hasattr(nodes, "aclose") else nodes.close
+        for attribute in ("nodes_cache", "startup_nodes"):
             with suppress(*CONNECTION_ERRORS):
-                await close(nodes)
+                await close(attribute)
 
 
 class ClosedConnectionError(RedisConnectionError):
