@@ -65,13 +65,13 @@ store_unavailable = table.BEGIN_FAILED.signal
 #: round trip).
 begin_replied = table.BEGIN_REPLIED.signal
 
-#: A person has forgotten a record, with the command line, the dashboard or Django's admin; sent in
-#: that process. ``user`` (str). ``sender`` is None if the app has no such task; ``task_id`` is
-#: empty if the record could not be read.
+#: A person has forgotten a record, with the command line or the dashboard; sent in that process.
+#: ``user`` (str). ``sender`` is None if the app has no such task; ``task_id`` is empty if the record
+#: could not be read.
 forgotten = table.FORGOTTEN.signal
 
-#: A person has run an ended call again, with the command line, dashboard or Django's admin: its
-#: message is published; sent in that process. ``user`` (str).
+#: A person has run an ended call again, with the command line or the dashboard: its message is
+#: published; sent in that process. ``user`` (str).
 rerun = table.RERUN.signal
 
 #: A call in shadow begins, or gets no key and still runs. ``decision`` (str, one of `SHADOW`). The

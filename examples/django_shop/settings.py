@@ -6,34 +6,7 @@ import os
 from typing import Any
 
 SECRET_KEY = "for an example"
-INSTALLED_APPS = [
-    "django.contrib.admin",
-    "django.contrib.auth",
-    "django.contrib.contenttypes",
-    "django.contrib.messages",
-    "django.contrib.sessions",
-    "celery_idempotent.contrib.django",
-    "examples.django_shop",
-]
-MIDDLEWARE = [
-    "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.middleware.csrf.CsrfViewMiddleware",
-    "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "django.contrib.messages.middleware.MessageMiddleware",
-]
-TEMPLATES: list[dict[str, Any]] = [
-    {
-        "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "APP_DIRS": True,
-        "OPTIONS": {
-            "context_processors": [
-                "django.template.context_processors.request",
-                "django.contrib.auth.context_processors.auth",
-                "django.contrib.messages.context_processors.messages",
-            ]
-        },
-    }
-]
+INSTALLED_APPS = ["celery_idempotent.contrib.django", "examples.django_shop"]
 _POSTGRESQL = {
     "ENGINE": "django.db.backends.postgresql",
     "NAME": os.environ.get("PGDATABASE", "shop"),
@@ -49,7 +22,6 @@ DATABASES: dict[str, dict[str, Any]] = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 ROOT_URLCONF = "examples.django_shop.urls"
-STATIC_URL = "/static/"
 USE_TZ = True
 
 CELERY_BROKER_URL = os.environ.get("SHOP_REDIS", "redis://localhost:6379/0")

@@ -20,7 +20,7 @@ OTHERS = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
 ]
-ENGINE = {"ENGINE": "tests.sql.admin_site.idem"}
+ENGINE = {"ENGINE": "tests.sql.django_checks.idem"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def check(url: str, server: RedisServer, *cases: dict[str, Any]) -> list[list[list[str]]]:
     """Returns id, text and hint of each message of the checks, for each of the settings."""
-    messages: list[list[list[str]]] = output_of("admin_site", url, server.url, json.dumps(cases))
+    messages: list[list[list[str]]] = output_of("django_checks", url, server.url, json.dumps(cases))
     return messages
 
 

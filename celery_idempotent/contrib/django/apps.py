@@ -1,4 +1,4 @@
-"""The Django app: the table of outcomes, its migration and admin, and system checks."""
+"""The Django app: the table of outcomes, its migration, and system checks."""
 
 from __future__ import annotations
 

@@ -37,11 +37,7 @@ class Outcome(models.Model):
         """Rows are not added or changed by hand."""
 
         db_table = TABLE
-        default_permissions = ("view",)
-        permissions = (
-            ("forget_outcome", "Can forget outcome"),
-            ("view_outcome_result", "Can view result of outcome"),
-        )
+        default_permissions = ()
 
     def __str__(self) -> str:
         return str(self.record_key)

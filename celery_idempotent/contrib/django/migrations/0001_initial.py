@@ -35,13 +35,6 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Outcome",
             fields=list(_FIELDS.items()),
-            options={
-                "db_table": "celery_idempotency_outcomes",
-                "default_permissions": ("view",),
-                "permissions": (
-                    ("forget_outcome", "Can forget outcome"),
-                    ("view_outcome_result", "Can view result of outcome"),
-                ),
-            },
+            options={"db_table": "celery_idempotency_outcomes", "default_permissions": ()},
         ),
     ]
