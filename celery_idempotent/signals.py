@@ -66,8 +66,8 @@ store_unavailable = table.BEGIN_FAILED.signal
 begin_replied = table.BEGIN_REPLIED.signal
 
 #: A person has forgotten a record, with the command line or the dashboard; sent in that process.
-#: ``user`` (str). ``sender`` is None if the app has no such task; ``task_id`` is empty if the record
-#: could not be read.
+#: ``user`` (str). ``sender`` is None if the app has no such task; ``task_id`` is empty if the
+#: record could not be read.
 forgotten = table.FORGOTTEN.signal
 
 #: A person has run an ended call again, with the command line or the dashboard: its message is
