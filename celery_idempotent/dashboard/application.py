@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Collection
+from importlib.resources import files
+from mimetypes import guess_type
 
 from celery import Celery
 from starlette.applications import Starlette
@@ -12,16 +14,21 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount
-from starlette.staticfiles import StaticFiles
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from celery_idempotent.dashboard.changes import Changes
 from celery_idempotent.dashboard.context import Context
-from celery_idempotent.dashboard.presentation import FOLDER, is_api, json_response, render
+from celery_idempotent.dashboard.presentation import is_api, json_response, render
 from celery_idempotent.dashboard.protection import Authorize, BasicAuth, Protection, on_defect
 from celery_idempotent.dashboard.views import Views
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, SettingsError
+
+#: The contents of files, by name; the package may be inside a zip file.
+_STATIC = {
+    file.name: file.read_bytes()
+    for file in (files("celery_idempotent.dashboard") / "static").iterdir()
+}
 
 
 def asgi(
@@ -62,7 +69,7 @@ def asgi(
     routes: list[BaseRoute] = [
         *Views(context).routes(),
         *Changes(context).routes(),
-        Mount("/static", StaticFiles(directory=FOLDER / "static")),
+        Route("/static/{name}", _static_file),
     ]
     protection = Middleware(
         Protection,
@@ -89,6 +96,13 @@ def asgi(
         },
         lifespan=lifespan,
     )
+
+
+async def _static_file(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        raise HTTPException(404)
+    return Response(_STATIC[name], media_type=guess_type(name)[0])
 
 
 def _on_error(request: Request, error: Exception) -> Response:

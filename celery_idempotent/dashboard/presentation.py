@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from itertools import islice
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from kombu.utils.encoding import safe_repr
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -27,7 +26,6 @@ from celery_idempotent.signals import SHADOW
 
 #: Has an entry for every finding.
 RUNBOOK = "https://celery-idempotent.readthedocs.io/en/stable/runbook.html"
-FOLDER = Path(__file__).parent
 #: Maximum levels of a value, parts in total, children of one part, and characters of a text.
 MAX_DEPTH, MAX_PARTS, MAX_CHILDREN, MAX_TEXT = 8, 1000, 100, 2000
 #: Decisions counted in each chart and column, by title.
@@ -40,7 +38,7 @@ DECISIONS = {
 }
 
 environment = Environment(
-    loader=FileSystemLoader(FOLDER / "templates"),
+    loader=PackageLoader("celery_idempotent.dashboard"),
     autoescape=select_autoescape(default=True, default_for_string=True),
     undefined=StrictUndefined,
     trim_blocks=True,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from weakref import WeakKeyDictionary
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events.repeats import Repeats, like_it
 from celery_idempotent.events.report import log_extra
+from celery_idempotent.fork import at_fork
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.lease import Lease, ignore
 from celery_idempotent.printable import plural
@@ -278,7 +278,7 @@ class Heartbeat(Renewers[ThreadRenewer]):
         #: thread goes on; infinite without leases.
         self.on_expected: Callable[[float], object] = lambda _: None
         super().__init__(lambda: ThreadRenewer(self))
-        os.register_at_fork(after_in_child=self._reset)
+        at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
         for renewer in self.renewers():

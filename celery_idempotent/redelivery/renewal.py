@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from celery_idempotent.fork import at_fork
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery.broker import SOCKET_TIMEOUT, OwnConnection
 from celery_idempotent.redelivery.held import HeldMessages
@@ -131,9 +131,7 @@ class _NoFork:
 
     def __init__(self) -> None:
         self._reset()
-        os.register_at_fork(
-            before=self._wait, after_in_parent=self._forked, after_in_child=self._reset
-        )
+        at_fork(before=self._wait, after_in_parent=self._forked, after_in_child=self._reset)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()

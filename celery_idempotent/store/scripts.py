@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
+from importlib.resources import files
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ LAYOUT, PRELUDE = "layout", "prelude"
 PRELUDE_LINE = "-- PRELUDE\n"
 
 #: The scripts are inside the package in a wheel, and beside it in a checkout.
-_FOLDERS = (Path(__file__).parents[1] / "lua", Path(__file__).parents[2] / "lua")
+_FOLDERS = (files("celery_idempotent") / "lua", Path(__file__).parents[2] / "lua")
 
 
 class Reply(NamedTuple):

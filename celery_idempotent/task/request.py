@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from signal import SIGKILL
 from typing import Any
 from weakref import ref
 
@@ -49,6 +49,9 @@ KILL_GRACE = 1.0
 HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED = "hard_time_limit", "process_lost", "terminated"
 
 logger = logging.getLogger(__name__)
+
+#: None on Windows, where no pool kills a process.
+_SIGKILL = getattr(signal, "SIGKILL", None)
 
 #: Collects the requests of this process for a reader; None without one.
 received: deque[ref[IdempotentRequest]] | None = None
@@ -163,7 +166,7 @@ class IdempotentRequest(Request):
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Abandons the lease of a child that SIGKILL keeps from releasing its key."""
         super().terminate(pool, signal)
-        if self.time_start and signals.signum(signal or TERM_SIGNAME) == SIGKILL:
+        if self.time_start and signals.signum(signal or TERM_SIGNAME) == _SIGKILL:
             self._abandon(0.0, TERMINATED)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:

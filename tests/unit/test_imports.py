@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import pytest
+
+from tests.servers.redis_server import RedisServer
+
+ROOT = Path(__file__).parents[2]
 
 #: Runs in a process of its own; prints the modules that only this package loads.
 _PRINT_IMPORTED = """
@@ -50,7 +56,7 @@ def test_tasks_do_without(imported: list[str], name: str) -> None:
 def test_tasks_load_few_modules_of_others(imported: list[str]) -> None:
     others = {name.partition(".")[0] for name in imported} - {"celery_idempotent"}
 
-    assert others <= {"mmap", "ctypes", "_ctypes", "difflib", "gc"}
+    assert others <= {"mmap", "ctypes", "_ctypes", "difflib", "gc", "importlib"}
 
 
 def test_functions_load_the_engine() -> None:
@@ -64,3 +70,65 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="has no attribute 'nonesuch'"):
         celery_idempotent.nonesuch  # noqa: B018
+
+
+#: Windows lacks these; what this package depends on handles that itself, so it is imported first.
+_AS_ON_WINDOWS = """
+import os, signal, sys
+import asyncio, subprocess, billiard.pool
+import celery.bin.celery, celery.worker.worker, celery.worker.consumer
+import celery.concurrency.solo, celery.concurrency.thread, celery.contrib.testing.worker
+import celery.backends.redis, kombu.transport.memory, kombu.transport.redis, redis.asyncio
+for name in ("fork", "register_at_fork", "getuid", "geteuid", "getgid", "killpg", "setsid"):
+    delattr(os, name)
+for name in ("KILL", "HUP", "USR1", "USR2", "ALRM", "CHLD", "QUIT"):
+    delattr(signal, f"SIG{name}")
+for name in ("alarm", "setitimer", "pthread_sigmask", "ITIMER_REAL"):
+    delattr(signal, name)
+for name in ("fcntl", "grp", "pwd", "resource", "termios"):
+    sys.modules[name] = None
+"""
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_tasks_run_without_what_windows_lacks(pool: str, server: RedisServer) -> None:
+    url = server.url
+    code = f"""{_AS_ON_WINDOWS}
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery_idempotent import IdempotentTask
+import celery_idempotent.redelivery.bootstep, celery_idempotent.dashboard
+app = Celery(broker={url!r}, backend={url!r})
+runs = []
+@app.task(base=IdempotentTask, idempotency_key="{{n}}", name="shop.charge")
+def charge(n):
+    runs.append(n)
+    return n
+app.loader.import_default_modules()
+with start_worker(app, pool={pool!r}, perform_ping_check=False):
+    print(*(charge.delay({pool!r}).get(timeout=20) for _ in range(2)), *runs)
+"""
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert printed.split() == [pool] * 3
+
+
+def test_the_package_works_inside_a_zip_file(tmp_path: Path) -> None:
+    archive = tmp_path / "all.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for folder, name in (("celery_idempotent", ""), ("lua", "celery_idempotent/")):
+            for path in (ROOT / folder).rglob("*"):
+                file.write(path, name + str(path.relative_to(ROOT)))
+    code = """
+import celery_idempotent.store.scripts as scripts
+from celery import Celery
+from starlette.testclient import TestClient
+from celery_idempotent.dashboard import asgi
+web = TestClient(asgi(Celery(), auth="u:p"), "http://localhost", raise_server_exceptions=False)
+paths = "/absent", "/static/dashboard.css", "/static/icon.svg"
+replies = [web.get(path, auth=("u", "p")) for path in paths]
+print(".zip" in scripts.__file__, scripts.load("begin").name, [r.status_code for r in replies])
+"""
+    printed = subprocess.check_output(
+        [sys.executable, "-c", code], text=True, env={"PYTHONPATH": str(archive)}, cwd=tmp_path
+    )
+    assert printed == "True begin [404, 200, 200]\n"
