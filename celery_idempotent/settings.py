@@ -6,15 +6,16 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
 
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.printable import did_you_mean
 
 PREFIX = "idempotency_"
 #: Also begins misspelt names such as ``idempotent_key``.
 SIMILAR_PREFIX = "idem"
+_ANY_PREFIX = re.compile(r"^idem(\w*?(cy|nt))?_?")
 
 #: Seconds that a requeued message may wait in its queue beyond its delay.
 QUEUE_SECONDS = 300.0
@@ -36,7 +37,7 @@ def _seconds(least: float) -> _Validator:
     # The maximum catches typos: a few zeros too many would keep records for centuries.
     return (
         lambda value: _is_number(value) and least <= value <= 366 * 86400,
-        f"a number of seconds, at least {least:g}, at most a year",
+        f"seconds or a timedelta, at least {least:g}, at most a year",
     )
 
 
@@ -115,7 +116,7 @@ _secret = partial(_option, None, secret=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The options of a task. Times are in seconds, sizes in bytes.
+    """The options of a task. Times are in seconds (given as numbers or timedelta), sizes in bytes.
 
     The ``since`` of an option is the first version that has it, 0.1 if absent.
     """
@@ -294,26 +295,30 @@ def build(values: Mapping[str, Any], where: str) -> Settings:
     Raises:
         SettingsError: naming the first option whose value is of a wrong type or range.
     """
-    for option, value in values.items():
-        check_value(option, value, where)
-    given = {option.removeprefix(PREFIX): value for option, value in values.items()}
+    given = {
+        option.removeprefix(PREFIX): check_value(option, value, where)
+        for option, value in values.items()
+    }
     for name in ("replay_errors", "encryption_keys"):
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
     return Settings(**given)
 
 
-def check_value(option: str, value: Any, where: str) -> None:
-    """Rejects a value of a wrong type or range.
+def check_value(option: str, value: Any, where: str) -> Any:
+    """Returns a value of the right type and range; a timedelta in seconds.
 
     Raises:
         SettingsError: naming the option and its valid values.
     """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
     is_valid, expected = _VALIDATORS.get(option.removeprefix(PREFIX), (lambda _: True, ""))
     if not is_valid(value):
         is_secret = option.removeprefix(PREFIX) in _SECRET
         shown = type(value).__name__ if is_secret else _describe(value)
         raise SettingsError(f"{where}: {option} must be {expected}, not {shown}")
+    return value
 
 
 def in_shadow(settings: Settings) -> Settings:
@@ -335,7 +340,7 @@ def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIO
     Such names begin with ``idempotency_`` or resemble an option.
 
     Raises:
-        SettingsError: suggesting the most similar option.
+        SettingsError: suggesting the option that is meant.
     """
     for name in names:
         if name in known:
@@ -347,13 +352,55 @@ def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIO
 
 
 def unknown_option(name: str, where: str, known: Collection[str]) -> SettingsError:
-    """Returns the error for an option that is not among the `known` ones."""
-    if advice := _REMOVED.get(name.removeprefix(PREFIX)):
+    """Returns the error for an option that is not among the `known` ones.
+
+    It suggests the option of that meaning, else the most similar one.
+    """
+    word = _ANY_PREFIX.sub("", name)
+    if advice := _REMOVED.get(word):
         return SettingsError(f"{where}: {name} was removed: {advice}")
-    hint = did_you_mean(name, known) or did_you_mean(name.removeprefix(PREFIX), known)
+    options = {option.removeprefix(PREFIX): option for option in known}
+    meant = _MEANT.get(word, word)
+    if meant in _ADVICE:
+        hint = f"; {_ADVICE[meant]}"
+    else:
+        close = [meant] if meant in options else difflib.get_close_matches(word, options, 1)
+        hint = f"; did you mean {options[close[0]]}?" if close else ""
     return SettingsError(f"{where}: there is no option {name}{hint}")
 
 
+#: Names that other libraries have for an option, or for something in `_ADVICE`.
+_MEANT: Mapping[str, str] = {
+    other: option
+    for option, others in {
+        "enabled": "active disabled enable",
+        "shadow": "dry_run observe",
+        "key": "id name template unique_key unique_on",
+        "until": "mode scope",
+        "lease": "heartbeat lock lock_expiry lock_timeout lock_ttl timeout visibility_timeout",
+        "result_ttl": "cache_ttl expiration expires expiry retention ttl window",
+        "error_ttl": "failure_ttl",
+        "replay_errors": "cache_errors errors store_errors",
+        "on_conflict": "duplicates on_duplicate policy raise_on_duplicate",
+        "wait_timeout": "acquire_timeout blocking_timeout wait",
+        "max_attempts": "attempts max_retries retries",
+        "on_store_error": "fail_open on_outage on_redis_error",
+        "dedupe_publish": "dedup dedupe deduplicate unique",
+        "reservation_ttl": "queue_ttl",
+        "store_result": "cache_result ignore_result",
+        "encryption_keys": "encrypt encryption secret secret_key",
+        "transaction": "database db engine",
+        "redis_url": "backend backend_url broker redis storage store url",
+        "key_prefix": "namespace prefix",
+        "label": "description title",
+        "debounce": "delay throttle",
+    }.items()
+    for other in others.split()
+}
+#: What to do for want of an option.
+_ADVICE: Mapping[str, str] = {
+    "debounce": "idempotency_until = 'started' collapses a burst of calls",
+}
 #: Options of earlier versions, and what to do instead.
 _REMOVED: Mapping[str, str] = {
     "on_lease_lost": "call self.idempotency.check() in the body, which raises LeaseLostError",

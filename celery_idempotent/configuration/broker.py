@@ -52,7 +52,7 @@ def redeliver_after(app: Celery) -> float | None:
     """
     option = "idempotency_redeliver_after"
     seconds = app.conf.get(option, settings.DEFAULT_REDELIVER_AFTER)
-    settings.check_value(option, seconds, "the Celery configuration")
+    seconds = settings.check_value(option, seconds, "the Celery configuration")
     timeout = visibility_timeout(app)
     return None if seconds is None or timeout is None else min(float(seconds), timeout)
 

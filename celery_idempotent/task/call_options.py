@@ -180,7 +180,8 @@ class CallSignature(Signature):
         key, result_ttl = map(options.get, CALL_OPTIONS)
         try:
             if result_ttl is not None:
-                check_value(RESULT_TTL_HEADER, result_ttl, self.task)
+                # Not every serializer of tasks writes a timedelta.
+                options[RESULT_TTL_HEADER] = check_value(RESULT_TTL_HEADER, result_ttl, self.task)
             if key is not None and key is not False:
                 # Not every serializer of tasks writes a UUID.
                 options[EXPLICIT_KEY_HEADER] = message_form(self.task, key)

@@ -165,7 +165,7 @@ def of_options(
             explicit = key if key is False else message_form(task, key)
             carried = MessageHeaders(explicit, carried.result_ttl)
         if result_ttl is not None:
-            check_value(RESULT_TTL_HEADER, result_ttl, task)
+            result_ttl = check_value(RESULT_TTL_HEADER, result_ttl, task)
             carried = carried._replace(result_ttl=result_ttl)
         written = carried.write(task, task_id, headers)
     except IdempotencyError:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
@@ -104,7 +105,7 @@ class IdempotentTask(Task):
 
     ``@app.task(base=IdempotentTask, idempotency_key="order:{order_id}")``. Every option is an
     attribute of the task. None means its default, the Celery setting of the same name. Durations
-    are in seconds, sizes in bytes.
+    are numbers of seconds or timedeltas, sizes numbers of bytes.
     """
 
     abstract = True
@@ -120,16 +121,16 @@ class IdempotentTask(Task):
     idempotency_shadow: bool | None = None
     idempotency_key: Any = None
     idempotency_until: str | None = None
-    idempotency_lease: float | None = None
-    idempotency_result_ttl: float | None = None
-    idempotency_error_ttl: float | None = None
+    idempotency_lease: float | timedelta | None = None
+    idempotency_result_ttl: float | timedelta | None = None
+    idempotency_error_ttl: float | timedelta | None = None
     idempotency_replay_errors: tuple[type[Exception], ...] | None = None
     idempotency_on_conflict: str | None = None
-    idempotency_wait_timeout: float | None = None
+    idempotency_wait_timeout: float | timedelta | None = None
     idempotency_max_attempts: int | None = None
     idempotency_on_store_error: str | None = None
     idempotency_dedupe_publish: bool | str | None = None
-    idempotency_reservation_ttl: float | None = None
+    idempotency_reservation_ttl: float | timedelta | None = None
     idempotency_store_result: bool | None = None
     idempotency_fused_completion: bool | None = None
     idempotency_serializer: str | None = None
@@ -142,7 +143,7 @@ class IdempotentTask(Task):
     idempotency_key_prefix: str | None = None
     idempotency_redis_options: Mapping[str, Any] | None = None
     idempotency_redis_client: Any = None
-    idempotency_redis_timeout: float | None = None
+    idempotency_redis_timeout: float | timedelta | None = None
     idempotency_wait_replicas: int | None = None
     idempotency_label: str | None = None
 

@@ -85,7 +85,7 @@ class TestConstruction:
             {"idempotency_lease": 1},
             "Idempotency 'calls': there is no option idempotency_lease; did you mean lease?",
         ),
-        ({"lease": 0}, "Idempotency 'calls': lease must be a number of seconds"),
+        ({"lease": 0}, "Idempotency 'calls': lease must be seconds or a timedelta"),
         ({"on_conflict": "retry"}, "on_conflict must be 'wait' or 'raise' outside tasks"),
         ({"on_conflict": "ignore"}, "on_conflict must be 'wait' or 'raise' outside tasks"),
         ({"on_store_error": "retry"}, "on_store_error must be 'raise' or 'run' outside tasks"),

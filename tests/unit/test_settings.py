@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from celery_idempotent import TASK_ID
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.settings import OPTIONS, Settings, build, check_names
+from celery_idempotent.settings import _ADVICE, _MEANT, OPTIONS, Settings, build, check_names
 
 YEAR = 366 * 86400
 
@@ -180,9 +181,13 @@ def test_errors_of_unusual_values_are_one_line_too(value: Any) -> None:
         ("idempotency_redis_uri", "idempotency_redis_url"),
         ("idempotancy_lease", "idempotency_lease"),
         ("idempotent_key", "idempotency_key"),
+        ("idempotency_ttl", "idempotency_result_ttl"),
+        ("idempotency_lock_timeout", "idempotency_lease"),
+        ("idempotency_deduplicate", "idempotency_dedupe_publish"),
+        ("idempotency_id", "idempotency_key"),
     ],
 )
-def test_the_error_of_an_unknown_option_suggests_the_most_similar_one(
+def test_the_error_of_an_unknown_option_suggests_the_one_that_is_meant(
     name: str, suggestion: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
@@ -198,6 +203,19 @@ def test_an_unknown_option_like_no_other_gets_no_suggestion() -> None:
         check_names(["idempotency_" + "q" * 40], "shop.charge")
 
 
+@pytest.mark.parametrize("name", ["debounce", "throttle"])
+def test_the_error_of_a_missing_feature_says_what_to_use(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"no option idempotency_{name}; idempotency_until = "):
+        check_names([f"idempotency_{name}"], "shop.charge")
+
+
+def test_every_meaning_is_an_option_or_has_an_advice() -> None:
+    names = {name.removeprefix("idempotency_") for name in OPTIONS}
+
+    assert set(_MEANT.values()) <= names | set(_ADVICE)
+    assert not names & set(_MEANT)
+
+
 def test_other_names_are_ignored() -> None:
     check_names([*OPTIONS, "idem", "idempotent", "idempotency", "lease"], "shop.charge")
 
@@ -209,6 +227,16 @@ def test_times_are_also_in_milliseconds() -> None:
     )
 
     assert (settings.lease_ms, settings.result_ms, settings.error_ms) == (500, 1234, 2000)
+
+
+def test_times_may_be_timedeltas() -> None:
+    durations = [name for name, default, *_ in TABLE if isinstance(default, float)]
+    minute = {f"idempotency_{name}": timedelta(minutes=1) for name in durations}
+
+    assert [getattr(build(minute, "shop.charge"), name) for name in durations] == [60.0] * 6
+    for option, value in [("lease", timedelta(0)), ("max_attempts", timedelta(seconds=5))]:
+        with pytest.raises(SettingsError, match=f"^shop.charge: idempotency_{option} must be"):
+            build({f"idempotency_{option}": value}, "shop.charge")
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -86,7 +86,7 @@ class TestSourcesOfOptions:
 class TestInvalidOptions:
     def test_an_invalid_setting(self) -> None:
         assert error_of(celery(idempotency_lease="60")).startswith(
-            "shop.charge: idempotency_lease must be a number of seconds"
+            "shop.charge: idempotency_lease must be seconds or a timedelta"
         )
 
     def test_an_invalid_attribute(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -306,9 +307,11 @@ def test_the_retention_of_a_call_is_checked_before_anything_is_published(shop: S
             shop.charge.s(1).set(idempotency_result_ttl=value)
 
     assert shop.published() == []
-    shop.charge.apply_async((1,), idempotency_result_ttl=600)
-    (headers,) = shop.published()
-    assert headers["idempotency_result_ttl"].startswith("600.0 ")
+    for value in (600, timedelta(minutes=10)):
+        shop.charge.apply_async((1,), idempotency_result_ttl=value)
+        shop.charge.s(1).set(idempotency_result_ttl=value).delay()
+        for headers in shop.published():
+            assert headers["idempotency_result_ttl"].startswith("600.0 ")
 
 
 @pytest.mark.parametrize(

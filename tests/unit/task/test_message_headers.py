@@ -398,7 +398,9 @@ def test_a_retention_that_cannot_be_used_is_refused_in_one_line(value: Any) -> N
         with pytest.raises(SettingsError) as caught:
             refuse({"idempotency_result_ttl": value})
         message = str(caught.value)
-        assert message.startswith("shop.charge: idempotency_result_ttl must be a number of seconds")
+        assert message.startswith(
+            "shop.charge: idempotency_result_ttl must be seconds or a timedelta"
+        )
         assert "\n" not in message
         assert len(message) < 200
 
