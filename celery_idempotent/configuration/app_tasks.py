@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from celery import Celery
@@ -12,12 +12,6 @@ from celery_idempotent.configuration.configuration import TaskConfiguration, is_
 from celery_idempotent.key.key import Key
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store.record_store import RecordStore
-
-#: Celery's tasks that call another task for each item of a list, and its arguments for an item.
-MAP_TASKS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-    "celery.map": lambda item: (item,),
-    "celery.starmap": tuple,
-}
 
 _lock = threading.Lock()
 #: An attribute of apps whose task modules are loaded.

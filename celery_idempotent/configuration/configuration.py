@@ -101,6 +101,8 @@ class TaskConfiguration:
             self.rule = KeyRule(task.name, options.key, _signature_of(task_class), normalise)
             #: The process that built the task's straight line, and the line: see task/straight.py.
             self.line: tuple[Any, Any] = None, None
+            #: Whether a warning has named the task as one whose calls in a map are unprotected.
+            self.used_in_map = False
             #: None without ``idempotency_label``.
             self.label = Label(self.rule, options.label) if options.label else None
         except SettingsError as error:

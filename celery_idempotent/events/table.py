@@ -240,12 +240,11 @@ SHADOW: Final = tuple(
 )
 
 #: What can be decided about a call. Each pass of a call through the flow (a delivery of its
-#: message, an item of ``map``, a call of a function) has exactly one decision, unless its process
-#: dies first: ``run`` (its body begins), ``takeover`` (its body begins, after an execution that
-#: died), ``replay``, ``conflict``, ``refused``, ``store_unavailable`` (it must be retried),
-#: ``unprotected`` (its body begins without a record, as Redis is unavailable), ``interrupted`` (a
-#: soft time limit, a shutdown, a cancellation or an unexpected error came first), or one of
-#: `SHADOW`.
+#: message, a call of a function) has exactly one decision, unless its process dies first: ``run``
+#: (its body begins), ``takeover`` (its body begins, after an execution that died), ``replay``,
+#: ``conflict``, ``refused``, ``store_unavailable`` (it must be retried), ``unprotected`` (its body
+#: begins without a record, as Redis is unavailable), ``interrupted`` (a soft time limit, shutdown,
+#: cancellation or unexpected error came first), or one of `SHADOW`.
 DECISIONS: Final = (
     *("run", "takeover", "replay", "conflict", "refused"),
     *("store_unavailable", "unprotected", "interrupted"),

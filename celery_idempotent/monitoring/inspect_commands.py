@@ -17,13 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from celery import Celery, signature
-from celery.app.task import Context
+from celery import Celery
 from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
 from celery_idempotent import doctor, shared_counters
-from celery_idempotent.configuration.app_tasks import MAP_TASKS, IdempotentTaskLike
 from celery_idempotent.configuration.broker import connection_error, within
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
@@ -33,8 +31,6 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.redelivery import renewal
 from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.task.key_resolution import resolve_key
-from celery_idempotent.task.map_item import item_id
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +41,10 @@ BROKER_TIMEOUT = 1.0
 
 
 class _ActiveCall(NamedTuple):
-    """A call that may hold a lease: a message's task, or one item of a map."""
+    """A message that may hold a lease."""
 
     request: Any
-    task: IdempotentTaskLike
     key: Key
-    #: As in the record.
-    task_id: str
 
 
 @inspect_command()
@@ -61,8 +54,9 @@ def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
     for request in tuple(worker_state.active_requests):
         # A call without a key, or whose key cannot be derived, has no lease.
         with contextlib.suppress(Exception):
-            for call in _active_calls(request):
-                calls[call.task.idempotency_configuration.executor.store].append(call)
+            if (key := request.idempotency_key()) is not None:
+                store = request.task.idempotency_configuration.executor.store
+                calls[store].append(_ActiveCall(request, key))
     try:
         return [lease for store, active in calls.items() for lease in _leases(store, active)]
     except IdempotencyError as error:
@@ -202,32 +196,6 @@ def ask(app: Celery, timeout: float) -> Replies:
     return within(2 * BROKER_TIMEOUT + timeout, run, silent)
 
 
-def _active_calls(request: Any) -> Iterator[_ActiveCall]:
-    """Yields the calls of an active message that may hold leases."""
-    if request.task.name not in MAP_TASKS:
-        key: Key | None = request.idempotency_key()
-        if key is not None:
-            yield _ActiveCall(request, request.task, key, request.id)
-        return
-    # Each item of a ``map``, ``starmap`` or ``chunks`` has its own key.
-    task = signature(request.kwargs["task"], app=request.app).type
-    context = Context(request.request_dict)
-    for number, item in enumerate(request.kwargs["it"], 1):
-        args = MAP_TASKS[request.task.name](item)
-        task_id = item_id(request.id, number)
-        key, _ = resolve_key(
-            task.idempotency_configuration,
-            request.id,
-            context.headers,
-            args,
-            {},
-            request=context,
-            item_id=task_id,
-        )
-        if key is not None:
-            yield _ActiveCall(request, task, key, task_id)
-
-
 def _leases(store: RecordStore, calls: list[_ActiveCall]) -> Iterator[dict[str, Any]]:
     with RecordReader.open(store, READ_TIMEOUT) as reader:
         views = reader.get({call.key for call in calls})
@@ -242,15 +210,12 @@ def _leases(store: RecordStore, calls: list[_ActiveCall]) -> Iterator[dict[str, 
 def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
     """Returns the fields of a lease; empty for a call without one.
 
-    Map items that are not running and duplicates that wait or are refused have none. A call can
-    lose its lease only to an execution that begins at least one lease later.
+    Duplicates that wait or are refused have none. A call can lose its lease only to an execution
+    that begins at least one lease later.
     """
-    pid = call.request.worker_pid
-    holds = record.state is State.STARTED and record.task_id == call.task_id
-    is_item = call.task is not call.request.task
-    if is_item and not (holds and record.worker.endswith(f"/{pid}")):
-        return {}
-    lease = call.task.idempotency_configuration.settings.lease
+    pid, task = call.request.worker_pid, call.request.task
+    holds = record.state is State.STARTED and record.task_id == call.request.id
+    lease = task.idempotency_configuration.settings.lease
     counters = shared_counters.current
     if counters and pid in counters.frozen_processes() and not record.worker.endswith(f"/{pid}"):
         holds = False  # the message was redelivered
@@ -260,7 +225,7 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
         if active - other < lease:
             return {}
     fields: dict[str, Any] = {
-        "task": call.task.name,
+        "task": task.name,
         "task_id": call.request.id,
         "pid": pid,
         "key": record.key,

@@ -76,8 +76,6 @@ class TaskCall:
 
     #: Callers read the value from the result backend, which serializes it.
     returns_restored = False
-    #: False if the message has more calls, which share its soft limit and its continuation.
-    is_whole_message = True
 
     def __init__(
         self,
@@ -88,14 +86,13 @@ class TaskCall:
         kwargs: dict[str, Any],
         key: Key,
         headers: MessageHeaders,
-        item_id: str | None = None,
     ) -> None:
         self.sender, self._configuration, self._request = task, configuration, request
         self._args, self._kwargs = args, kwargs
         settings = configuration.settings
         if headers.result_ttl is not None:
             settings = replace(settings, result_ttl=headers.result_ttl)
-        task_id = item_id or request.id
+        task_id = request.id
         root, generation = canvas.identity_of(key, request, task_id, headers.root)
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: the other task has its id and its continuation.
@@ -107,7 +104,6 @@ class TaskCall:
         self.ending: BaseException | None = None
         self.execution: Execution | None = None
         self.began_at = monotonic()
-        own_limit = self.is_whole_message and not request.is_eager
         # An eager call is not requeued.
         next_turn_ms = 0 if request.is_eager else settings.next_turn_ms
         if next_turn_ms and request.expires is not None:
@@ -129,11 +125,9 @@ class TaskCall:
             rollback_count=headers.rollback_count,
             # Read now, since older versions of Celery empty `request.chain` when they send it.
             # In shadow, Celery sends the continuation regardless of the record.
-            continues=self.is_whole_message
-            and not configuration.in_shadow
-            and canvas.has_continuation(request),
+            continues=not configuration.in_shadow and canvas.has_continuation(request),
             next_turn_ms=next_turn_ms,
-            soft_limit=soft_limit_of(request) if own_limit else None,
+            soft_limit=None if request.is_eager else soft_limit_of(request),
         )
         self._forgets, plan = headers.forgets, configuration.plan
         if self._forgets:
@@ -199,7 +193,6 @@ class TaskCall:
             request.is_eager
             or request.ignore_result
             or self.data.continues
-            or not self.is_whole_message
             or self._configuration.fusion_obstacle
         ):
             return None
@@ -347,13 +340,12 @@ class TaskCall:
         if isinstance(end, Answer):
             if isinstance(end.outcome, Failure) and self._has_ended(end, end.outcome.error):
                 self._keep_message()
-            if self.is_whole_message:
-                if self.active.continuation is not None:
-                    self.active.continuation.follows_value = isinstance(end.outcome, Result)
-                elif end.continuation_sent:
-                    canvas.drop_continuation(self._request)
-                if end.result_written or written:
-                    result_written.set(self)
+            if self.active.continuation is not None:
+                self.active.continuation.follows_value = isinstance(end.outcome, Result)
+            elif end.continuation_sent:
+                canvas.drop_continuation(self._request)
+            if end.result_written or written:
+                result_written.set(self)
             return (Failure(self._refusal) if self._refusal else end.outcome).get()
         # Suppresses Celery's log line, which would not show how this delivery ends.
         self._request.idempotency_end_logged = True
@@ -362,8 +354,6 @@ class TaskCall:
         elif not isinstance(end, Drop):
             self._keep_message()
             raise Reject(end.reason, requeue=False)
-        elif not self.is_whole_message:
-            return None  # Ignore would also end the other items of the message
         raise Ignore  # Celery acknowledges the message; its task id gets no state
 
     def _has_ended(self, answer: Answer, error: BaseException) -> bool:
@@ -375,11 +365,10 @@ class TaskCall:
         return is_own and record.attempt > 0  # 0 in an entry, which ends only a message
 
     def _keep_message(self) -> None:
-        """Keeps the message for a person to rerun, unless it is a ``map`` or a replacement."""
+        """Keeps the message for a person to rerun, unless it is a replacement."""
         request, in_shadow = self._request, self._configuration.in_shadow
-        is_call = self.is_whole_message and not request.replaced_task_nesting
-        may_store = self.data.settings.store_result
-        if is_call and may_store and not (request.is_eager or in_shadow):
+        may_store = self.data.settings.store_result and not request.replaced_task_nesting
+        if may_store and not (request.is_eager or in_shadow):
             ended_message.keep(self.active, request)
 
     def _refer_to(self, record: Record, end: End) -> bool:
@@ -425,18 +414,12 @@ class TaskCall:
             unanswered_ids=end.unanswered_ids,
             forgets=self._forgets,
         )
-        self.publish_again(self.sender, end, headers)
 
-    def publish_again(self, task: Task, end: Requeue, headers: dict[str, Any] | None) -> None:
-        """Publishes the message of `task` again.
-
-        Its expiry is kept only in a header. Celery would also pass it to the broker, which drops
-        every expired message; a worker still runs one whose execution began before that.
-        """
-        request = self._request
-        expires = request.expires
+        # Its expiry is kept only in a header. Celery would also pass it to the broker, which drops
+        # every expired message; a worker still runs one whose execution began before that.
+        task, request, expires = self.sender, self._request, self._request.expires
         if expires and task.app.conf.task_protocol == 2:
-            headers, expires = {**(headers or {}), "expires": expires}, None
+            headers, expires = {**headers, "expires": expires}, None
         pause = RequeuePause(task, request, self.began_at)
         seconds = min(end.seconds, longest_wait(task.app))
         options = {
@@ -452,8 +435,6 @@ class TaskCall:
                 signature = task.signature_from_request(
                     request, request.args, request.kwargs, **adapted
                 )
-                if task is not self.sender:
-                    republish.copy_properties(signature, request, options)
                 with republish.confirming_producer(task.app) as producer:
                     signature.apply_async(producer=producer)
                 break

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from celery.app.task import Context
-from celery.canvas import Signature, chunks, xmap, xstarmap
+from celery.canvas import Signature
 from celery.signals import before_task_publish
 
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
@@ -190,27 +190,3 @@ class CallSignature(Signature):
                 raise
             options[EXPLICIT_KEY_HEADER] = ""  # the worker counts it as refused
         return super().set(immutable, **options)
-
-
-class _ItemsSignature(Signature):
-    """The signature of a message with several calls, each with the key of its own arguments."""
-
-    def set(self, immutable: bool | None = None, **options: Any) -> Signature:
-        check("set", options, known=())
-        return super().set(immutable, **options)
-
-    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        check("apply_async", options, known=())
-        return super().apply_async(args, kwargs, **options)
-
-
-class MapSignature(_ItemsSignature, xmap):
-    """The signature of ``map``."""
-
-
-class StarmapSignature(_ItemsSignature, xstarmap):
-    """The signature of ``starmap``."""
-
-
-class ChunksSignature(_ItemsSignature, chunks):
-    """The signature of ``chunks``."""

@@ -139,20 +139,16 @@ def mark_replaced(canvas: Signature, key: Key, root: bytes, request: Context) ->
         sig.set(headers={**headers, REPLACED_HEADER: replaced}, replaced_task_nesting=nesting)
 
 
-def key_in_canvas(key: Key, request: Context, call_id: str) -> Key:
-    """Returns the key of a call for which the rule derives `key`, in a replacement or not.
-
-    Args:
-        call_id: the task id, or the id of an item of ``map``.
-    """
+def key_in_canvas(key: Key, request: Context, task_id: str) -> Key:
+    """Returns the key of a call for which the rule derives `key`, in a replacement or not."""
     replaced = _read_replaced(key, request)
     if replaced is None:
         return key
-    if replaced.successor_id == call_id:
+    if replaced.successor_id == task_id:
         # Its arguments may differ from those of the first call with the key.
         return key.with_fingerprint(replaced.fingerprint)
     # In an eager run every link of a chain has the same id, and no call has duplicates.
-    return key.part(uuid() if request.is_eager else call_id)
+    return key.part(uuid() if request.is_eager else task_id)
 
 
 def last_signature(canvas: Signature) -> Signature | None:

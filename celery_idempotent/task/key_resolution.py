@@ -1,7 +1,6 @@
 """Resolves the key of a call from its message.
 
-The task, the worker's request, the publisher and the items of ``map`` all use this module, so that
-they cannot disagree.
+The task, the worker's request and the publisher all use this module, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -26,20 +25,17 @@ def resolve_key(
     kwargs: Mapping[str, Any],
     *,
     request: Context | None = None,
-    item_id: str | None = None,
 ) -> tuple[Key | None, MessageHeaders]:
     """Returns the key of a call (None for an unprotected one) and its parsed headers.
 
     A key that the message carries takes precedence over the task's rule: a message that is
-    published again keeps its key, even if the rule has changed since. Items of ``map`` ignore it: a
-    task that replaces itself with a ``map`` may forward its headers, under the same id.
+    published again keeps its key, even if the rule has changed since.
 
     Args:
         configuration: of the task.
         headers: the custom headers of the message.
         request: of a received message; the call may be a part of a canvas that has replaced a task
             with the same key.
-        item_id: the id of one item of ``map``; its message has `task_id`.
 
     Raises:
         KeyRuleError: if the rule cannot derive a key from the arguments, or the message has an
@@ -53,23 +49,17 @@ def resolve_key(
     )
     if parsed.explicit_key is False:
         return None, parsed
-    if parsed.key is not None and item_id is None:
+    if parsed.key is not None:
         return parsed.key, parsed
-    if item_id is not None and parsed.explicit_key is not None:
-        raise KeyRuleError(
-            f"{configuration.rule.task}: a map has no idempotency_key, since each item has the "
-            "key of its arguments; remove it"
-        )
-    call_id = item_id or task_id
-    id_in_key = call_id
+    id_in_key = task_id
     if request is not None and request.is_eager:
         # Celery gives all links of an eager chain the same id; their arguments differ.
-        id_in_key = f"{call_id} {args!r} {kwargs!r}"
+        id_in_key = f"{task_id} {args!r} {kwargs!r}"
     key = configuration.rule.derive(
         args, kwargs, task_id=id_in_key, explicit_key=parsed.explicit_key
     )
     if request is not None and request.headers:
-        key = canvas.key_in_canvas(key, request, call_id)
+        key = canvas.key_in_canvas(key, request, task_id)
     return key, parsed
 
 
@@ -78,7 +68,6 @@ def resolve_received_key(
     request: Context,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    item_id: str | None,
 ) -> tuple[Key | None, MessageHeaders]:
     """As :func:`resolve_key`, for a message that a worker runs; binds its headers.
 
@@ -104,6 +93,4 @@ def resolve_received_key(
             if enabled:
                 raise
             request.headers = message_headers.without_keys(request.headers)
-    return resolve_key(
-        configuration, request.id, request.headers, args, kwargs, request=request, item_id=item_id
-    )
+    return resolve_key(configuration, request.id, request.headers, args, kwargs, request=request)

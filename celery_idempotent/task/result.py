@@ -95,8 +95,8 @@ def _key_of_extended_result(result: AsyncResult) -> Key | None:
 class RecordResult(AsyncResult):
     """Reads the result backend and, if it has no result, the record of the key.
 
-    Some calls with a key store no result under their id: an item of ``map``, an ``apply()`` in
-    another process, a call with ``ignore_result``. A result may also expire before the record.
+    Some calls with a key store no result under their id: an ``apply()`` in another process, a call
+    with ``ignore_result``. A result may also expire before the record.
     """
 
     #: A backend that waits for many results at once would not read records.

@@ -11,7 +11,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
-from celery import Celery, Task
+from celery import Celery, Task, signature
+from celery._state import _task_stack
 from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry
@@ -43,7 +44,6 @@ from celery_idempotent.task import (
     call_options,
     canvas,
     celery_log,
-    map_item,
     message_headers,
     overrides,
     publish,
@@ -58,6 +58,9 @@ logger = logging.getLogger(__name__)
 
 #: What hides the same name of a later base class. Other methods call that of the base class.
 _HIDING = {"__call__", "acks_late", "reject_on_worker_lost", "throws", *OPTIONS}
+
+#: Celery's tasks that call another task as a function, once for each item of a list.
+_MAPS = {"celery.map", "celery.starmap"}
 
 _plain_execution: ContextVar[Execution | None] = ContextVar("idempotent_plain", default=None)
 
@@ -87,6 +90,23 @@ def _call_of(request: Context) -> TaskCall | None:
     """Returns the call of `request`; None if it is not protected or has not begun."""
     call = getattr(request, "idempotency_call", None)
     return call and call.in_flow
+
+
+def _warn_of_map(task: Task) -> None:
+    """Logs a WARNING the first time that a map of Celery calls `task` for an item."""
+    current, configuration = _task_stack.top, task.idempotency_configuration
+    if current is None or current.name not in _MAPS or not configuration.settings.enabled:
+        return
+    args, kwargs = current.request.args, current.request.kwargs
+    # Celery also calls errbacks and handlers of such a message as functions.
+    mapped = signature(kwargs["task"] if "task" in kwargs else args[0]).task
+    if mapped == task.name and not configuration.used_in_map:
+        configuration.used_in_map = True
+        logger.warning(
+            "%s: the items of map, starmap and chunks run without protection; publish a group of "
+            "its signatures to protect each call",
+            task.name,
+        )
 
 
 class _WhileProtected:
@@ -198,34 +218,29 @@ class IdempotentTask(Task):
         if self._own_call and (running := overrides.current(self)):
             # Called as super().__call__. If the body calls the task again, that is another call.
             return overrides.run_as(None, running.body, args, kwargs)
-        request, item_id = self.request_stack.top, None
+        request = self.request_stack.top
         # Celery sets `_protected` when a request reaches its body: from then on, a call of the task
         # is a plain function call.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
-            item = map_item.next_item(self, args)
-            if item is None:
-                return self._run_plain(super().__call__, args, kwargs)
-            request, item_id = item
-        else:
-            request._protected = 1  # noqa: SLF001
+            _warn_of_map(self)
+            return self._run_plain(super().__call__, args, kwargs)
+        request._protected = 1  # noqa: SLF001
         request.idempotency_without_body = True
         configuration = self._configurations.get(self) or self.idempotency_configuration
-        line = straight.line_of(self, configuration, request) if item_id is None else None
+        line = straight.line_of(self, configuration, request)
         if line is not None and (straight_call := line.call_of(self, request, args, kwargs)):
             return straight_call.execute()
         in_shadow = configuration.in_shadow
         try:
-            key, headers = resolve_received_key(configuration, request, args, kwargs, item_id)
+            key, headers = resolve_received_key(configuration, request, args, kwargs)
         except (IdempotencyError, TypeError) as error:
             event = table.WOULD_REFUSE if in_shadow else table.REFUSED
-            report_refused(About(self, self.name, item_id or request.id), error, event)
+            report_refused(About(self, self.name, request.id), error, event)
             if not in_shadow:
                 raise
             key = None
         if key is None:
             request.idempotency_without_body = False
-            if item_id is not None:
-                return self._run_plain(super().__call__, args, kwargs)
             # The task runs without protection: raise a soft limit that was kept, and keep no other.
             limit = soft_limit_of(request)
             limit.phase = BODY
@@ -234,10 +249,8 @@ class IdempotentTask(Task):
             if configuration.settings.enabled:  # otherwise the tracer has called it
                 self.before_start(request.id, args, kwargs)
             return self._run_plain(self.run, args, kwargs)
-        new_call = TaskCall if item_id is None else map_item.MapItemCall
-        call = new_call(self, configuration, request, args, kwargs, key, headers, item_id)
-        if item_id is None:
-            request.idempotency_call = call
+        call = TaskCall(self, configuration, request, args, kwargs, key, headers)
+        request.idempotency_call = call
         return call.execute()
 
     def _run_plain(
@@ -437,18 +450,6 @@ class IdempotentTask(Task):
         return call_options.CallSignature(self, args, *starargs, **{"app": self.app, **starkwargs})
 
     subtask = signature
-
-    def map(self, it: Any) -> Signature:
-        """Returns a message with a call for each item, as Celery does."""
-        return call_options.MapSignature(self.s(), it, app=self.app)
-
-    def starmap(self, it: Any) -> Signature:
-        """Returns a message with a call for each tuple of arguments, as Celery does."""
-        return call_options.StarmapSignature(self.s(), it, app=self.app)
-
-    def chunks(self, it: Any, n: int) -> Signature:
-        """Returns messages with `n` calls each, as Celery does."""
-        return call_options.ChunksSignature(self.s(), it, n, app=self.app)
 
     def replace(self, sig: Signature) -> Any:
         """Replaces the task with `sig`, as Celery does; the key gets the outcome of `sig`."""

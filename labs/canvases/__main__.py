@@ -59,7 +59,7 @@ DYING_PUBLISHERS, OPERATIONS, OLD = 0.15, 0.3, 0.3
 PROCESSES = multiprocessing.get_context("forkserver")
 #: Seconds after which the messages of a killed worker are delivered again.
 REDELIVERY = 3
-#: The same for plain tasks of a worker that has idempotent ones, such as Celery's ``starmap``.
+#: The same for plain tasks of a worker that has idempotent ones.
 VISIBILITY_TIMEOUT = 8
 #: Seconds for all that was published to end after the last fault.
 SETTLE = 90.0

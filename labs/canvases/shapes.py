@@ -119,9 +119,6 @@ def shapes(app: Celery, seed: int, name: str) -> dict[str, Shape]:
             (*names[:4], last),
             lambda: chain(works[0], group(works[1:4]), tail.s(last)).delay(),
         ),
-        "map": Shape((*names[:3],), lambda: apologise.map(names[:3]).delay()),
-        "starmap": Shape((*names[:3],), lambda: work.starmap(calls[:3]).delay()),
-        "chunks": Shape((*names[:4],), lambda: work.chunks(calls, 2).group().delay()),
         "publishes": Shape(
             (first, f"{first}, ordered"), lambda: task["place"].delay(first, seconds[0])
         ),

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.app.builtins import add_accumulate_task, add_backend_cleanup_task, add_map_task
+from celery.app.builtins import (
+    add_accumulate_task,
+    add_backend_cleanup_task,
+    add_map_task,
+    add_starmap_task,
+)
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import tasks as doctor
@@ -25,8 +30,10 @@ def app(server: RedisServer) -> Iterator[Celery]:
     app.conf.update(
         broker_url="memory://", result_backend=server.url, idempotency_key="order:{order}"
     )
-    for add in (add_accumulate_task, add_backend_cleanup_task, add_map_task):
-        add(app)
+    add_accumulate_task(app)
+    add_backend_cleanup_task(app)
+    add_map_task(app)
+    add_starmap_task(app)
 
     def handle(order: str) -> str:
         return order
@@ -63,10 +70,46 @@ def test_are_not_listed_or_examined(app: Celery) -> None:
     assert {finding.subject for finding in doctor.check(app)} <= {"celery.of_the_shop"}
 
 
-def test_items_of_a_map_are_idempotent(app: Celery, server: RedisServer) -> None:
-    deliveries = Deliveries(app, app.tasks["celery.map"])
-    app.tasks["celery.of_the_shop"].map(["a", "b"]).apply_async()
-    message = deliveries.next()
+def test_items_of_a_map_run_unprotected_which_one_warning_says(
+    app: Celery, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, celery_map = app.tasks["celery.of_the_shop"], app.tasks["celery.map"]
+    deliveries = Deliveries(app, celery_map)
+    for items in (task.map(["a", "a"]), task.starmap([("a",)]), task.chunks([("a",)], 1)):
+        items.apply_async()
+        message = deliveries.next()
+        assert deliveries.deliver(message).state == "success"
+    assert celery_map(task, ["a", "a"]) == celery_map(task=task.s(), it=["a", "a"]) == ["a", "a"]
 
-    assert deliveries.deliver(message).state == "success"
-    assert len([name for name in records(server) if b"of_the_shop" in name]) == 2
+    assert records(server) == []
+    (warning,) = caplog.messages
+    assert warning == (
+        "celery.of_the_shop: the items of map, starmap and chunks run without protection; publish "
+        "a group of its signatures to protect each call"
+    )
+
+
+def test_items_of_a_map_of_a_disabled_task(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    app.conf.idempotency_enabled = False
+
+    assert app.tasks["celery.map"](app.tasks["celery.of_the_shop"], ["a"]) == ["a"]
+    assert caplog.messages == []
+
+
+def test_an_errback_of_a_map_is_no_item(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(order: str) -> None:
+        raise LookupError(order)
+
+    def note(request: Any, error: Exception, traceback: Any) -> None:
+        noted.append(error)
+
+    noted: list[Exception] = []
+    errback = app.task(note, name="shop.note", lazy=False, shared=False, idempotency_key=("error",))
+    failing = app.task(fail, name="shop.fail", lazy=False, shared=False)
+    deliveries = Deliveries(app, app.tasks["celery.map"])
+    failing.map(["a"]).apply_async(link_error=errback.s())
+    deliveries.deliver(deliveries.received())
+
+    assert [type(error) for error in noted] == [LookupError]
+    (warning,) = (line for line in caplog.messages if "without protection" in line)
+    assert warning.startswith("shop.fail: ")

@@ -122,18 +122,6 @@ class TestOwnCall:
         assert results == [["counted", ["order", first.id, True]]] * 2
         assert type(deliveries.task).calls == before + 1
 
-    def test_gets_the_items_of_a_map(self, offer: Offer) -> None:
-        deliveries = offer(describe, base=Counting)
-        before = type(deliveries.task).calls
-
-        result = deliveries.task.map(["a", "b", "a"]).apply()
-
-        assert result.get() == [["counted", [order, None, True]] for order in ("a", "b", "a")]
-        assert type(deliveries.task).calls == before + 2
-        record = deliveries.task.idempotency_record("b")
-        assert record is not None
-        assert record.task_id == f"{result.id}/2"
-
     def test_of_an_eager_call_does_not_catch_a_conflict(
         self, server: RedisServer, offer: Offer
     ) -> None:

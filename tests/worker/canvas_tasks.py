@@ -8,7 +8,7 @@ import signal
 from typing import Any
 from uuid import uuid4
 
-from celery import chain, current_app, group, shared_task
+from celery import chain, group, shared_task
 
 from celery_idempotent import IdempotentTask
 from tests.worker.ledger import Ledger
@@ -45,12 +45,6 @@ def hand_over_silently(self: Any, order: str, *, by_option: bool = False) -> Non
     ignored = pack.s().set(ignore_result=True) if by_option else silent.s()
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
         self.replace(ignored.clone((f"replacement of {order}",)))
-
-
-@shared_task(base=IdempotentTask, name="shop.note_failure")
-def note_failure(request: Any, error: Any, traceback: Any) -> None:
-    """Notes an error; Celery calls an errback that is not bound as a function."""
-    Ledger.of(current_app).note(error.args[0], f"{type(error).__name__} of {request.task}")
 
 
 def go_on(self: Any, order: str, stage: int = 0, stages: int = 2) -> int:
@@ -139,8 +133,6 @@ def _send_children(task: Any, order: str, way: str) -> None:
             chain(pack.s(child).set(headers=headers), report.s(child)).delay()
     elif way == "group":
         group(pack.s(child) for child in children).apply_async(headers=headers)
-    elif way == "map":
-        pack.map(children).apply_async(headers=headers)
     elif way == "plain task":
         for child in children:
             relay.apply_async((child,), headers=headers)

@@ -6,15 +6,14 @@ A duplicate with another task id is a separate call: its replay continues its ow
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from celery import chain, chord, group
 
 from tests.waiting import SOON, eventually
-from tests.worker.canvas_tasks import follow_up, note_failure, report
+from tests.worker.canvas_tasks import follow_up, report
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import OutOfStockError, final, flaky, pack
+from tests.worker.tasks import OutOfStockError, final, pack
 
 pytestmark = pytest.mark.worker
 
@@ -92,22 +91,4 @@ def test_errbacks_of_both_callers_run(ledger: Ledger, order: str) -> None:
 
     for caller in ("first", "second"):
         eventually(lambda name=caller: ledger.notes(f"{name} {order}"), f"{caller} errback")
-    assert len(ledger.runs(order)) == 1
-
-
-@pytest.mark.parametrize(
-    ("items", "name"),
-    [
-        (lambda order: flaky.map([order, order]), "celery.map"),
-        (lambda order: flaky.starmap([(order,), (order,)]), "celery.starmap"),
-    ],
-    ids=["map", "starmap"],
-)
-def test_errback_of_a_map_is_no_item(ledger: Ledger, order: str, items: Any, name: str) -> None:
-    result = items(order).apply_async(link_error=note_failure.s())
-
-    with pytest.raises(OutOfStockError):
-        result.get(timeout=SOON)
-    eventually(lambda: ledger.notes(order), "the errback has run")
-    assert ledger.notes(order) == [f"OutOfStockError of {name}"]
     assert len(ledger.runs(order)) == 1

@@ -110,20 +110,6 @@ class TestIgnore:
         assert duplicate.state == "PENDING"
         assert len(ledger.runs(held)) == 1
 
-    def test_does_not_affect_other_items_of_a_map(self, ledger: Ledger, held: str) -> None:
-        first = ledger.start(ignoring, held)
-        others = [f"one {held}", f"two {held}"]
-
-        (first_item, ignored, last_item) = (
-            ignoring.map([others[0], held, others[1]]).delay().get(timeout=SOON)
-        )
-
-        ledger.release(held)
-        assert first.get(timeout=SOON)["receipt"]
-        assert ignored is None
-        assert first_item["receipt"] != last_item["receipt"]
-        assert [len(ledger.runs(order)) for order in (held, *others)] == [1, 1, 1]
-
 
 class TestReject:
     def test_message_is_rejected(self, shop: Shop, ledger: Ledger, held: str) -> None:

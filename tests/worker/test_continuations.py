@@ -7,9 +7,7 @@ sends only what the first one has not sent.
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -373,44 +371,6 @@ class TestNestedCanvas:
         assert ends[0] == ends[1]
         assert len(ledger.runs(order)) == 1
         assert [len(ledger.notes(f"{name} {order}")) for name in ("one", "two")] == [1, 1]
-
-
-class TestRedeliveredMap:
-    """A map is a task of Celery, which acknowledges late if the app is configured so."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def late(cls, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-        with open_shop(
-            task_acks_late=True, task_reject_on_worker_lost=True, idempotency_lease=2.0
-        ) as shop:
-            shop.start_worker(concurrency=3)
-            ledger = shop.ledger
-            for name in MAPPED:
-                ledger.hold(f"second {name}")
-            results = [publish() for publish in MAPPED.values()]
-            pids = [ledger.wait_for_run(f"second {name}").pid for name in MAPPED]
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-            ledger.release_all()
-            for result in results:
-                result.get(timeout=SOON)
-            yield shop
-
-    @pytest.mark.parametrize("name", ["map", "starmap", "chunks"])
-    def test_the_interrupted_item_alone_runs_again(self, late: Shop, name: str) -> None:
-        runs = late.ledger.runs(f"second {name}")
-        assert [(run.end, run.attempt) for run in runs] == [(None, 1), ("returned", 2)]
-        for number in ("first", "third"):
-            assert [run.end for run in late.ledger.runs(f"{number} {name}")] == ["returned"]
-
-
-NUMBERS = ("first", "second", "third")
-MAPPED: dict[str, Callable[[], AsyncResult]] = {
-    "map": lambda: pack.map([f"{number} map" for number in NUMBERS]).delay(),
-    "starmap": lambda: pack.starmap([(f"{number} starmap", 1) for number in NUMBERS]).delay(),
-    "chunks": lambda: pack.chunks([(f"{number} chunks",) for number in NUMBERS], 3).delay(),
-}
 
 
 def test_it_is_on_by_itself(shop: Shop) -> None:

@@ -75,7 +75,6 @@ class TestExecutionThatFails:
                 order = order_of(ending)
                 signature = task.s(order, writable="pickled" not in ending)
                 results[ending] = signature.apply_async(link_error=report_failure.si(order))
-            results["of a map"] = fail_late.map([order_of("a map")]).delay()
             for result in results.values():
                 result.get(timeout=SOON, propagate=False)
             # An endless chain of executions would never empty the queue.
@@ -103,14 +102,6 @@ class TestExecutionThatFails:
         assert task.idempotency_record(order, **arguments) is None
         task.delay(order, **arguments).forget()
         eventually(lambda: len(shop.ledger.runs(order)) > len(runs), "another task id runs")
-
-    def test_item_of_a_map_does_not_run_again(self, quiet: Any) -> None:
-        shop, results = quiet
-
-        runs = shop.ledger.runs(order_of("a map"))
-
-        assert [run.end for run in runs] == ["OutOfStockError"]
-        assert results["of a map"].state == "FAILURE"
 
 
 @pytest.mark.exhaustive

@@ -184,14 +184,6 @@ class TestTaskIdOfADuplicate:
             record.key, False, first.id, record.token, 1
         )
 
-    def test_of_an_item_of_a_map(self, shop: Shop, order: str) -> None:
-        first = pack.delay(order)
-        first.get(timeout=SOON)
-        items = pack.map([order]).delay()
-        items.get(timeout=SOON)
-
-        assert found(shop, f"{items.id}/1").task_id == first.id
-
     def test_while_it_waits_and_after(self, ledger: Ledger, shop: Shop, order: str) -> None:
         first = ledger.start(pack, order)
         duplicate = ledger.duplicate(pack, order)

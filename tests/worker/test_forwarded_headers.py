@@ -16,7 +16,7 @@ from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
-WAYS = ["apply_async", "by name", "signature", "group", "map", "plain task", "eager", "itself"]
+WAYS = ["apply_async", "by name", "signature", "group", "plain task", "eager", "itself"]
 
 
 def publish(shop: Shop, order: str, way: str, parent: str) -> None:

@@ -422,21 +422,6 @@ class TestKeyHeldBy:
     """The key is held by a call that stores no result with its task id."""
 
     @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
-    def test_item_of_a_map(self, ledger: Ledger, order: str, done: bool) -> None:
-        others = [f"{number} {order}" for number in range(2)]
-        ledger.hold(order)
-        message = pack.map([*others, order]).delay()
-        ledger.wait_for_run(order)
-        if done:
-            ledger.release(order)
-            message.get(timeout=SOON)
-        result = pack.delay(order)
-        ledger.release(order)
-
-        assert result.get(timeout=SOON) == message.get(timeout=SOON)[-1]
-        assert len(ledger.runs(order)) == 1
-
-    @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
     def test_eager_call(self, ledger: Ledger, order: str, done: bool) -> None:
         ledger.hold(order)
         with ThreadPoolExecutor(1) as thread:

@@ -13,7 +13,7 @@ from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.plain_publisher import Call, Outcome, Publisher
-from tests.worker.tasks import charge, pack
+from tests.worker.tasks import charge
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
@@ -156,18 +156,3 @@ class TestAnotherPlace:
         with pytest.raises(KeyRuleError, match=f"the publisher passed {name} as an option"):
             result.get(timeout=SOON)
         assert ledger.runs(order) == []
-
-
-class TestMap:
-    def test_with_a_key_is_refused(self, ledger: Ledger, order: str) -> None:
-        result = pack.map([order]).apply_async(headers={"idempotency_key": "req-7"})
-
-        with pytest.raises(KeyRuleError, match="a map has no idempotency_key"):
-            result.get(timeout=SOON)
-        assert ledger.runs(order) == []
-
-    def test_may_be_unprotected(self, ledger: Ledger, order: str) -> None:
-        for _ in range(2):
-            pack.map([order]).apply_async(headers={"idempotency_key": False}).get(timeout=SOON)
-
-        assert len(ledger.runs(order)) == 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from celery import VERSION, Task, chain, chord, group, shared_task
+from celery import Task, chain, chord, group, shared_task
 from celery.canvas import Signature
 from celery.result import AsyncResult
 from celery.states import PENDING
@@ -133,26 +133,6 @@ woven_in_sql = shared_task(
     idempotency_transaction=f"{__name__}:engine",
     idempotency_shadow=False,  # which excludes a transaction, also in an app in shadow
 )
-
-
-def spread(self: Any, item: str, order: str, shape: str = "") -> str:
-    """Replaces itself by a map of itself in the first execution."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
-        if len(ledger.runs(order)) == 1:
-            self.replace(MAPS[shape](self, item, order, shape))
-        return item
-
-
-MAPS: dict[str, Callable[..., Signature]] = {
-    "starmap": lambda task, *call: task.starmap([call, call]),
-    "chunks": lambda task, *call: task.chunks([call, call], 1).group(),
-    "starmap in a chain": lambda task, *call: chain(
-        task.starmap([call, call]), between.s(order=call[1])
-    ),
-}
-
-spread_out = shared_task(spread, bind=True, base=IdempotentTask, name="shop.spread_out")
 
 
 @shared_task(
@@ -355,16 +335,6 @@ class TestWithinAnotherCanvas:
         call = {"order": order, "shape": "nested"}
 
         assert group(woven.s(**call), woven.s(**call)).delay().get(timeout=SOON) == [expected] * 2
-
-
-@pytest.mark.parametrize("shape", MAPS)
-def test_items_of_a_map_continue_the_execution(ledger: Ledger, order: str, shape: str) -> None:
-    if shape == "starmap" and VERSION < (5, 7):
-        pytest.skip("Celery publishes such a map without the id of the task that it replaces")
-    results = [spread_out.delay("item", order, shape).get(timeout=SOON) for _ in range(2)]
-
-    assert results[0] == results[1]
-    assert [run.end for run in ledger.runs(order)] == ["Ignore", "returned", "returned"]
 
 
 class TestReplacementWithTheSameKey:

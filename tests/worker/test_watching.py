@@ -343,28 +343,6 @@ class TestInspect:
         assert 0 < lease["trusted_seconds"] <= 0.95 * 30
         assert lease["extended_seconds_ago"] == pytest.approx(lease["held_seconds"], abs=0.1)
 
-    @pytest.mark.parametrize(
-        "spread",
-        [
-            lambda order: pack.map(["first", order, "last"]),
-            lambda order: pack.starmap([("first",), (order,), ("last",)]),
-            lambda order: pack.chunks([("first",), (order,), ("last",)], 3),
-        ],
-        ids=["map", "starmap", "chunks"],
-    )
-    def test_returns_the_lease_of_the_running_item(
-        self, shop: Shop, order: str, spread: Callable[[str], Any]
-    ) -> None:
-        shop.ledger.hold(order)
-        spread(order).apply_async()
-        run = shop.ledger.wait_for_run(order)
-
-        leases = inspect(shop, "idempotency_leases")
-        (lease,) = (lease for lease in leases if lease["pid"] == run.pid)
-
-        assert lease["task"] == "shop.pack"
-        assert (lease["key"], lease["token"]) == (run.key, run.token)
-
     def test_reports_a_healthy_heartbeat(self, shop: Shop, order: str) -> None:
         result = shop.ledger.start(short_lease, order)
 

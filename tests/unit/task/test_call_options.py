@@ -82,10 +82,6 @@ PUBLISH: dict[str, Callable[[Shop, dict[str, Any]], Any]] = {
     "chain": lambda shop, options: chain(
         shop.plain.si(1), shop.charge.si(1).set(**options)
     ).apply_async(),
-    "map": lambda shop, options: shop.charge.map([1]).apply_async(**options),
-    "set of map": lambda shop, options: shop.charge.map([1]).set(**options),
-    "starmap": lambda shop, options: shop.charge.starmap([(1,)]).apply_async(**options),
-    "chunks": lambda shop, options: shop.charge.chunks([(1,)], 1).apply_async(**options),
 }
 
 
@@ -117,17 +113,6 @@ def test_an_option_of_tasks_is_not_one_of_calls(shop: Shop) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("publish", "function"),
-    [("map", "apply_async"), ("set of map", "set"), ("starmap", "apply_async")],
-)
-def test_a_map_takes_no_key(shop: Shop, publish: str, function: str) -> None:
-    with pytest.raises(TypeError, match=rf"^{function}\(\) takes no idempotency_key$"):
-        PUBLISH[publish](shop, {"idempotency_key": "req-7"})
-
-    assert shop.published() == []
-
-
 def test_a_key_among_the_properties_is_rejected(shop: Shop) -> None:
     with pytest.raises(TypeError) as caught:
         shop.charge.apply_async((1,), properties={"idempotency_key": "req-7"})
@@ -156,13 +141,8 @@ def test_options_of_celery_and_kombu_are_accepted(shop: Shop) -> None:
 
     shop.charge.apply_async((1,), idempotency_key="req-7", **options)
     shop.charge.s(1).set(idempotency_key=("acme", 7)).delay()
-    shop.charge.map([1]).apply_async(countdown=1)
-    shop.charge.chunks([(1,), (2,)], 1).apply_async()
 
-    headers = shop.published()
-    assert [h.get("idempotency_key") for h in headers] == [
-        "req-7", ["acme", "7"], None, None, None,
-    ]  # fmt: skip
+    assert [h.get("idempotency_key") for h in shop.published()] == ["req-7", ["acme", "7"]]
 
 
 class TestArguments:
@@ -332,9 +312,7 @@ def test_the_error_suggests_the_nearest_option(shop: Shop, name: str, nearest: s
         call_options.check_headers("orders.charge", {name: 1})
 
 
-def test_the_retention_is_no_option_of_a_map_and_no_argument(shop: Shop) -> None:
-    with pytest.raises(TypeError, match=r"^apply_async\(\) takes no idempotency_result_ttl$"):
-        shop.charge.map([1]).apply_async(idempotency_result_ttl=600)
+def test_the_retention_is_no_argument(shop: Shop) -> None:
     with pytest.raises(TypeError, match=r"idempotency_result_ttl was passed as an argument"):
         shop.charge.delay(1, idempotency_result_ttl=600)
 

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 
-from celery_idempotent import TASK_ID, IdempotentTask
+from celery_idempotent import IdempotentTask
 from celery_idempotent.key.key import Key, default_root
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.canvas import REPLACED_HEADER, identity_of
@@ -85,14 +85,6 @@ def test_an_unprotected_call_has_no_key() -> None:
     assert parsed.explicit_key is False
 
 
-def test_with_the_rule_task_id_each_item_of_a_map_has_a_key() -> None:
-    task = task_with(idempotency_key=TASK_ID)
-
-    keys = {key_of(task, 1), key_of(task, 1, item_id=f"{ID}/1"), key_of(task, 1, item_id=f"{ID}/2")}
-
-    assert len(keys) == 3
-
-
 @pytest.mark.parametrize(("successor_id", "is_part"), [(ID, False), ("another.id", True)])
 def test_in_a_replacement_only_the_successor_continues_under_the_key(
     successor_id: str, is_part: bool
@@ -108,12 +100,3 @@ def test_in_a_replacement_only_the_successor_continues_under_the_key(
     assert resolved == (key.part(ID) if is_part else key)
     root = default_root(ID) if is_part else b"root"
     assert identity_of(key, request, ID) == (root, 10**9)
-
-
-def test_items_of_map_ignore_the_key_in_their_message() -> None:
-    task = task_with()
-    headers = message_headers.with_derived_key(None, KEY, ID, bytes(8))
-
-    keys = [key_of(task, n, headers=headers, item_id=f"{ID}/{n}") for n in (1, 2)]
-
-    assert keys == [task.idempotency_key_of(1), task.idempotency_key_of(2)]
