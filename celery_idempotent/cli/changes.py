@@ -31,7 +31,7 @@ it is not running. A running execution is not stopped; its outcome will be refus
 
 For a task with idempotency_transaction, the outcome in its database is also deleted, even if Redis
 has no record: name the call by its key, or by task and arguments. Outcomes of keys that may run
-again stay. Rows of steps are deleted in the databases that tasks name, and in those of --database.
+again stay. Name the database of a function's outcome with --database.
 
 {RECORD_HELP}
 
@@ -41,13 +41,13 @@ Or select records with --state, --task and --older-than."""
 @click.command(cls=command.AppCommand, help=_FORGET_HELP)
 @command.record_options
 @click.option("--force", is_flag=True, help="Also forget running records.")
-@command.databases_option
+@command.database_option
 def forget(
     tasks: command.Tasks,
     names: tuple[str, ...],
     explicit_key: command.CallKey,
     force: bool,
-    databases: set[Database],
+    database: Database | None,
     yes: bool,
     as_json: bool,
     **selected: Any,
@@ -62,7 +62,7 @@ def forget(
         targets = [target.with_outcome(tasks) for target in targets]
     if targets and not yes:
         command.confirm("Forget {}?", [_described(target) for target in targets], "record")
-    options: dict[str, Any] = {"user": _user_name(), "force": force, "databases": databases}
+    options: dict[str, Any] = {"user": _user_name(), "force": force, "database": database}
     cases = {str(target.key): changes.forget(target, tasks, **options) for target in targets}
     remedies = {
         changes.RUNNING: " (use --force to forget it)",
@@ -148,9 +148,9 @@ def _described_call(call: EndedCall) -> str:
 @click.option(
     "--pause", type=click.FloatRange(0), default=0.0, help="Seconds between two transactions."
 )
-@command.databases_option
+@command.database_option
 def purge(
-    tasks: command.Tasks, batch: int, pause: float, databases: set[Database], as_json: bool
+    tasks: command.Tasks, batch: int, pause: float, database: Database | None, as_json: bool
 ) -> None:
     """Delete expired outcomes from the databases of idempotency_transaction, and of --database.
 
@@ -158,11 +158,11 @@ def purge(
     time; several may run at once. Expired rows that are not deleted do no harm.
     """
     deleted: Counter[str] = Counter()
-    for database in app_tasks.databases(tasks) | databases:
+    for each in app_tasks.databases(tasks) | ({database} if database else set()):
         found, after = batch, 0
         while found == batch:
-            found, after = database.purge(batch, after)
-            deleted[database.engine.name] += found
+            found, after = each.purge(batch, after)
+            deleted[each.engine.name] += found
             time.sleep(pause if found == batch else 0)
     if as_json:
         command.print_json({"deleted": deleted})

@@ -99,13 +99,11 @@ key_option = click.option(
     help="The explicit key of the call; repeat it for a tuple.",
 )
 
-databases_option = click.option(
+database_option = click.option(
     "--database",
-    "databases",
-    multiple=True,
     metavar="NAME",
-    callback=lambda ctx, param, names: {Database(name) for name in names},
-    help="A database that only steps use: a Django alias, or the path of an engine; repeatable.",
+    callback=lambda ctx, param, name: name and Database(name),
+    help="The database of functions: a Django alias, or the path of an engine.",
 )
 
 timeout_option = click.option(

@@ -18,7 +18,7 @@ _Body = LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
 outcomes = Table(
     TABLE,
     metadata,
-    Column("id", String(64), primary_key=True, comment="digest of prefix, key and step"),
+    Column("id", String(32), primary_key=True, comment="digest of prefix and key"),
     Column("turn", String(32), unique=True, comment="digest of a key that may run again"),
     Column("record_key", Text, nullable=False, comment="task:digest, as Record.key"),
     Column("owner", String(32), nullable=False, comment="random id of the transaction"),

@@ -172,7 +172,6 @@ COMMITTED_ONLY = Event(
     WARNING, "ran; its outcome is committed, and its record follows with the next call: {error}"
 )
 ROW_NOT_REPEATED = Event(WARNING, "cannot copy the outcome of its row to its record: {error}")
-STEP_ROWS_LEFT = Event(WARNING, "cannot make the rows of its steps expire: {error}")
 OUTBOX_FOUND = Event(WARNING, "publishes the messages of an execution that was committed")
 MESSAGE_DROPPED = Event(
     ERROR, "has committed; its message of {message} is refused, and dropped: {error}"

@@ -22,14 +22,13 @@ from celery_idempotent.sql.outcomes import Claim, OutcomeValues, Row
 from celery_idempotent.sql.transaction import Transaction
 
 
-def claim_of(call: ActiveCall, step: str | None = None) -> Claim:
-    """Returns the claim of the row of the key, or of a step, for the execution of `call`."""
+def claim_of(call: ActiveCall) -> Claim:
+    """Returns the claim of the row of the key, for the execution of `call`."""
     prefix = call.runtime.store.config.prefix
     attempt = call.execution.attempt if call.execution is not None else 0
     return Claim.of(
         call.key,
         prefix,
-        step,
         task_id=call.task_id,
         worker=call.data.worker,
         token=call.token,

@@ -279,9 +279,10 @@ class ActiveCall:
                 self.extensions.append(steps)
         return steps
 
-    def step(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Any:
+    def step(self, name: str, func: Callable[[], Any], *, in_transaction: bool = False) -> Any:
         """Returns the outcome of a step; on an event loop, an awaitable of it."""
-        return self.runtime.drive_step(partial(self.steps.run, name, func, transaction))
+        step = partial(self.steps.run, name, func, in_transaction=in_transaction)
+        return self.runtime.drive_step(step)
 
     def report_lease_lost(self, raw: bytes) -> None:
         """Reports the loss once; merely logs it if the worker has ended this execution.

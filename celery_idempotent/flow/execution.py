@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar, overload
 
 from celery_idempotent.errors import LeaseLostError, TransactionError
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.session import Session
 from celery_idempotent.sql.transaction import Transaction
 
@@ -22,7 +21,7 @@ class Protection(Protocol):
 
     lease: Lease | None
 
-    def step(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Any:
+    def step(self, name: str, func: Callable[[], Any], *, in_transaction: bool = False) -> Any:
         """Returns the outcome of a step; on an event loop, an awaitable of it."""
 
 
@@ -88,14 +87,6 @@ class BaseExecution:
             raise LeaseLostError(f"{self.key}: another execution has taken over")
         raise LeaseLostError(f"{self.key}: the lease could not be extended in time")
 
-    def _with_connection(self, transaction: Transaction | Session, work: Callable[[], T]) -> T:
-        """Runs `work`, whose effects belong to `transaction`."""
-        outer, self._transaction = self._transaction, transaction
-        try:
-            return work()
-        finally:
-            self._transaction = outer
-
     def _returned_by(self, name: str, value: Any) -> Any:
         """Returns the value of a step that is not stored."""
         return value if self._restore_step is None else self._restore_step(name, value)
@@ -112,7 +103,7 @@ class Execution(BaseExecution):
         func: Callable[..., T],
         /,
         *args: Any,
-        transaction: Any = None,
+        transaction: bool = False,
         **kwargs: Any,
     ) -> T:
         """Runs ``func(*args, **kwargs)`` once for the key, and returns its value.
@@ -124,36 +115,34 @@ class Execution(BaseExecution):
         can. `name` must be unique in the task.
 
         Args:
-            transaction: a database, as for ``idempotency_transaction``: the effects of `func` on
-                `connection` are committed once, together with its value. True: the effects belong
-                to the body's transaction, and `func` runs again if that is rolled back.
+            transaction: whether the effects of `func` belong to the body's transaction
+                (``idempotency_transaction``): the value is not stored, and `func` runs again if
+                that transaction is rolled back.
 
         Raises:
-            TransactionError: if the body has a transaction in that database; True: if it has none.
-            StoreUnavailableError: if Redis or the database stays unavailable.
+            TransactionError: with `transaction`, if the body has none.
+            StoreUnavailableError: if Redis stays unavailable.
             LeaseLostError: before `func` runs, if another execution may have begun; afterwards, if
                 one has taken over.
             ResultNotStoredError: if the step has finished, in this execution or an earlier one, and
                 its value cannot be serialized or was too large to be stored.
         """
-        if transaction is True and self._transaction is None:
-            raise TransactionError(
-                f"step {name!r}: the body has no transaction; set idempotency_transaction, or pass "
-                "the step a database"
+        if not isinstance(transaction, bool):
+            raise TypeError(
+                f"step {name!r}: transaction is True or False, not a database; name the database "
+                "in idempotency_transaction"
             )
-        work = partial(func, *args, **kwargs)
+        if transaction and self._transaction is None:
+            raise TransactionError(
+                f"step {name!r}: the body has no transaction; set idempotency_transaction"
+            )
         if self._protection is None:
-            value: T = self._returned_by(name, self._run_plain(work, transaction))
+            value: T = self._returned_by(name, func(*args, **kwargs))
             return value
         self.check()
-        outcome = self._protection.step(name, work, transaction)
+        work = partial(func, *args, **kwargs)
+        outcome = self._protection.step(name, work, in_transaction=transaction)
         return outcome.get()  # type: ignore[no-any-return]
-
-    def _run_plain(self, work: Callable[[], T], transaction: Any) -> T:
-        if transaction in (None, True):
-            return work()
-        with Database(transaction).plain_transaction() as plain:
-            return self._with_connection(plain, work)
 
 
 class AsyncExecution(BaseExecution):

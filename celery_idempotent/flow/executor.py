@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.flow.thread import BlockingRuntime
@@ -11,7 +10,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.payload import MESSAGE, Payload
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.sql.database import Database, forget_rows
+from celery_idempotent.sql.database import Database
 from celery_idempotent.store import commands
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -31,20 +30,17 @@ class Executor:
         shown: Record | str | None = None,
         database: Database | None = None,
         owner: str = "",
-        step_rows_in: Iterable[Database] = (),
     ) -> str:
-        """Deletes the record of `key`, its message, its offloaded values, and its rows.
+        """Deletes the record of `key`, its message, its offloaded values, and its row.
 
-        The transaction that deletes the rows is committed after the record is deleted: if Redis or
+        The transaction that deletes the row is committed after the record is deleted: if Redis or
         the database is unavailable, nothing is forgotten. A failure in between leaves the row, and
         duplicates get its outcome.
 
         Args:
             shown: as for :func:`commands.forget`.
             database: the one with the row of the key, if the task has a transaction.
-            owner: as for :func:`forget_rows`.
-            step_rows_in: databases with rows of steps, besides those that steps have used in this
-                process.
+            owner: as for :meth:`Database.forget`.
 
         Returns:
             ``ok``, ``absent`` or ``changed``, the replies of lua/forget.lua.
@@ -52,17 +48,18 @@ class Executor:
         Raises:
             StoreUnavailableError: if Redis or the database is unavailable.
         """
+        if database is None:
+            return self._forget_record(key, shown)
         cases = []
 
         def forget_record() -> bool:
             cases.append(self._forget_record(key, shown))
             return cases != ["changed"]
 
-        prefix = self.store.config.prefix
-        had_rows = forget_rows(database, step_rows_in, prefix, key, owner, forget_record)
-        if had_rows is None:
+        had_row = database.forget(self.store.config.prefix, key, owner, forget_record)
+        if had_row is None:
             return "changed"
-        return "ok" if had_rows else cases[0]
+        return "ok" if had_row else cases[0]
 
     def _forget_record(self, key: Key, shown: Record | str | None) -> str:
         reply = run_sync(self.store.execute(commands.forget(key, shown)))

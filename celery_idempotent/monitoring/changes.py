@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 from celery import Celery
 from celery.canvas import Signature
 
-from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.events import table
@@ -51,9 +50,9 @@ def forget(
     *,
     user: str,
     force: bool = False,
-    databases: Iterable[Database] = (),
+    database: Database | None = None,
 ) -> str:
-    """Deletes a record and its rows, logs it, and sends the signal ``forgotten``.
+    """Deletes a record and its row, logs it, and sends the signal ``forgotten``.
 
     The record and row must still be those of `target`; if `target` has no row, any row is deleted.
 
@@ -61,7 +60,7 @@ def forget(
         tasks: all idempotent tasks of the app.
         user: who requests it.
         force: also forget a running call, without stopping its execution.
-        databases: databases with rows of steps, besides those of the tasks.
+        database: the one with the row, for the key of a function.
 
     Returns:
         FORGOTTEN, RUNNING, CHANGED or ABSENT.
@@ -85,9 +84,8 @@ def forget(
     case = configuration.executor.forget(
         key,
         NO_RECORD if view is None else record or UNREADABLE,
-        configuration.settings.transaction if sender else None,
+        (configuration.settings.transaction if sender else None) or database,
         outcome.row.owner if outcome else "",
-        step_rows_in={*app_tasks.databases(tasks), *databases},
     )
     if case != "ok":
         return case

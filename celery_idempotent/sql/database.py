@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,14 +14,15 @@ from kombu.utils.imports import symbol_by_name
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import TABLE, Claim, Row, Statements, row_id, rows_of
+from celery_idempotent.sql.outcomes import TABLE, Claim, Row, Statements, row_id
 from celery_idempotent.sql.session import Engine, Session
 
 #: Cached because each step of a body creates a Database.
 _statements = lru_cache(Statements)
 
-#: The databases that steps have used in this process; no task option names them.
-step_databases: set[Database] = set()
+
+class _Kept(Exception):
+    """Rolls back the deletion of a row."""
 
 
 @dataclass(frozen=True)
@@ -111,24 +112,6 @@ class Database:
         """
         self._execute(self.statements.clear_outbox, {"id": row.id, "owner": row.owner})
 
-    def now(self) -> int:
-        """Returns the time of the database, in milliseconds.
-
-        Raises:
-            StoreUnavailableError: if the database is unavailable.
-        """
-        ((now,),) = self._execute(self.statements.now, {})
-        return int(now)
-
-    def limit_steps(self, prefix: str, key: Key, expires_at: int) -> None:
-        """Makes the rows of the steps of `key` expire at the time `expires_at` or earlier.
-
-        Raises:
-            StoreUnavailableError: if the database is unavailable.
-        """
-        values = {**rows_of(prefix, key), "expires_at": expires_at}
-        self._execute(self.statements.limit_steps, values)
-
     def purge(self, limit: int, after: int = 0) -> tuple[int, int]:
         """Deletes up to `limit` expired rows in one transaction, oldest first.
 
@@ -162,6 +145,38 @@ class Database:
         """
         rows = self._execute(self.statements.find, {"id": row_id(prefix, key)})
         return Row.read(rows[0]) if rows else None
+
+    def forget(
+        self, prefix: str, key: Key, owner: str, before_commit: Callable[[], bool]
+    ) -> bool | None:
+        """Deletes the row of `key`. Other transactions that claim it wait for this one to end.
+
+        Args:
+            owner: the owner of the row that was shown, which is kept if another owns it now; empty
+                deletes any row.
+            before_commit: called after the deletion; returns whether to commit it.
+
+        Returns:
+            Whether there was a row; None if it was kept.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        values = {"id": row_id(prefix, key)}
+        try:
+            with self.transaction() as session:
+                if owner:
+                    shown = {**values, "owner": owner}
+                    deleted = session.execute(self.statements.forget_shown, shown).changed
+                    if not deleted and session.execute(self.statements.find, values).rows:
+                        raise _Kept
+                else:
+                    deleted = session.execute(self.statements.forget, values).changed
+                if not before_commit():
+                    raise _Kept
+        except _Kept:
+            return None
+        return deleted > 0
 
     def count(self) -> tuple[int, int]:
         """Returns the numbers of all rows and of expired ones. Reads the whole table.
@@ -210,7 +225,7 @@ class Database:
             session.execute(self.statements.claim, Claim.of(key, "")._asdict())
             session.rollback()
             with self.plain_transaction(durable=True) as session:
-                kept = session.execute(self.statements.forget, rows_of("", key)).changed
+                kept = session.execute(self.statements.forget, {"id": row_id("", key)}).changed
         except engine.error as error:
             session.rollback()
             if is_transient(error):
@@ -226,70 +241,3 @@ class Database:
                 f"idempotency_transaction: the database {engine.name} does not roll back: use a "
                 "connection without autocommit, and tables of a transactional storage engine"
             )
-
-
-class _Kept(Exception):
-    """Rolls back the deletions of `forget_rows`."""
-
-
-def forget_rows(
-    database: Database | None,
-    step_rows_in: Iterable[Database],
-    prefix: str,
-    key: Key,
-    owner: str,
-    before_commit: Callable[[], bool],
-) -> bool | None:
-    """Deletes the rows of `key` and its steps in all databases that may have some.
-
-    Other transactions that claim the row wait for this one to end.
-
-    Args:
-        database: may have the row of the key itself.
-        step_rows_in: databases with rows of steps; those that steps have used in this process are
-            added.
-        owner: the owner of the row that was shown; nothing is deleted if it has changed.
-        before_commit: called after the deletions; returns whether to commit them.
-
-    Returns:
-        Whether there were rows; None if they were kept.
-
-    Raises:
-        StoreUnavailableError: if a database is unavailable.
-    """
-    own = [] if database is None else [database]
-    rows, deleted = rows_of(prefix, key), 0
-    databases = _each_once((*own, *step_databases, *step_rows_in), rows)
-    try:
-        with ExitStack() as transactions:
-            for each in databases:
-                session = transactions.enter_context(each.transaction())
-                if owner:
-                    shown = {**rows, "owner": owner}
-                    deleted = session.execute(each.statements.forget_shown, shown).changed
-                    if not deleted and session.execute(each.statements.find, rows).rows:
-                        raise _Kept
-                    owner = ""  # of the first database
-                deleted += session.execute(each.statements.forget, rows).changed
-            if not before_commit():
-                raise _Kept
-    except _Kept:
-        return None
-    return deleted > 0
-
-
-def _each_once(databases: Iterable[Database], rows: Mapping[str, str]) -> list[Database]:
-    """Returns the first of `databases`, and each other one that has rows of its own.
-
-    A path, an alias and an engine may name one database. If the rows were deleted in two of its
-    transactions, the second would wait for the first.
-    """
-    once: list[Database] = []
-    seen: set[tuple[Any, ...]] = set()
-    for each in {each.engine: each for each in databases}.values():
-        with each.transaction() as session:
-            found = {*map(tuple, session.execute(each.statements.owners, rows).rows)}
-        if not once or not found <= seen:
-            once.append(each)
-            seen |= found
-    return once

@@ -65,22 +65,14 @@ class Statements:
         #: Marks the messages of the outbox as published.
         self.clear_outbox = f"UPDATE {TABLE} SET outbox = NULL WHERE id = :id AND owner = :owner"
         self.find = f"SELECT {', '.join(Row._fields[:-1])}, {now} FROM {TABLE} WHERE id = :id"
-        self.now = f"SELECT {now}"
         #: The numbers of all rows and of expired ones.
         self.totals = (
             f"SELECT COUNT(*), COALESCE(SUM(CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END), 0)"
             f" FROM {TABLE}"
         )
-        #: The rows of a key and its steps; the owners of rows differ between databases.
-        self.owners = f"SELECT id, owner FROM {TABLE} WHERE id >= :id AND id < :end"
-        self.forget = f"DELETE FROM {TABLE} WHERE id >= :id AND id < :end"
-        #: Deletes only the key's row, if it still has this owner.
+        self.forget = f"DELETE FROM {TABLE} WHERE id = :id"
+        #: Deletes the row if it still has this owner.
         self.forget_shown = f"DELETE FROM {TABLE} WHERE id = :id AND owner = :owner"
-        #: Shortens the retention of the rows of steps.
-        self.limit_steps = (
-            f"UPDATE {TABLE} SET expires_at = :expires_at"
-            " WHERE id > :id AND id < :end AND expires_at > :expires_at"
-        )
         #: Begins a purge without gap locks, which would block claims, and without serialization
         #: failures. Empty if nothing needs to be set.
         self.purge_begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED" if is_server else ""
@@ -105,17 +97,8 @@ def row_id(prefix: str, key: Key) -> str:
 
     A key that may run again (``idempotency_until``) has a row for each of its messages.
     """
-    return _digest(f"{prefix}:{key} {key.message}" if key.message else f"{prefix}:{key}")
-
-
-def _digest(name: str) -> str:
+    name = f"{prefix}:{key} {key.message}" if key.message else f"{prefix}:{key}"
     return blake2b(name.encode(), digest_size=16).hexdigest()
-
-
-def rows_of(prefix: str, key: Key) -> dict[str, str]:
-    """Returns the primary key range of `key` and its steps, for the statement `forget`."""
-    first = row_id(prefix, key)
-    return {"id": first, "end": first + "g"}
 
 
 def committed_without_outcome() -> TransactionError:
@@ -129,7 +112,7 @@ def committed_without_outcome() -> TransactionError:
 class Claim(NamedTuple):
     """The execution that claims a row: the columns that it sets."""
 
-    #: The primary key. A step's begins with its key's.
+    #: The primary key.
     id: str
     #: Shared by the rows of all messages of a key until they finish. The column is unique, so
     #: messages of a key that may run again run one after the other.
@@ -147,16 +130,15 @@ class Claim(NamedTuple):
     body: bytes = b""
 
     @classmethod
-    def of(cls, key: Key, prefix: str, step: str | None = None, **execution: Any) -> Claim:
-        """Returns the claim of the row of `key`, or of one of its steps.
+    def of(cls, key: Key, prefix: str, **execution: Any) -> Claim:
+        """Returns the claim of the row of `key`.
 
         Args:
             prefix: ``idempotency_key_prefix``.
             execution: the columns that describe the execution.
         """
         row, owner = row_id(prefix, key), os.urandom(16).hex()
-        turn = row_id(prefix, key.turn) if key.message and step is None else None
-        row = row if step is None else row + _digest(step)
+        turn = row_id(prefix, key.turn) if key.message else None
         return cls(row, turn, str(key), owner, key.fingerprint.hex(), **execution)
 
 

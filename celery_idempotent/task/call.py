@@ -131,7 +131,7 @@ class TaskCall:
         )
         self._forgets, plan = headers.forgets, configuration.plan
         if self._forgets:
-            plan = ended_message.plan_of_rerun(configuration, task.app, self._forgets)
+            plan = ended_message.plan_of_rerun(configuration, self._forgets)
         if configuration.in_shadow:
             request.idempotency_without_body = False
             finding = message_headers.finding_of(request.id, request.headers)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
 from functools import partial
 
 from celery import Celery
@@ -28,7 +27,6 @@ from celery.canvas import Signature
 from kombu.entity import Queue
 from kombu.serialization import registry
 
-from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
 from celery_idempotent.events import table
@@ -128,13 +126,9 @@ def publish(signature: Signature, key: Key, token: int) -> str:
     return str(task_id)
 
 
-def plan_of_rerun(configuration: TaskConfiguration, app: Celery, token: int) -> Plan:
+def plan_of_rerun(configuration: TaskConfiguration, token: int) -> Plan:
     """Returns the plan of a rerun that replaces the outcome with `token`."""
-
-    def databases() -> set[Database]:
-        return app_tasks.databases(app_tasks.tasks(app))
-
-    first = partial(ForgetFirst, token, configuration.executor, databases)
+    first = partial(ForgetFirst, token, configuration.executor)
     return configuration.plan._replace(extensions=(first, *configuration.plan.extensions))
 
 
@@ -143,18 +137,11 @@ class ForgetFirst(Extension):
 
     Args:
         executor: the task's executor.
-        step_rows_in: returns the databases that may have rows of steps.
     """
 
-    def __init__(
-        self,
-        token: int,
-        executor: Executor,
-        step_rows_in: Callable[[], Iterable[Database]],
-        call: ActiveCall,
-    ) -> None:
+    def __init__(self, token: int, executor: Executor, call: ActiveCall) -> None:
         super().__init__(call)
-        self._token, self._executor, self._step_rows_in = token, executor, step_rows_in
+        self._token, self._executor = token, executor
 
     async def before_begin(self) -> End | None:
         """Forgets the outcome; any other outcome stays, and the begin replays it."""
@@ -182,5 +169,4 @@ class ForgetFirst(Extension):
         elif row is None or row.token != self._token:
             return False
         owner = row.owner if row is not None else ""
-        forget = partial(executor.forget, key, shown, database, owner)
-        return forget(step_rows_in=self._step_rows_in()) == "ok"
+        return executor.forget(key, shown, database, owner) == "ok"

@@ -21,7 +21,6 @@ from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
 from celery_idempotent.clock import monotonic
-from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import (
     ConflictError,
@@ -490,9 +489,8 @@ class IdempotentTask(Task):
         """Deletes the record of a call with these arguments; returns whether there was one.
 
         The next call runs. Copies of messages that have ended in an error still get that error.
-        This also deletes the row of the call, and the rows of its steps in every database that a
-        task of the app names or a step has used in this process. A running execution is not
-        stopped; its outcome will be refused.
+        This also deletes the row of the call. A running execution is not stopped; its outcome will
+        be refused.
 
         Raises:
             StoreUnavailableError: if Redis or the database does not reply.
@@ -500,8 +498,7 @@ class IdempotentTask(Task):
         key = self.idempotency_key_of(*args, **kwargs)
         configuration = self.idempotency_configuration
         database = configuration.settings.transaction
-        named = app_tasks.databases(app_tasks.tasks(self.app))
-        return configuration.executor.forget(key, database=database, step_rows_in=named) == "ok"
+        return configuration.executor.forget(key, database=database) == "ok"
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """Returns the key of a call with these arguments; its ``str()`` is `Record.key`.

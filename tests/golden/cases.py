@@ -344,11 +344,6 @@ def rows_are_replayed(shop: Shop, kept: Any) -> None:
         shop.call("committed", amount=501)
 
 
-def step_is_replayed(shop: Shop, kept: Any) -> None:
-    assert shop.call("stepped") == VALUE
-    assert (shop.runs, shop.steps) == ([1], [])
-
-
 # Duplicates
 
 
@@ -412,6 +407,5 @@ CASES: dict[str, Case] = {
     "a row of a key that runs again": Case(
         without_records(call("committed_again", task_id=FIRST)), is_over("committed_again")
     ),
-    "a row of a step": Case(without_records(call("stepped")), step_is_replayed),
     "a reference": Case(refer, is_referred_to),
 }

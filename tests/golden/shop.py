@@ -39,9 +39,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "reserved": {"idempotency_dedupe_publish": True},
     "committed": {},
     "committed_again": {"idempotency_until": "finished"},
-    "stepped": {},
 }
-#: Those whose body, or step, is a transaction of the shop's database.
+#: Those whose body is a transaction of the shop's database.
 _TRANSACTIONS = ("committed", "committed_again")
 
 
@@ -72,7 +71,6 @@ class Shop:
     def _task(self, name: str, options: dict[str, Any]) -> Any:
         if name in _TRANSACTIONS:
             options = {**options, "idempotency_transaction": self.engine}
-        in_transaction = {"transaction": self.engine} if name == "stepped" else {}
 
         def body(task: Any, order: str, amount: int = 0) -> dict[str, Any]:
             attempt = task.idempotency.attempt
@@ -81,7 +79,7 @@ class Shop:
                 self.steps.append(attempt)
                 return ["booked", order]
 
-            part = task.idempotency.step("book", book, **in_transaction)
+            part = task.idempotency.step("book", book)
             self.runs.append(attempt)
             if amount < 0:
                 raise ValueError(order, amount)

@@ -435,33 +435,6 @@ def test_a_message_that_can_never_be_published_holds_up_no_other() -> None:
     assert call.result() == [1, 1, 1, ["notify"]]
 
 
-def test_a_step_publishes_once() -> None:
-    ends: list[Callable[[], Any]] = [lambda: None, lambda: 1 / 0]
-
-    @idem.idempotent(key="{name}", name="ship", transaction=None)
-    def ship(name: str) -> None:
-        def book() -> None:
-            insert(name)
-            on_commit(partial(notify.delay, name))
-
-        idem.current.step("book", book, transaction="default")
-        ends.pop()()
-
-    found = []
-    name = uuid4().hex
-    with broker_unavailable():
-        try:
-            ship(name)
-        except StoreUnavailableError as error:
-            found.append(type(error).__name__)
-    while ends:
-        with suppress(ZeroDivisionError):
-            ship(name)
-        found.append(tasks(published()))
-    assert found == ["StoreUnavailableError", ["notify"], []]
-    assert effects(name) == 1
-
-
 def test_a_batch_publishes_once() -> None:
     keys = [uuid4().hex for _ in range(2)]
     found: list[Any] = []

@@ -133,7 +133,7 @@ class TestPlainCalls:
         assert (database.effects(order), other.effects(order)) == (2, 0)
         assert other.effects(f"book {order[:8]}") == 2
 
-    def test_in_a_block_a_batch_and_a_step(
+    def test_in_a_block_and_a_batch(
         self, new_shop: Callable[..., Shop], server: RedisServer, database: TestDatabase, order: str
     ) -> None:
         book = new_shop(database.engine).book
@@ -144,13 +144,6 @@ class TestPlainCalls:
         with idem.begin_many([order]) as batch:
             write(batch.connection, order)
             book(order)
-
-        @idem.idempotent(transaction=None)
-        def ship() -> None:
-            idem.current.step("book", lambda: book(order) or 1 / 0, transaction=database.engine)
-
-        with pytest.raises(ZeroDivisionError):
-            ship()
         assert database.effects(order) == 0
         assert database.effects(f"book {order[:8]}") == 0
         book(order)
@@ -161,7 +154,7 @@ class TestPlainCalls:
 class TestCallsWithAKey:
     """They commit by themselves, and would wait for the locks of the body for ever."""
 
-    @pytest.mark.parametrize("kind", ["function", "block", "batch", "step", "eager task"])
+    @pytest.mark.parametrize("kind", ["function", "block", "batch", "eager task"])
     def test_are_refused(
         self,
         new_shop: Callable[..., Shop],
@@ -178,14 +171,10 @@ class TestCallsWithAKey:
                 pass
 
         ship = idem.idempotent(key="{order}", name="ship")(lambda order: None)
-        plan = idem.idempotent(key="{order}", name="plan", transaction=None)(
-            lambda order: idem.current.step("plan", len, (), transaction=database.engine)
-        )
         nested = {
             "function": lambda: ship(order),
             "block": lambda: block(idem.execution(order)),
             "batch": lambda: block(idem.begin_many([order])),
-            "step": lambda: plan(order),
             "eager task": lambda: shop.book.apply((order,), throw=True),
         }
         raised: list[str] = []

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery import Celery
 
-from celery_idempotent import IdempotentTask, State, StoreUnavailableError, signals
+from celery_idempotent import Idempotency, IdempotentTask, State, StoreUnavailableError, signals
 from celery_idempotent.contrib.sqlalchemy import outcomes
-from celery_idempotent.sql.database import forget_rows
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from tests.apps import close, run_command
@@ -152,7 +152,7 @@ def test_a_row_that_has_changed_is_kept(shop: Shop, order: str, with_record: boo
         assert shop.executor.forget(key, None, shop.rows, "another owner") == "changed"
         assert shop.charge.idempotency_record(order).state is State.COMPLETED
     else:
-        assert forget_rows(shop.rows, (), shop.prefix, key, "another owner", lambda: True) is None
+        assert shop.rows.forget(shop.prefix, key, "another owner", lambda: True) is None
     (row,) = shop.database.rows(key)
     assert row.state == "COMPLETED"
 
@@ -175,7 +175,7 @@ def test_without_redis_nothing_is_forgotten(shop: Shop, order: str) -> None:
         raise StoreUnavailableError("Redis")
 
     with pytest.raises(StoreUnavailableError):
-        forget_rows(shop.rows, (), shop.prefix, shop.key(order), "", unavailable)
+        shop.rows.forget(shop.prefix, shop.key(order), "", unavailable)
 
     assert len(shop.database.rows(shop.key(order))) == 1
 
@@ -190,11 +190,25 @@ def test_a_call_meanwhile_waits_for_the_end_and_runs(shop: Shop, order: str) -> 
         eventually(lambda: shop.charge.idempotency_record(order), "the call has begun")
         return True
 
-    assert forget_rows(shop.rows, (), shop.prefix, shop.key(order), "", forget_record)
+    assert shop.rows.forget(shop.prefix, shop.key(order), "", forget_record)
     calling.join(SOON)
 
     assert shop.database.effects(order) == 2
     assert len(shop.database.rows(shop.key(order))) == 1
+
+
+def test_the_row_of_a_function_is_forgotten_in_the_database_that_is_named(
+    shop: Shop, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.sql.shop.database", shop.database.engine)
+    idem = Idempotency(shop.app, transaction=shop.database.engine)
+    run = idem.idempotent(key="{order}", name="run")(lambda order: uuid4().hex)
+    receipt, name = run(order), ("--database", "tests.sql.shop:database")
+
+    shop.celery("purge", *name)
+    assert run(order) == receipt
+    shop.celery("forget", str(run.idempotency_key_of(order)), "--yes", *name)
+    assert run(order) != receipt
 
 
 def test_rows_whose_messages_are_not_published_are_kept(shop: Shop, database: TestDatabase) -> None:

@@ -6,20 +6,18 @@ from django.db import models
 
 from celery_idempotent.sql.outcomes import TABLE
 
-STATES = ("COMPLETED", "FAILED")
-
 
 class Outcome(models.Model):
     """The outcome of a key, committed together with the effects of the task."""
 
-    #: A digest of prefix, key and step.
-    id = models.CharField(primary_key=True, max_length=64)
+    #: A digest of prefix and key.
+    id = models.CharField(primary_key=True, max_length=32)
     #: A digest of a key that may run again.
     turn = models.CharField(max_length=32, null=True, unique=True)
-    record_key = models.TextField("key")
+    record_key = models.TextField()
     #: A random id of the transaction.
     owner = models.CharField(max_length=32)
-    state = models.CharField(max_length=16, choices=[(state, state) for state in STATES])
+    state = models.CharField(max_length=16)
     task_id = models.TextField()
     worker = models.TextField()
     token = models.BigIntegerField()
@@ -38,6 +36,3 @@ class Outcome(models.Model):
 
         db_table = TABLE
         default_permissions = ()
-
-    def __str__(self) -> str:
-        return str(self.record_key)

@@ -7,13 +7,11 @@ from typing import ClassVar
 from django.db import migrations, models
 
 _FIELDS = {
-    "id": models.CharField(primary_key=True, max_length=64, serialize=False),
+    "id": models.CharField(primary_key=True, max_length=32, serialize=False),
     "turn": models.CharField(max_length=32, null=True, unique=True),
-    "record_key": models.TextField(verbose_name="key"),
+    "record_key": models.TextField(),
     "owner": models.CharField(max_length=32),
-    "state": models.CharField(
-        max_length=16, choices=[("COMPLETED", "COMPLETED"), ("FAILED", "FAILED")]
-    ),
+    "state": models.CharField(max_length=16),
     "task_id": models.TextField(),
     "worker": models.TextField(),
     "token": models.BigIntegerField(),
