@@ -11,7 +11,7 @@ from celery import Celery
 from celery_idempotent.configuration.configuration import TaskConfiguration, is_built_in
 from celery_idempotent.key.key import Key
 from celery_idempotent.sql.database import Database
-from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.record_store import RecordStore, distinct
 
 _lock = threading.Lock()
 #: An attribute of apps whose task modules are loaded.
@@ -71,5 +71,5 @@ def databases(app_tasks: Iterable[IdempotentTaskLike]) -> set[Database]:
 
 
 def stores(app_tasks: Iterable[IdempotentTaskLike]) -> list[RecordStore]:
-    """Returns the stores of these tasks, each once."""
-    return list(dict.fromkeys(task.idempotency_configuration.executor.store for task in app_tasks))
+    """Returns the stores of these tasks, one for each server, database and prefix."""
+    return distinct(task.idempotency_configuration.executor.store for task in app_tasks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -28,6 +28,7 @@ from celery_idempotent.payload import encryption_keys, offload
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec
+from celery_idempotent.record.record import Record
 from celery_idempotent.settings import OPTIONS, SIMILAR_PREFIX, Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store import commands
@@ -305,11 +306,25 @@ def executor_of(app: Celery, options: Settings) -> Executor:
             url, cipher = options.offload_backend, encryption_keys.cipher(options)
             storage = OffloadStorage(app, url) if url else None
             codec = PayloadCodec(ResultCodec(app), accepted_content_types(app), storage, cipher)
-            executor = Executor(RecordStore(config, codec.decode), codec)
+            executor = Executor(RecordStore(config, _decoder(app, codec)), codec)
             executors.append((identity, executor))
             return executor
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
+
+
+def _decoder(app: Celery, codec: PayloadCodec) -> Callable[[Record], Any]:
+    """Returns a function that decodes a record with the codec of its task, by default `codec`.
+
+    A listing reads the records of several tasks, with different keys and storages, in one scan.
+    """
+
+    def decode(record: Record) -> Any:
+        configuration = getattr(app.tasks.get(record.task), "idempotency_configuration", None)
+        own_codec = configuration.executor.codec if configuration else codec
+        return own_codec.decode(record)
+
+    return decode
 
 
 def _fusion_obstacle(

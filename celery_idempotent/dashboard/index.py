@@ -25,7 +25,7 @@ from celery_idempotent.monitoring.formatting import parse_duration
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
-from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.record_store import RecordStore, distinct
 
 #: Maximum number of records, of some 300 bytes each.
 MAX_RECORDS = 2_000_000
@@ -172,7 +172,9 @@ class RecordIndex:
     """
 
     def __init__(self, stores: Sequence[RecordStore]) -> None:
-        self.stores: list[RecordStore] = [*stores]
+        self.stores = distinct(stores)
+        #: The index in `stores` of each store, which may be another one of the same records.
+        self._numbers: dict[RecordStore, int] = {}
         self._readers: dict[RecordStore, RecordReader] = {}
         self._database = Database(":memory:", _SCHEMA)
         self._pages: Iterator[tuple[RecordStore, list[RecordView]]] | None = None
@@ -346,6 +348,9 @@ class RecordIndex:
 
     def _number(self, store: RecordStore) -> int:
         """Returns a store's number in `stores`, adding it if absent."""
-        if store not in self.stores:
-            self.stores.append(store)
-        return self.stores.index(store)
+        number = self._numbers.get(store)
+        if number is None:
+            self.stores = distinct([*self.stores, store])
+            (number,) = (n for n, s in enumerate(self.stores) if s.location == store.location)
+            self._numbers[store] = number
+        return number

@@ -81,8 +81,9 @@ def check_at_start(app: Celery) -> list[Finding]:
 
 
 def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:
-    # Stores that differ only in their prefix yield equal findings: keep one of each.
-    stores = app_tasks.stores(app_tasks.enabled(app))
+    # Each with its own user and options. Equal findings are reported once.
+    tasks = app_tasks.enabled(app)
+    stores = dict.fromkeys(task.idempotency_configuration.executor.store for task in tasks)
     return dict.fromkeys(finding for store in stores for finding in _check_server(store, timeout))
 
 

@@ -54,7 +54,7 @@ from celery_idempotent.printable import printable
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import PREFIX, Settings
 from celery_idempotent.store.inspection.record_query import records
-from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.record_store import RecordStore, distinct
 from celery_idempotent.store.run_sync import run_sync
 
 logger = logging.getLogger(__name__)
@@ -432,7 +432,7 @@ class Idempotency:
             ValueError: if `state` is not a state.
         """
         tasks = app_tasks.enabled(self.app) if self.app is not None else []
-        stores = dict.fromkeys([self.executor.store, *app_tasks.stores(tasks)])
+        stores = distinct([self.executor.store, *app_tasks.stores(tasks)])
         return records(stores, state=state, task=task, older_than=older_than)
 
     def settings_for(self, options: Mapping[str, Any], where: str) -> Settings:

@@ -77,7 +77,8 @@ def forget(
         store = outcome.task.idempotency_configuration.executor.store
     else:
         return ABSENT
-    owners = [task for task in tasks if task.idempotency_configuration.executor.store == store]
+    stores = {task: task.idempotency_configuration.executor.store for task in tasks}
+    owners = [task for task in tasks if stores[task].location == store.location]
     sender = next((task for task in owners if task.name == key.task), None)
     configuration = (sender or owners[0]).idempotency_configuration
     record = view.record if view else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, ClassVar
@@ -33,6 +33,7 @@ from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import (
     CONNECTION_ERRORS,
     connect,
+    server_of,
     translate_error,
     translated_errors,
 )
@@ -340,6 +341,15 @@ class RecordStore:
         """A blocking redis-py client, for requests that are not about one record."""
         return connect(self.config)
 
+    @property
+    def location(self) -> Hashable:
+        """Server, database and prefix: equal for two stores if they hold the same records."""
+        try:
+            server = server_of(self.client)
+        except (IdempotencyError, *CONNECTION_ERRORS):  # a cluster in an outage
+            server = self.config.url or id(self.config.client)
+        return server, self.config.prefix
+
     def query(self, *command: Any) -> Any:
         """Returns the reply to a command that is not a script; for blocking code.
 
@@ -385,3 +395,14 @@ class RecordStore:
         if self._heartbeat_transport is not None:
             await self._heartbeat_transport.aclose()
         await self._transport.aclose()
+
+
+def distinct(stores: Iterable[RecordStore]) -> list[RecordStore]:
+    """Returns `stores` without those that hold the records of an earlier one."""
+    stores = list(dict.fromkeys(stores))
+    if len(stores) < 2:
+        return stores  # not connected: a cluster's location is that of its nodes
+    by_location: dict[Hashable, RecordStore] = {}
+    for store in stores:
+        by_location.setdefault(store.location, store)
+    return list(by_location.values())

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from cryptography.fernet import Fernet
 from redis import Redis
 
 from celery_idempotent import Idempotency, Record, ResultNotStoredError, State
 from celery_idempotent.configuration import app_tasks
+from celery_idempotent.dashboard.index import Query, RecordIndex
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
+from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.inspection.record_query import records
 from celery_idempotent.store.inspection.record_reader import RecordReader
+from celery_idempotent.store.record_store import RecordStore, distinct
 from celery_idempotent.store.run_sync import run_sync
-from tests.monitoring.conftest import Shop, copy
+from tests.monitoring.conftest import Shop, copy, list_json
 from tests.servers.groups import ClusterServers
 
 
@@ -211,6 +216,8 @@ def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
             assert len(reader.get(keys)) == len(reader.bytes_used(keys)) == 200
             assert reader.count_names() == 200
             assert reader.server_info()["connected_slaves"] == 1
+            other = RecordStore(StoreConfig(client=client), repr)
+            assert distinct([engine.executor.store, other]) == [engine.executor.store]
 
         with engine.execution("large") as execution:
             execution.complete("x" * 2_000)
@@ -241,3 +248,64 @@ def bytes_sent(client: Redis) -> int:
     """Returns how many bytes the server has sent to all clients."""
     sent: int = client.info("stats")["total_net_output_bytes"]
     return sent
+
+
+class TestTasksWithOptionsOfTheirOwn:
+    """They share a server, a database and a prefix, and so their records."""
+
+    @pytest.fixture(autouse=True)
+    def calls(self, shop: Shop, tmp_path: Path) -> None:
+        """A call of each task; only its own options decode its result."""
+
+        def body() -> str:
+            return "own"
+
+        port = shop.url.rpartition(":")[2]
+        options: dict[str, dict[str, Any]] = {
+            "hide": {"encryption_keys": [Fernet.generate_key().decode()]},
+            "wait": {"redis_timeout": 7.0},
+            "alias": {"redis_url": f"redis://localhost:{port}"},
+            "db": {"redis_url": f"{shop.url}?db=0"},
+            "client": {"redis_client": shop.client},
+        }
+        tasks = [shop.add_task(body, f"shop.{name}", **own) for name, own in options.items()]
+        for task in (shop.add_offloading_task(tmp_path), *tasks):
+            task.apply()
+
+    results: ClassVar[dict[str, str]] = {
+        "shop.scan": "x" * 1_000,
+        **{f"shop.{name}": "own" for name in ("hide", "wait", "alias", "db", "client")},
+    }
+
+    def test_are_listed_once_and_decoded_by_their_own_task(self, shop: Shop) -> None:
+        assert len(list_json(shop)) == len(self.results)
+        assert {record.task: record.result for record in list_records(shop)} == self.results
+        engine = Idempotency(shop.app, encryption_keys=[Fernet.generate_key()])
+        assert len(list(engine.records())) == len(self.results)
+        for record in list_records(shop):
+            assert shop.json("show", record.task_id)["result"] == record.result
+
+    def test_are_counted_once(self, shop: Shop) -> None:
+        tasks = shop.json("stats", "--timeout", "0")["tasks"]
+
+        assert sorted(tasks) == sorted(self.results)
+        assert {task["records"] for task in tasks.values()} == {1}
+
+    @pytest.mark.parametrize("name", results)
+    def test_are_forgotten_once(self, shop: Shop, name: str, tmp_path: Path) -> None:
+        output = shop.json("forget", "--task", name, "--yes")
+
+        assert [record["case"] for record in output] == ["forgotten"]
+        assert name != "shop.scan" or not list(tmp_path.iterdir())
+
+    def test_are_one_record_in_the_index_of_the_dashboard(self, shop: Shop) -> None:
+        tasks = app_tasks.tasks(shop.app)
+        index = RecordIndex(app_tasks.stores(tasks))
+        index.advance(60)
+        for view in index.page(Query(), 50):
+            (task,) = (task for task in tasks if task.name == view.key.task)
+            index.read(task.idempotency_configuration.executor.store, [view.key])
+
+        assert sum(found.states.total() for found in index.totals().values()) == len(self.results)
+        assert len(index.page(Query(), 50)) == len(self.results)
+        index.close()

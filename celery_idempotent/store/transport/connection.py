@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import isawaitable
 from typing import Any
@@ -112,6 +112,26 @@ def _master(config: StoreConfig, options: Mapping[str, Any], library: Any) -> An
         **options,
     )
     return sentinel.master_for(config.options["master_name"])
+
+
+def server_of(client: Any) -> Hashable:
+    """Returns the server and the database of a client, equal for every way to configure them."""
+    pool = getattr(client, "connection_pool", None)
+    if pool is None:
+        return frozenset(node.name for node in client.get_nodes())
+    options = pool.connection_kwargs
+    database = int(options.get("db") or 0)
+    manager = getattr(pool, "sentinel_manager", None)
+    if manager:
+        return pool.service_name, frozenset(map(server_of, manager.sentinels)), database
+    if options.get("path"):
+        return options["path"], database
+    return address(options.get("host"), options.get("port")), database
+
+
+def address(host: str | None, port: int | None) -> tuple[str, int]:
+    """Returns an address in one of its spellings; without a host and a port, the default one."""
+    return {"localhost": "127.0.0.1"}.get(host := host or "localhost", host), int(port or 6379)
 
 
 async def aclose_client(client: Any) -> None:

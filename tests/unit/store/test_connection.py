@@ -10,6 +10,7 @@ from redis import Redis
 
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.record_store import RecordStore, distinct
 from celery_idempotent.store.transport.connection import connect
 from celery_idempotent.store.url import is_redis_url, redacted
 
@@ -233,3 +234,33 @@ def test_the_config_does_not_show_secrets() -> None:
     config = StoreConfig(url="redis://:secret@host/0", options={"password": "secret"})
 
     assert "secret" not in f"{config} {config!r}"
+
+
+SENTINELS = "sentinel://10.0.0.1;sentinel://10.0.0.2:26379/0"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("redis://", "redis://user:secret@127.0.0.1:6379/0?socket_timeout=1", True),
+        ("redis://a/2", "rediss://A/?db=2", True),
+        ("redis+socket:///run/redis.sock?virtual_host=1", "unix:///run/redis.sock?db=1", True),
+        (SENTINELS, "sentinel://10.0.0.2;sentinel://10.0.0.1", True),
+        (SENTINELS, "sentinel://10.0.0.1/1;sentinel://10.0.0.2", False),
+        ("redis://a", "redis://b", False),
+        ("redis://a:6379", "redis://a:6380", False),
+        ("redis://a/0", "redis://a/1", False),
+        ("redis://127.0.0.1", "unix:///run/redis.sock", False),
+        ("redis+cluster://127.0.0.1:1", "redis+cluster://127.0.0.1:1", True),  # unavailable
+        ("redis+cluster://127.0.0.1:1", "redis+cluster://127.0.0.1:2", False),
+    ],
+)
+def test_the_location_of_records_is_the_same_in_every_spelling(
+    one: str, other: str, same: bool
+) -> None:
+    options = {"master_name": "records"}
+    stores = [RecordStore(StoreConfig(url=url, options=options), repr) for url in (one, other)]
+
+    assert len(distinct(stores)) == (1 if same else 2)
+    stores[1] = RecordStore(StoreConfig(url=one, options=options, prefix="other"), repr)
+    assert len(distinct(stores)) == 2
