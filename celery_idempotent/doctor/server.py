@@ -16,7 +16,7 @@ MAX_CLOCK_OFFSET = 1.0
 ALMOST_FULL = 0.9
 
 #: How to fix missing server information.
-_ASK = "check it with your provider, or allow the commands INFO and CONFIG|GET"
+_ASK = "check it with your provider, or allow the command INFO"
 
 
 def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> Iterator[Finding]:
@@ -65,7 +65,9 @@ def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> 
             ("a full server" if limit else "once maxmemory is set, a full server")
             + " evicts records, and a duplicate of an evicted one runs again"),
         Check(persistence_unknown, "persistence", Severity.NOTE,
-            "the server does not report appendonly and save", _ASK, "a restart may lose records"),
+            "the server does not report whether it writes records to disk",
+            "appendonly yes (redis.conf), or check it with your provider",
+            "a restart may lose records"),
         Check(not_logged and not snapshots, "persistence", Severity.WARNING,
             "nothing is written to disk", "appendonly yes (redis.conf)",
             "a restart loses all records, and duplicates run again"),

@@ -27,7 +27,7 @@ from tests.flow.deliveries import (
 )
 from tests.servers.redis_server import RedisServer
 from tests.sql.databases import effects, new_engine
-from tests.store.deployments import documented_rules
+from tests.store.deployments import RECORDS, RESULTS
 from tests.waiting import SOON
 
 
@@ -350,8 +350,7 @@ def test_a_database_transaction(
 
 
 def test_the_documented_rights_suffice(server: RedisServer, offer: Offer) -> None:
-    records, results, _ = documented_rules("docs/redis-configuration.md")
-    rules = f"{records} {results}".replace(">password", ">secret").split()
+    rules = f"{RECORDS} {RESULTS}".replace(">password", ">secret").split()
     address = server.url.partition("://")[2].rpartition("@")[2]
     with server.client() as admin:
         admin.execute_command("ACL", "SETUSER", "limited", "reset", *rules)

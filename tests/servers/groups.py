@@ -72,6 +72,7 @@ class ClusterServers(Stoppable):
         *,
         node_timeout_ms: int = 1500,
         config: Mapping[str, str] | None = None,
+        users: Mapping[str, str] | None = None,
     ) -> ClusterServers:
         """Starts a cluster and returns when it serves all slots and every master has a replica.
 
@@ -79,6 +80,7 @@ class ClusterServers(Stoppable):
             kind: as in `RedisServer.start`.
             node_timeout_ms: how long a master may not reply before it counts as failed.
             config: further redis.conf directives for each node.
+            users: as in `RedisServer.start`; see `url_as`.
 
         Raises:
             ServerError: no such server is available, or the nodes did not form a cluster.
@@ -93,13 +95,17 @@ class ClusterServers(Stoppable):
         }
 
         def start_node(port: int) -> RedisServer:
-            return RedisServer.start(kind, port=port, config=directives)
+            return RedisServer.start(kind, port=port, config=directives, users=users)
 
         ports = Ports(2 * _MASTERS)
         with ThreadPoolExecutor() as pool:
             cluster = cls(pool.map(start_node, ports.numbers), ports)
         cluster._join()
         return cluster
+
+    def url_as(self, user: str, password: str) -> str:
+        """Returns `url` with the credentials of one of its `users`."""
+        return self.url.replace("://", f"://{quote(user, safe='')}:{quote(password, safe='')}@")
 
     @property
     def living(self) -> list[RedisServer]:

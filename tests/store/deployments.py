@@ -28,11 +28,10 @@ def documented_rules(document: str) -> list[str]:
 
 
 USER, PASSWORD = "shop", "s3cret/@:"
-#: The rights that docs/redis-configuration.md documents for the records.
-RULES = (
-    documented_rules("docs/redis-configuration.md")[0].replace(">password", f">{PASSWORD}")
-    + " ~other:*"
-)
+#: The rights that docs/redis-configuration.md documents: for the records, for Celery's results,
+#: for operators, and in a cluster.
+RECORDS, RESULTS, OPERATORS, CLUSTER_RULES = documented_rules("docs/redis-configuration.md")
+RULES = RECORDS.replace(">password", f">{PASSWORD}") + " ~other:*"
 
 KINDS = list(find_servers())
 #: For tests that any kind will do for.
@@ -97,8 +96,8 @@ def by_sentinels() -> Iterator[Site]:
 
 @contextmanager
 def in_cluster() -> Iterator[Site]:
-    with ClusterServers.start() as cluster:
-        yield Site({"url": cluster.url}, cluster.client, cluster)
+    with ClusterServers.start(users={USER: f"{RULES} {CLUSTER_RULES} +wait"}) as cluster:
+        yield Site({"url": cluster.url_as(USER, PASSWORD)}, cluster.client, cluster)
 
 
 @contextmanager

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
-from urllib.parse import urlsplit
+from typing import NamedTuple
+from urllib.parse import quote
 
+import httpx
 import pytest
+from celery import Celery
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult
+from redis.exceptions import NoPermissionError
 
+from celery_idempotent.dashboard import asgi
+from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.tracking import CHANNEL
-from tests.apps import run_command
+from tests.apps import close, run_command
+from tests.dashboard.conftest import serving
+from tests.servers.groups import ClusterServers
 from tests.servers.redis_server import RedisServer
-from tests.store.deployments import KINDS, documented_rules
+from tests.store.deployments import CLUSTER_RULES, KINDS, OPERATORS, RECORDS, RESULTS
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import PARTS, ship
 from tests.worker.harness import Shop
+from tests.worker.shop import make_app
 from tests.worker.tasks import OutOfStockError, charge, final, reserved, waiting
 
 pytestmark = [pytest.mark.worker, pytest.mark.slow]
@@ -27,38 +37,53 @@ pytestmark = [pytest.mark.worker, pytest.mark.slow]
     params=[
         # Redis 7.0 refuses rules that it does not know, which 6.2 does not.
         kind if kind == "redis-server" else pytest.param(kind, marks=pytest.mark.exhaustive)
-        for kind in KINDS
+        for kind in (*KINDS, "cluster")
     ],
 )
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    with RedisServer.start(request.param, config={"databases": "200"}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def limited(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """A shop whose results and records are in the server, for the documented user."""
-    records, results, command_line = documented_rules("docs/redis-configuration.md")
-    with server.client() as admin:
-        for rules in (records, results, command_line):
-            admin.execute_command("ACL", "SETUSER", "idempotency", *rules.split())
-    address = urlsplit(server.url)
-    url = address._replace(netloc=f"idempotency:password@{address.netloc}").geturl()
-    with Shop(server, tmp_path_factory.mktemp("shop"), result_backend=url) as shop:
+def limited(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Limited]:
+    """A shop whose results and records are in the server, or its records in the cluster."""
+    is_cluster = request.param == "cluster"
+    kind, further = ("any", CLUSTER_RULES) if is_cluster else (request.param, RESULTS)
+    users = {"shop": f"{RECORDS} {further}", "operator": f"{RECORDS} {further} {OPERATORS}"}
+    setting = "idempotency_redis_url" if is_cluster else "result_backend"
+    with ExitStack() as stack:
+        config = {"databases": "200"}
+        server = stack.enter_context(RedisServer.start(kind, users=users, config=config))
+        behind: RedisServer | ClusterServers = server
+        if is_cluster:
+            behind = stack.enter_context(ClusterServers.start(users=users))
+        urls = {user: {setting: behind.url_as(user, "password")} for user in users}
+        directory = tmp_path_factory.mktemp("shop")
+        shop = stack.enter_context(Shop(server, directory, **urls["shop"]))
+        operator = make_app({**shop.settings, **urls["operator"]})
+        stack.callback(close, operator)
         shop.start_worker(concurrency=2)
-        yield shop
+        nodes = behind.nodes if isinstance(behind, ClusterServers) else (server,)
+        yield Limited(shop, operator, nodes)
+
+
+class Limited(NamedTuple):
+    shop: Shop
+    #: The app of the command line and the dashboard, with another user than the worker.
+    operator: Celery
+    nodes: Sequence[RedisServer]
 
 
 @pytest.fixture
-def shop(server: RedisServer, limited: Shop) -> Iterator[Shop]:
-    """The shop. Afterwards the server has refused nothing but the name of redis-py."""
-    limited.app.set_current()
-    with server.client() as admin:
-        admin.acl_log_reset()
-        yield limited
-        limited.wait_until_empty()
-        refused = {entry["object"] for entry in admin.acl_log()}
-    assert refused <= {"client|setinfo", "client"}  # as Redis 6.2 names it
+def shop(limited: Limited) -> Iterator[Shop]:
+    """The shop. Afterwards the servers have refused nothing but what doctor and redis-py try."""
+    limited.shop.app.set_current()
+    with ExitStack() as stack:
+        admins = [stack.enter_context(node.client()) for node in limited.nodes]
+        for admin in admins:
+            admin.acl_log_reset()
+        yield limited.shop
+        limited.shop.wait_until_empty()
+        refused = {entry["object"] for admin in admins for entry in admin.acl_log()}
+    # As Redis 7 and 6.2 name them.
+    assert refused <= {"client|setinfo", "client", "config|get", "config"}
 
 
 def test_calls_duplicates_and_errors(shop: Shop, order: str) -> None:
@@ -77,11 +102,13 @@ def test_steps(shop: Shop, order: str) -> None:
     assert shop.ledger.notes(order) == list(PARTS)
 
 
-def test_a_duplicate_is_notified_of_the_end(shop: Shop, order: str) -> None:
+def test_a_duplicate_is_notified_of_the_end(shop: Shop, limited: Limited, order: str) -> None:
     first = shop.ledger.start(waiting, order)
     second = waiting.delay(order)
+    clients = [node.client() for node in limited.nodes]
     eventually(
-        lambda: shop.redis.pubsub_numsub(CHANNEL)[0][1], "the duplicate waits for a notification"
+        lambda: any(client.pubsub_numsub(CHANNEL)[0][1] for client in clients),
+        "the duplicate waits for a notification",
     )
     shop.ledger.release(order)
 
@@ -100,12 +127,37 @@ def test_publishers_wait_for_results(shop: Shop, order: str) -> None:
     waiters[0].forget()
 
 
-def test_the_command_line(shop: Shop, order: str) -> None:
+def test_the_command_line(shop: Shop, limited: Limited, order: str) -> None:
     charge.delay(order).get(timeout=SOON)
+    key, failed = (str(task.idempotency_key_of(order)) for task in (charge, final))
+    with pytest.raises(OutOfStockError):
+        final.delay(order).get(timeout=SOON)
+    configuration = limited.operator.tasks[charge.name].idempotency_configuration
 
-    run, key = partial(run_command, shop.app), str(charge.idempotency_key_of(order))
+    run = partial(run_command, limited.operator)
     assert key in run("list", "--json")
     assert key in run("show", key)
     run("stats", "--timeout", "0")
-    assert "does not report" not in run("doctor", "--timeout", "0", "--fail-on", "never")
+    with RecordReader.open(configuration.executor.store) as reader:
+        assert reader.count_names()  # by stats on a terminal
+    report = run("doctor", "--timeout", "0", "--fail-on", "never")
+    assert "does not report its" not in report
+    assert "does not report maxmemory" not in report
+    run("rerun", failed, "--yes")
     run("forget", key, "--yes")
+
+
+@pytest.mark.parametrize("path", ["", "records", "records/{key}", "doctor", "workers", "explain"])
+def test_the_dashboard(shop: Shop, limited: Limited, order: str, path: str) -> None:
+    charge.delay(order).get(timeout=SOON)
+    key = quote(str(charge.idempotency_key_of(order)), safe="")
+
+    with serving(asgi(limited.operator, auth="u:p")) as url:
+        response = httpx.get(f"{url}/{path.format(key=key)}", auth=("u", "p"), timeout=SOON)
+    assert response.status_code == 200, response.text
+
+
+def test_the_administrators_password_stays_secret(limited: Limited) -> None:
+    client = limited.operator.tasks[charge.name].idempotency_configuration.executor.store.client
+    with pytest.raises(NoPermissionError):
+        client.config_get("requirepass")

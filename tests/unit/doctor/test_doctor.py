@@ -72,7 +72,7 @@ class TestServer:
             ({"evicted_keys": 1}, "evicted", "warning", "noeviction"),
             ({"aof_enabled": 0, "save": ""}, "persistence", "warning", "appendonly"),
             ({"aof_enabled": 0}, "persistence", "note", "appendonly"),
-            ({"aof_enabled": 0, "save": None}, "persistence", "note", "CONFIG"),
+            ({"aof_enabled": 0, "save": None}, "persistence", "note", "provider"),
             ({"clock_ahead": 1.5}, "clocks", "warning", "NTP"),
             ({"clock_ahead": -1.5}, "clocks", "warning", "NTP"),
         ],
