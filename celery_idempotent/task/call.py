@@ -57,7 +57,6 @@ from celery_idempotent.task import (
     overrides,
     republish,
 )
-from celery_idempotent.task.chord_claim import ChordClaim
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
 from celery_idempotent.task.publish import is_stale
@@ -136,9 +135,6 @@ class TaskCall:
             request.idempotency_without_body = False
             finding = message_headers.finding_of(request.id, request.headers)
             plan = Plan(plan.steps, (partial(Shadow, finding == DEDUPLICATED),))
-        elif request.chord and self.data.continues:
-            claim = partial(ChordClaim, task, request)
-            plan = plan._replace(extensions=(*plan.extensions, claim))
         executor = configuration.executor
         #: In the flow.
         self.active = ActiveCall(self.data, self, executor.runtime, executor.codec, plan)

@@ -115,8 +115,8 @@ class Ledger:
 
     def kill_once(self, moment: str, task_id: str) -> None:
         """Requests the death of the task's process after its outcome is stored: "before" its
-        continuation is sent, when its result is "stored" and its chord does not count it yet,
-        before "publishing" its first message, or "after" it and before the acknowledgement.
+        continuation is sent, when its result is "stored" and its chord does not count it yet, or
+        "after" it and before the acknowledgement.
         """
         self._redis.set(f"kill:{moment}:{task_id}", "1")
 

@@ -12,9 +12,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from celery import Celery, current_task
+from celery import Celery
 from celery.backends.redis import RedisBackend
-from celery.signals import before_task_publish, task_failure, task_success, worker_init
+from celery.signals import task_failure, task_success, worker_init
 
 from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.task import republish
@@ -89,12 +89,6 @@ def _die_before_the_count(
 
 
 RedisBackend.on_chord_part_return = _die_before_the_count
-
-
-@before_task_publish.connect
-def _die_before_the_publish(**_: Any) -> None:
-    if current_task and "shop_ledger" in current_task.app.conf:
-        Ledger.of(current_task.app).die_if_requested("publishing", current_task.request.id)
 
 
 # The library marks the continuation as sent in a receiver of the same signals, which it has

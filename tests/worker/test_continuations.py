@@ -121,22 +121,6 @@ class TestWorkerDiesAfterTheOutcomeIsStored:
         assert first["receipt"] != second["receipt"]
 
 
-@pytest.mark.exhaustive
-def test_a_chord_whose_last_member_dies_before_publishing_the_body(
-    shop: Shop, ledger: Ledger, order: str
-) -> None:
-    ledger.kill_once("publishing", order)
-    ledger.hold(order)
-    whole = in_a_chord(pack.s(order).set(task_id=order), order)
-    eventually(lambda: shop.redis.exists(CHORD_COUNTS.replace("*", whole.parent.id)), "a count")
-    ledger.release(order)
-
-    eventually(lambda: ledger.notes(order), "the body has run", LEASE + SOON)
-    shop.wait_until_empty()
-    assert len(ledger.notes(order)) == 1
-    assert [run.attempt for run in ledger.runs(order)] == [1]
-
-
 @pytest.mark.core
 class TestMessageIsRedeliveredAfterCompletion:
     """As after the connection is lost, and the acknowledgement with it."""
