@@ -343,7 +343,7 @@ class IdempotentTask(Task):
                 protection. ``idempotency_result_ttl`` is the time for which its result is kept.
 
         Raises:
-            TypeError: if an option looks like one of this package but does not exist.
+            TypeError: if an option begins with ``idempotency`` but does not exist.
             KeyRuleError: if `idempotency_key` is invalid, or a deduplicated publish derives no key.
             SettingsError: if `idempotency_result_ttl` is invalid.
             KeyReusedError: if publishing is deduplicated and the key was used with other arguments.
@@ -443,12 +443,6 @@ class IdempotentTask(Task):
         signature = super().signature_from_request(request, *args, **options)
         republish.copy_properties(signature, request, options)
         return signature
-
-    def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Signature:
-        """Returns the signature of a call, as Celery does; its `set` rejects misspelt options."""
-        return call_options.CallSignature(self, args, *starargs, **{"app": self.app, **starkwargs})
-
-    subtask = signature
 
     def replace(self, sig: Signature) -> Any:
         """Replaces the task with `sig`, as Celery does; the key gets the outcome of `sig`."""

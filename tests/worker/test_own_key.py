@@ -107,7 +107,7 @@ class TestSerializers:
 
     @pytest.mark.parametrize("serializer", SERIALIZERS)
     def test_of_messages_and_canvases(self, ledger: Ledger, order: str, serializer: str) -> None:
-        key = ("acme", UUID(order))
+        key = ("acme", order)
         call = pack.si(order).set(idempotency_key=key, serializer=serializer)
         first = call.apply_async().get(timeout=SOON)
 

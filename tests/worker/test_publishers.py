@@ -120,13 +120,7 @@ class TestHeader:
 
 class TestAnotherPlace:
     @pytest.mark.parametrize(
-        "options",
-        [
-            {"idempotency_key": "req-7"},
-            {"idempotency_keyy": "req-7"},
-            {"properties": {"idempotency_key": "req-7"}},
-        ],
-        ids=repr,
+        "options", [{"idempotency_key": "req-7"}, {"idempotency_keyy": "req-7"}], ids=repr
     )
     def test_option_of_send_task_is_refused_unless_the_broker_drops_it(
         self,

@@ -81,7 +81,7 @@ def test_unusable_one_is_refused_by_the_worker(
 ) -> None:
     result = shop.app.send_task("shop.pack", (order,), headers={"idempotency_result_ttl": value})
 
-    with pytest.raises(Exception, match="shop.pack: idempotency_result_ttl must be a number"):
+    with pytest.raises(Exception, match="shop.pack: idempotency_result_ttl must be "):
         result.get(timeout=SOON)
     assert ledger.runs(order) == []
     (received,) = ledger.signals(result.id, "refused")

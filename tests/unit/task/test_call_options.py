@@ -62,25 +62,20 @@ def message(headers: dict[str, Any] | None = None, **properties: Any) -> Context
     return Context(id="an id", task="orders.charge", headers=headers, properties=properties)
 
 
-MISSPELT = [
-    *("idempotency_keyy", "idempotencykey", "idempotancy_key", "idempotent_key"),
-    *("Idempotency_Key", "idempotency_keys", "idempotencyKey"),
-]
+MISSPELT = ["idempotency_keyy", "idempotencykey", "Idempotency_Key", "idempotencyKey"]
 
 PUBLISH: dict[str, Callable[[Shop, dict[str, Any]], Any]] = {
     "apply_async": lambda shop, options: shop.charge.apply_async((1,), **options),
     "apply": lambda shop, options: shop.charge.apply((1,), **options),
     "signature": lambda shop, options: shop.charge.s(1).apply_async(**options),
     "clone": lambda shop, options: shop.charge.s(1).clone(**options).apply_async(),
-    "set": lambda shop, options: shop.charge.s(1).set(**options),
-    "set of si": lambda shop, options: shop.charge.si(1).set(**options),
-    "set of subtask": lambda shop, options: shop.charge.subtask((1,)).set(**options),
+    "set": lambda shop, options: shop.charge.s(1).set(**options).delay(),
     "set by name": lambda shop, options: (
         signature("orders.charge", (1,), app=shop.app).set(**options).delay()
     ),
     "group": lambda shop, options: group(shop.charge.s(n) for n in (1, 2)).apply_async(**options),
     "chain": lambda shop, options: chain(
-        shop.plain.si(1), shop.charge.si(1).set(**options)
+        shop.charge.si(1).set(**options), shop.plain.si(1)
     ).apply_async(),
 }
 
@@ -90,18 +85,25 @@ PUBLISH: dict[str, Callable[[Shop, dict[str, Any]], Any]] = {
 def test_a_misspelt_option_is_rejected_and_nothing_is_published(
     shop: Shop, publish: str, name: str
 ) -> None:
-    with pytest.raises(TypeError, match=rf"\(\) got an unknown option '{name}'"):
+    with pytest.raises(TypeError, match=rf"\(\) takes no option '{name}'; did you"):
         PUBLISH[publish](shop, {name: "req-7"})
 
     assert shop.published() == []
 
 
-def test_an_invalid_key_of_a_signature_is_rejected_when_it_is_set(shop: Shop) -> None:
+@pytest.mark.parametrize("name", ["idem", "idempotent_key", "identity"])
+def test_another_name_is_an_option_of_celery(shop: Shop, name: str) -> None:
+    shop.charge.apply_async((1,), **{name: "x"})
+
+    assert len(shop.published()) == 1
+
+
+def test_an_invalid_key_of_a_signature_is_rejected_when_it_is_published(shop: Shop) -> None:
     for key in ("", ("acme", None), shop.charge.idempotency_key_of(1)):
         with pytest.raises(KeyRuleError, match=r"^orders\.charge: idempotency_key "):
-            shop.charge.s(1).set(idempotency_key=key)
+            shop.charge.s(1).set(idempotency_key=key).delay()
     for key in (None, False, 7):
-        shop.charge.s(1).set(idempotency_key=key)
+        shop.charge.s(1).set(idempotency_key=key).delay()
 
 
 def test_an_option_of_tasks_is_not_one_of_calls(shop: Shop) -> None:
@@ -109,23 +111,16 @@ def test_an_option_of_tasks_is_not_one_of_calls(shop: Shop) -> None:
         shop.charge.apply_async((1,), idempotency_lease=5)
 
     assert str(caught.value) == (
-        "apply_async() got the option 'idempotency_lease' of tasks; set it on the task"
+        "apply_async() takes no option 'idempotency_lease'; it is an option of tasks, set it on "
+        "the task"
     )
-
-
-def test_a_key_among_the_properties_is_rejected(shop: Shop) -> None:
-    with pytest.raises(TypeError) as caught:
-        shop.charge.apply_async((1,), properties={"idempotency_key": "req-7"})
-
-    assert str(caught.value) == "apply_async() takes no idempotency_key among the properties"
-    assert shop.published() == []
 
 
 @pytest.mark.parametrize("options", [{"idempotency_key": "req-8"}, {"idempotency_keyy": "req-8"}])
 def test_a_retry_takes_no_option_of_this_package(shop: Shop, options: dict[str, Any]) -> None:
     shop.charge.push_request(id="an id", args=(1,), kwargs={}, called_directly=False)
     try:
-        with pytest.raises(TypeError, match=r"^retry\(\) (takes no|got an unknown option)"):
+        with pytest.raises(TypeError, match=r"^retry\(\) takes no option 'idempotency_key"):
             shop.charge.retry(**options)
     finally:
         shop.charge.pop_request()
@@ -180,9 +175,7 @@ class TestArguments:
 
 
 class TestHeaders:
-    @pytest.mark.parametrize(
-        "name", [*MISSPELT, "Idempotency-Key", "idempotency-key", "X-Idempotency-Key"]
-    )
+    @pytest.mark.parametrize("name", [*MISSPELT, "Idempotency-Key"])
     def test_a_misspelt_header_is_rejected(self, shop: Shop, name: str) -> None:
         expected = (
             f"orders.charge: the header {name!r} of the message is not read; did you mean "
@@ -284,7 +277,7 @@ def test_the_retention_of_a_call_is_checked_before_anything_is_published(shop: S
         with pytest.raises(SettingsError, match=r"^orders\.charge: idempotency_result_ttl must"):
             shop.charge.apply_async((1,), idempotency_result_ttl=value)
         with pytest.raises(SettingsError, match=r"^orders\.charge: idempotency_result_ttl must"):
-            shop.charge.s(1).set(idempotency_result_ttl=value)
+            shop.charge.s(1).set(idempotency_result_ttl=value).delay()
 
     assert shop.published() == []
     for value in (600, timedelta(minutes=10)):
@@ -306,7 +299,7 @@ def test_the_error_suggests_the_nearest_option(shop: Shop, name: str, nearest: s
     with pytest.raises(TypeError) as caught:
         shop.charge.apply_async((1,), **{name: 1})
     assert str(caught.value) == (
-        f"apply_async() got an unknown option {name!r}; did you mean {nearest!r}?"
+        f"apply_async() takes no option {name!r}; did you mean {nearest!r}?"
     )
     with pytest.raises(KeyRuleError, match=rf"'{name}' .*; did you mean '{nearest}'\?$"):
         call_options.check_headers("orders.charge", {name: 1})
