@@ -13,6 +13,7 @@ import click
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.doctor.tasks import check_bases
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.printable import one_line, plural
@@ -47,9 +48,10 @@ class AppCommand(click.Command):
             # Loads the app's task modules, as a worker does.
             ctx.params["tasks"] = app_tasks.load(app)
             if not ctx.params["tasks"]:
+                plain = [finding.line for finding in check_bases(app)]
+                reasons = plain or ["name your app with -A: celery -A shop idempotency …"]
                 raise click.ClickException(
-                    f"the app {app.main!r} has no idempotent task; "
-                    "name your app with -A: celery -A shop idempotency …"
+                    f"the app {app.main!r} has no idempotent task; {'; '.join(reasons)}"
                 )
             return super().invoke(ctx)
         except click.UsageError as error:

@@ -29,7 +29,7 @@ from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.record.record import Record
-from celery_idempotent.settings import OPTIONS, SIMILAR_PREFIX, Settings
+from celery_idempotent.settings import OPTIONS, PREFIX, SIMILAR_PREFIX, Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store import commands
 from celery_idempotent.store.config import StoreConfig
@@ -50,6 +50,12 @@ _IDENTITY = {
     "password": None,
     "credential_provider": None,
 }
+#: The names of options without prefix, except for those that are options of Celery's tasks.
+_UNPREFIXED = {option.removeprefix(PREFIX) for option in OPTIONS} - {"serializer", "compression"}
+#: Options whose names, without prefix, users may give to attributes of their classes.
+_COMMON_WORDS = frozenset(
+    {"enabled", "shadow", "label", "redis_url", "redis_client", "redis_options", "redis_timeout"}
+)
 
 
 class ConfigurationError(SettingsError, ImproperlyConfigured, click.ClickException):
@@ -74,7 +80,8 @@ class TaskConfiguration:
         task_class: Any = task if isinstance(task, type) else type(task)
         try:
             check_option_names(app)
-            settings.check_names(_attributes_of(task), task.name)
+            settings.check_names(attributes_of(task), task.name)
+            _check_prefixes(task_class, task.name)
             options = settings.build(dict(_values_of(task, app)), task.name)
             options = resolve(
                 options, task.name, app.conf.result_serializer, accepted_content_types(app)
@@ -202,13 +209,38 @@ def _options_in(app: Celery) -> Iterator[str]:
             )
 
 
-def _attributes_of(task: Task | type[Task]) -> Iterator[str]:
+def attributes_of(task: Task | type[Task]) -> Iterator[str]:
     """Yields the attributes that are named like options, without methods and properties."""
     for name in dir(task):
-        if name.startswith(SIMILAR_PREFIX):
-            value = inspect.getattr_static(task, name)
-            if not (inspect.isroutine(value) or isinstance(value, property)):
-                yield name
+        if name.startswith(SIMILAR_PREFIX) and not _is_code(inspect.getattr_static(task, name)):
+            yield name
+
+
+def _is_code(value: Any) -> bool:
+    return inspect.isroutine(value) or isinstance(value, property)
+
+
+def _check_prefixes(task: Any, where: str) -> None:
+    """Rejects an option without its prefix, the spelling of functions, which would have no effect.
+
+    An argument of the decorator is one unless a base class has the name, an attribute of a class
+    unless the name is a common word.
+
+    Raises:
+        SettingsError: naming the option.
+    """
+    inherited: set[str] = set()
+    for cls in reversed(task.__mro__):
+        attributes = vars(cls)
+        if hasattr(cls, "idempotency_configuration"):
+            is_decorated = "__wrapped__" in attributes
+            for name in _UNPREFIXED.intersection(attributes) - inherited:
+                if is_decorated or not (name in _COMMON_WORDS or _is_code(attributes[name])):
+                    raise SettingsError(
+                        f"{where}: {name} has no effect on a task, whose option is {PREFIX}{name}; "
+                        "an attribute of your own needs another name"
+                    )
+        inherited.update(attributes)
 
 
 def resolve(options: Settings, where: str, default: str, accept: frozenset[str]) -> Settings:

@@ -10,13 +10,16 @@ from typing import Any
 
 from celery import Celery
 from celery.backends.base import Backend
+from celery.utils.functional import firstmethod
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.configuration.configuration import attributes_of, is_built_in
 from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
 from celery_idempotent.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 from celery_idempotent.key.canonical import has_canonical_bytes
 from celery_idempotent.printable import plural
+from celery_idempotent.settings import PREFIX
 
 #: Heartbeat states of leases under which another execution may begin.
 EXPIRED = ("expired", "lost")
@@ -35,6 +38,7 @@ def check(app: Celery) -> Iterator[Finding]:
             "a redelivered message is acknowledged before the library sees it: a callback or a "
             "chord that its dead worker did not send is lost"),
     )  # fmt: skip
+    yield from check_bases(app)
     periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     for task in app_tasks.tasks(app):
         if task.idempotency_configuration.settings.enabled:
@@ -45,6 +49,24 @@ def check(app: Celery) -> Iterator[Finding]:
                 "disabled", Severity.WARNING, task.name,
                 "idempotency_enabled is off", "idempotency_enabled = True",
                 "every duplicate runs",
+            )  # fmt: skip
+
+
+def check_bases(app: Celery) -> Iterator[Finding]:
+    """Yields a finding for each plain task that has options of this package."""
+    # Those that the setting gives to every task mean the idempotent ones.
+    of_all = firstmethod("annotate_any")(app.annotations) or ()
+    for name, task in sorted(app.tasks.items()):
+        if hasattr(task, "idempotency_configuration") or is_built_in(task):
+            continue
+        names = {each for each in attributes_of(task) if each.startswith(PREFIX)}
+        if options := sorted(names.difference(of_all)):
+            yield Finding(
+                "no-base", Severity.ERROR, name,
+                f"it has {', '.join(options)}, but its class is not an IdempotentTask",
+                "base=IdempotentTask in its decorator, or IdempotentTask among the bases of its "
+                "class",
+                "it is a plain task: every duplicate runs",
             )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import cached_property, partial, wraps
 from typing import Any, TypeVar, overload
 
-from celery import Celery
+from celery import Celery, Task
 from kombu.serialization import registry
 
 from celery_idempotent import settings
@@ -178,6 +178,11 @@ class Idempotency:
     ) -> Callable[..., Any]:
         """Returns the function that :meth:`idempotent` puts in the place of `func`."""
         name = name or self._name_of(func)
+        if isinstance(func, Task):
+            raise SettingsError(
+                f"{name} is a Celery task, whose messages would run unprotected: remove "
+                "@idempotent(), and set base=IdempotentTask and idempotency_key in its decorator"
+            )
         own_settings = self.settings_for(options, name)
         if key is TASK_ID:
             raise SettingsError(
@@ -461,7 +466,7 @@ class Idempotency:
             if option in _TASK_OPTIONS:
                 raise SettingsError(f"{where}: {option} is for tasks only; remove it")
             if option not in _OPTIONS:
-                raise settings.unknown_option(option, where, _OPTIONS)
+                raise settings.unknown_option(option, where, ("key", "label", *_OPTIONS))
             choices = _ALLOWED_POLICIES.get(option)
             if choices and value not in choices:
                 raise SettingsError(

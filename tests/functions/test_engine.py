@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from celery import Celery
+from celery import Celery, shared_task
 
 from celery_idempotent import Idempotency
 from celery_idempotent.errors import SettingsError
@@ -108,6 +108,7 @@ def test_an_invalid_option_is_rejected_in_one_line(options: dict[str, Any], mess
         ({"key_prefix": "x"}, "key_prefix can only be set for the whole engine"),
         ({"serializer": "pickle"}, "'pickle' writes a content type that is not in"),
         ({"key": "order:{number}"}, "idempotency_key names 'number'"),
+        ({"idempotency_key": "order:{order}"}, "no option idempotency_key; did you mean key?"),
     ],
 )
 def test_an_invalid_option_of_a_function_is_rejected_in_one_line(
@@ -117,6 +118,14 @@ def test_an_invalid_option_of_a_function_is_rejected_in_one_line(
         idem.idempotent(name="shop.charge", **options)(lambda order: order)
     assert message in str(caught.value)
     assert str(caught.value).startswith("shop.charge")
+
+
+@pytest.mark.parametrize("decorate", [Celery("shop", set_as_current=False).task, shared_task])
+def test_a_task_is_no_function(idem: Idempotency, decorate: Any) -> None:
+    def charge(order: str) -> None: ...
+
+    with pytest.raises(SettingsError, match="is a Celery task, whose messages would run unprot"):
+        idem.idempotent(key="order:{order}")(decorate(charge))
 
 
 def test_an_unknown_option_of_a_block_suggests_the_nearest(idem: Idempotency) -> None:

@@ -100,6 +100,38 @@ class TestInvalidOptions:
         assert error_of(celery(), idempotent_key="order:{order_id}") == f"shop.charge: {expected}"
         assert error_of(celery(idempotent_key=5)) == f"the Celery configuration: {expected}"
 
+    @pytest.mark.parametrize(
+        "options", [{"key": "order:{order_id}"}, {"until": "started"}, {"lease": 5}, {"label": "a"}]
+    )
+    def test_the_spelling_of_functions(self, options: dict[str, Any]) -> None:
+        (name,) = options
+        expected = (
+            f"shop.charge: {name} has no effect on a task, whose option is idempotency_{name}"
+        )
+
+        assert error_of(celery(), **options).startswith(expected)
+        annotated = celery(task_annotations={"shop.charge": options})
+        assert error_of(annotated).startswith(expected)
+        if name != "label":
+            base = type("Orders", (IdempotentTask,), {"abstract": True, **options})
+            assert error_of(celery(), base=base).startswith(expected)
+
+    def test_attributes_of_the_user_and_of_celery_are_no_options(self) -> None:
+        class Mine:
+            key = lease = None
+
+        class Named(Mine, IdempotentTask):
+            abstract = True
+            label, redis_client = "orders", object()
+
+            def until(self) -> None: ...
+
+        task = task_in(
+            celery(), base=Named, key="a", label="b", serializer="json", compression="gzip"
+        )
+
+        assert (task.key, task.label) == ("a", "b")
+
     @pytest.mark.parametrize("name", ["idempotency_leese", "idempotent_lease"])
     def test_an_unknown_django_setting(self, name: str) -> None:
         app = Celery("shop", set_as_current=False)

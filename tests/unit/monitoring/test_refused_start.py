@@ -41,8 +41,8 @@ def charge(order_id, amount): ...
         (
             "idempotency_redeliver_after=0.5",
             (
-                "the Celery configuration: idempotency_redeliver_after must be a number of "
-                "seconds, at least 1, at most a year, or None, not 0.5"
+                "the Celery configuration: idempotency_redeliver_after must be seconds "
+                "or a timedelta, at least 1, at most a year, or None, not 0.5"
             ),
         ),
         (
@@ -99,3 +99,34 @@ def test_a_port_for_metrics_is_of_the_loopback(setting: Any, expected: tuple[str
 def test_another_address_of_metrics_is_refused(setting: Any) -> None:
     with pytest.raises(SettingsError, match="must be a port, which is served at 127.0.0.1"):
         address(setting)
+
+
+def test_a_plain_task_with_options_is_an_error_at_the_start(tmp_path: Path) -> None:
+    app = """
+from celery import Celery  # and nothing of this package, which Celery's command line loads
+app = Celery("shop", broker="filesystem://", backend="cache+memory://")
+@app.task(idempotency_key="order:{order_id}")
+def charge(order_id, amount): ...
+"""
+    (tmp_path / "shop.py").write_text(app)
+    command = [sys.executable, "-m", "celery", "-q", "-A", "shop"]
+
+    found = subprocess.run(
+        [*command, "idempotency", "doctor"], cwd=tmp_path, capture_output=True, text=True
+    )
+    worker = subprocess.Popen(
+        [*command, "worker", "--pool", "solo", "--loglevel", "ERROR"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = next(line for line in worker.stderr or () if "ERROR" in line)
+    finally:
+        worker.kill()
+        worker.communicate()
+
+    assert found.returncode != 0
+    for text in (found.stderr, line):
+        assert "shop.charge" in text
+        assert "base=IdempotentTask" in text
