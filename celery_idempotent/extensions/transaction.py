@@ -7,7 +7,8 @@ Redis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,8 +36,7 @@ from celery_idempotent.flow.end import (
     Settlement,
 )
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.lockstep import await_effect
-from celery_idempotent.flow.outcome import Failure, is_asynchronous
+from celery_idempotent.flow.outcome import Failure, Outcome, is_asynchronous
 from celery_idempotent.flow.replay import replay_or_requeue
 from celery_idempotent.flow.soft_limit import at_row
 from celery_idempotent.record import layout
@@ -50,9 +50,6 @@ from celery_idempotent.sql.outcomes import Claim, OutcomeValues, Row
 from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
-
-#: The effects that the calls of a batch await, see `RowTransaction`.
-CLAIM, COMMIT = "claim", "commit"
 
 #: A message that was requeued this often for transient database errors ends with the next error.
 MAX_ROLLBACKS = 20
@@ -70,36 +67,44 @@ def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], A
 class Unprotected(Extension):
     """Runs the body as `run_plain` does, outside tasks: ``idempotency_enabled=False``."""
 
+    def __init__(self, call: ActiveCall) -> None:
+        super().__init__(call)
+        #: Has the plain transaction, while it is open.
+        self._transaction = contextlib.ExitStack()
+
     async def before_begin(self) -> None:
-        """Grants the call, or runs its body in a plain transaction."""
-        call, database = self.call, self.call.settings.transaction
-        execution = call.run_unprotected()
-        if database is None:
-            return
+        """Grants the call, and begins its plain transaction."""
+        execution, database = self.call.run_unprotected(), self.call.settings.transaction
+        if database is not None:
+            session = self._transaction.enter_context(database.plain_transaction())
+            execution._transaction = session  # noqa: SLF001 - the body reads its connection
+
+    def ran_unprotected(self, outcome: Outcome) -> Outcome:
+        """Commits; an error of the body rolls back."""
         try:
-            with database.plain_transaction() as session:
-                execution._transaction = session  # noqa: SLF001 - the body reads its connection
-                call.outcome = await call.runtime.run(partial(call.host.run, execution))
-                call.outcome.get()  # its error rolls back
-        except GeneratorExit:
-            raise
+            with self._transaction:
+                outcome.get()
         except BaseException as error:
-            call.outcome = Failure(error)
+            return Failure(error)
+        return outcome
+
+    def ended(self) -> None:
+        """Rolls back what is not committed."""
+        with contextlib.suppress(_RollBackError), self._transaction:
+            raise _RollBackError
+
+
+class _RollBackError(Exception):
+    """Rolls a plain transaction back."""
 
 
 class RowTransaction(Extension):
-    """Claims the row of the key, runs the body in the transaction, and commits it.
+    """Claims the row of the key, runs the body in the transaction, and commits it."""
 
-    Args:
-        batch: the transaction of the batch that the call belongs to. The batch's handlers begin and
-            commit it (see :class:`Lockstep`), and the batch rolls it back.
-    """
-
-    def __init__(self, call: ActiveCall, batch: Transaction | None = None) -> None:
+    def __init__(self, call: ActiveCall) -> None:
         super().__init__(call)
         self.database: Database = call.settings.transaction
-        self._in_batch = batch is not None
-        self.transaction = batch or Transaction(
+        self.transaction = Transaction(
             self.database, lambda row: self._continues(row) or self._has_failed(row)
         )
         #: Of the row; set by each begin.
@@ -120,10 +125,7 @@ class RowTransaction(Extension):
         call.protected = True  # by the row if there is no record
         call.execution._transaction = self.transaction  # noqa: SLF001 - the body reads its connection
         try:
-            if self._in_batch:
-                row: Row | None = await await_effect(CLAIM, (call, self._claim))
-            else:
-                (row,) = await begin_at_rows(self.transaction, [(call, self._claim)])
+            (row,) = await begin_at_rows(self.transaction, [(call, self._claim)])
             row = row and row.with_outcome()
         except StoreUnavailableError as error:
             call.report(table.ROW_UNAVAILABLE, error=error)
@@ -188,7 +190,7 @@ class RowTransaction(Extension):
             if self._should_retry(raised):
                 return await self._retry(raised)
             failure = Failure(raised)
-            if isinstance(disposition, Complete) and not self._in_batch:
+            if isinstance(disposition, Complete):
                 return await self.settling(await flow.settlement_of(call, failure))
             return Settlement(Release(), failure)
         if row is not None:
@@ -199,8 +201,6 @@ class RowTransaction(Extension):
     async def _commit(self, settlement: Settlement) -> Row | None:
         """Commits the outcome; returns the row of another execution if that has committed one."""
         call = self.call
-        if self._in_batch:
-            return await await_effect(COMMIT, (call, self._claim, settlement))  # type: ignore[no-any-return]
         delegates = isinstance(settlement.disposition, Delegate)
         replacements = call.host.replacements if delegates else ()
         outcomes = {self._claim: ended_of(settlement)}
@@ -211,14 +211,13 @@ class RowTransaction(Extension):
         self._roll_back(discard=True)
 
     def _roll_back(self, error: BaseException | None = None, *, discard: bool = False) -> None:
-        """Rolls back the transaction, unless it is that of a batch.
+        """Rolls back the transaction.
 
         Args:
             error: that of the body.
         """
-        if not self._in_batch:
-            discard = discard or (error is not None and is_asynchronous(error))
-            self.transaction.rollback(discard=discard)
+        discard = discard or (error is not None and is_asynchronous(error))
+        self.transaction.rollback(discard=discard)
 
     def _should_retry(self, error: BaseException) -> bool:
         """Returns whether this database error requeues the call instead of failing it."""
@@ -279,21 +278,6 @@ class RowTransaction(Extension):
         return await self.call.write(
             store(self.call.key, self.call.token, payload, row.remaining_ms, sending_ms=sending_ms)
         )
-
-
-async def commit_together(
-    transaction: Transaction, settlements: Sequence[tuple[ActiveCall, Claim, Settlement]]
-) -> list[None]:
-    """Commits the outcomes of a batch. The first row gets the messages that it publishes."""
-    outcomes = {claim: ended_of(settlement) for _, claim, settlement in settlements}
-    try:
-        row = await commit_with_outbox(settlements[0][0], transaction, outcomes)
-        if row is not None:
-            raise StoreUnavailableError(f"{row.id}: another execution has committed first")
-    except BaseException as error:
-        transaction.rollback(discard=not isinstance(error, Exception))
-        raise
-    return [None] * len(settlements)
 
 
 def ended_of(settlement: Settlement) -> OutcomeValues:

@@ -115,6 +115,8 @@ class ActiveCall:
         self.outcome: Outcome | None = None
         #: The lease is being renewed.
         self.renewed = False
+        #: The flow has reached the body, which the caller runs: see `flow.execute_to_body`.
+        self.at_body = False
         self._begun: Begun | None = None
         self._loss_reported = False
         self._plan = plan
@@ -320,6 +322,10 @@ class Extension:
     async def admitted(self, admission: Admission) -> Admission:
         """Called after each begin; returns the admission or replaces it."""
         return admission
+
+    def ran_unprotected(self, outcome: Outcome) -> Outcome:
+        """Called after a body without a record; returns its outcome or another."""
+        return outcome
 
     async def settling(self, settlement: Settlement) -> Settlement | End:
         """Called before an outcome is stored or a key released; returns a settlement or an end."""

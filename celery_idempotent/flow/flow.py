@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -57,21 +58,65 @@ async def execute(call: ActiveCall) -> End:
         StoreUnavailableError: if Redis is unavailable, and the policy is ``raise``.
         BaseException: what a signal handler has raised outside the body.
     """
-    try:
-        extension: Extension
-        for extension in call.extensions:
-            if (end := await extension.before_begin()) is not None:
-                return end
-        if call.execution is None and (end := await begin(call)) is not None:
+    end = await _part(call, _execute(call))
+    assert end is not None
+    return end
+
+
+async def execute_to_body(call: ActiveCall) -> End | None:
+    """Runs `call` up to its body, which the caller runs; returns the end of a call without one.
+
+    After None, :func:`execute_from_body` must follow, as long as `call.at_body` is true.
+
+    Raises:
+        As :func:`execute`.
+    """
+    return await _part(call, _begin(call))
+
+
+async def execute_from_body(call: ActiveCall, outcome: Outcome) -> End:
+    """Runs `call`, whose body has ended with `outcome`, to its settlement.
+
+    Raises:
+        As :func:`execute`.
+    """
+    call.at_body = False
+    end = await _part(call, _settle(call, outcome))
+    assert end is not None
+    return end
+
+
+async def _execute(call: ActiveCall) -> End:
+    if (end := await _begin(call)) is not None:
+        return end
+    assert call.execution is not None
+    outcome = call.outcome or await call.runtime.run(partial(call.host.run, call.execution))
+    return await _settle(call, outcome)
+
+
+async def _begin(call: ActiveCall) -> End | None:
+    extension: Extension
+    for extension in call.extensions:
+        if (end := await extension.before_begin()) is not None:
             return end
-        assert call.execution is not None
-        outcome = call.outcome or await call.runtime.run(partial(call.host.run, call.execution))
-        try:
-            return await settle(call, outcome)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            return await settle_again(call, outcome, error)
+    return await begin(call) if call.execution is None else None
+
+
+async def _settle(call: ActiveCall, outcome: Outcome) -> End:
+    try:
+        return await settle(call, outcome)
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        return await settle_again(call, outcome, error)
+
+
+async def _part(call: ActiveCall, part: Coroutine[Any, Any, End | None]) -> End | None:
+    """Runs a part of the flow; an error, or an end of the call, gives back what it was granted."""
+    try:
+        end = await part
+        call.at_body = end is None
+        return end
     except SoftLimitReached as interrupted:
         call.unanswered = False  # the next delivery recognizes a granted begin by its id
         await give_back(call, interrupted)
@@ -79,13 +124,15 @@ async def execute(call: ActiveCall) -> End:
     except GeneratorExit:
         raise  # the event loop is closed: nothing can be awaited
     except BaseException as error:
+        call.at_body = False
         await give_back(call, error)
         raise
     finally:
-        if call.extensions:
-            call.end_extensions()
-        if call.renewed:
-            call.stop_renewal()
+        if not call.at_body:
+            if call.extensions:
+                call.end_extensions()
+            if call.renewed:
+                call.stop_renewal()
 
 
 async def give_back(call: ActiveCall, error: BaseException) -> None:
@@ -227,7 +274,10 @@ def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | R
 async def settle(call: ActiveCall, outcome: Outcome) -> End:
     """Stores `outcome` or releases the key, and returns the end that counts."""
     lease = call.lease
+    extension: Extension
     if not call.protected:
+        for extension in call.extensions:
+            outcome = extension.ran_unprotected(outcome)
         if isinstance(outcome, Result) and call.host.returns_restored:
             _, outcome = restored(
                 outcome.value, call.settings, call.codec.values, key=str(call.key)
@@ -237,7 +287,6 @@ async def settle(call: ActiveCall, outcome: Outcome) -> End:
     if stopped and lease is not None and not lease.trusted:
         return await _abort(call, outcome)
     settlement = await settlement_of(call, outcome)
-    extension: Extension
     for extension in call.extensions:
         settled = await extension.settling(settlement)
         if not isinstance(settled, Settlement):

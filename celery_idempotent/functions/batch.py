@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-
-from celery import Celery
 
 from celery_idempotent.errors import (
     ConflictError,
@@ -16,37 +13,26 @@ from celery_idempotent.errors import (
     KeyRuleError,
     LeaseLostError,
     StoreUnavailableError,
-    TransactionError,
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report, report_refused
-from celery_idempotent.extensions.outbox import begin_at_rows
-from celery_idempotent.extensions.steps import Steps
-from celery_idempotent.extensions.transaction import (
-    CLAIM,
-    COMMIT,
-    RowTransaction,
-    commit_together,
-    plan_for,
-)
-from celery_idempotent.flow.active_call import ActiveCall, Extension, Plan
+from celery_idempotent.extensions.transaction import plan_for
+from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.end import Admission, Answer, End, Finished
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.lockstep import Handler, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Result
-from celery_idempotent.functions.bodies import Bodies
+from celery_idempotent.functions.bodies import Bodies, Parts
 from celery_idempotent.functions.direct_call import (
     Decision,
     DirectHost,
     NotCompletedError,
     outcome_of,
 )
+from celery_idempotent.functions.together import SharedRoundTrips, Together
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
-from celery_idempotent.sql.database import Database
-from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store.run_sync import run_sync
 
 
@@ -105,17 +91,12 @@ class Entry:
         return 0 if self.execution is None else self.execution.attempt
 
 
-def _not_stored(
-    call: ActiveCall, end: End | BaseException, *, committed: bool
-) -> IdempotencyError | None:
-    """Returns the reason why the value of a completed key is not stored, if it is not.
-
-    Args:
-        committed: whether the database has the outcome, regardless of the record.
-    """
+def _not_stored(call: ActiveCall, end: End | BaseException | None) -> IdempotencyError | None:
+    """Returns the reason why the value of a completed key is not stored, if it is not."""
     if not call.protected:
         return None
     lost = LeaseLostError(f"{call.key}: another execution has taken over")
+    assert end is not None
     try:
         outcome_of(call, end).get()
     except IdempotencyError as error:
@@ -123,7 +104,7 @@ def _not_stored(
     except Exception:
         return lost  # the execution that has taken over raised it
     assert isinstance(end, Answer)
-    return call.unsaved or (call.not_stored() if end.is_own or committed else lost)
+    return call.unsaved or (call.not_stored() if end.is_own else lost)
 
 
 class LeaveRecord(Extension):
@@ -150,19 +131,10 @@ class BaseBatch(Bodies, Sequence[Entry]):
         codec: PayloadCodec,
         keys: Sequence[Hashable],
         calls: Sequence[Call | IdempotencyError],
-        app: Celery | None = None,
-        database: Database | None = None,
     ) -> None:
+        super().__init__(runtime)
         self._entries = [Entry(key) for key in keys]
         self._pending: dict[Hashable, ActiveCall] = {}
-        self._transaction = transaction = None if database is None else Transaction(database)
-        handlers: dict[str, Handler] = {}
-        plan = Plan(Steps, (LeaveRecord,))
-        if transaction is not None:
-            handlers[CLAIM] = partial(begin_at_rows, transaction)
-            handlers[COMMIT] = partial(commit_together, transaction)
-            plan = Plan(Steps, (partial(RowTransaction, batch=transaction), LeaveRecord))
-        super().__init__(runtime, handlers)
         #: The first entry of each usable key.
         self._calls: dict[ActiveCall, Entry] = {}
         firsts: dict[str, ActiveCall] = {}
@@ -181,9 +153,9 @@ class BaseBatch(Bodies, Sequence[Entry]):
             elif (first := firsts.get(call.key.digest)) is None:
                 # A batch does not wait for a key that is held.
                 data = call._replace(wait_timeout=0.0)
-                stepped = SteppedRuntime(runtime, together=True)
-                own_plan = plan if data.settings.enabled else plan_for(data.settings)
-                active = ActiveCall(data, DirectHost(data, app=app), stepped, codec, own_plan)
+                plan = plan_for(data.settings)
+                plan = plan._replace(extensions=(*plan.extensions, LeaveRecord))
+                active = ActiveCall(data, DirectHost(data), runtime, codec, plan)
                 firsts[call.key.digest], self._calls[active] = active, entry
             elif first.key.fingerprint != call.key.fingerprint:
                 entry.refuse(
@@ -213,20 +185,23 @@ class BaseBatch(Bodies, Sequence[Entry]):
 
     def _begun(self) -> None:
         """Sets the decisions of all entries."""
-        flows = self._flows
-        if CLAIM in flows.errors:
-            raise flows.errors[CLAIM]
-        unavailable = [e for e in flows.ends.values() if isinstance(e, StoreUnavailableError)]
+        ends = self._ends
+        unavailable = [end for end in ends.values() if isinstance(end, StoreUnavailableError)]
         if unavailable and len(unavailable) == len(self._calls):
             raise unavailable[0]
         for call, entry in self._calls.items():
-            entry.begun(call, flows.ends.get(call))
+            entry.begun(call, ends[call])
             if entry.decision is Decision.RUN:
                 self._pending[entry.key] = call
 
-    def _begin_failed(self, error: BaseException) -> None:
-        if self._transaction is not None:
-            self._transaction.rollback(discard=not isinstance(error, Exception))
+    async def _run(self, parts: Parts) -> None:
+        for call in parts:
+            call.runtime = SharedRoundTrips(self._runtime)
+        try:
+            await Together(self._runtime, parts, self._ends).run()
+        finally:
+            for call in parts:
+                call.runtime = self._runtime
 
     def _take(self, keys: Iterable[Hashable]) -> dict[Hashable, ActiveCall]:
         """Removes the calls of `keys` from the pending ones and returns them."""
@@ -245,28 +220,18 @@ class BaseBatch(Bodies, Sequence[Entry]):
     async def _complete_many(self, values: Mapping[Hashable, Any] | None) -> dict[Hashable, Any]:
         if values is None:
             values = dict.fromkeys(self._pending)
-        if self._transaction is not None and (rest := self._pending.keys() - values.keys()):
-            raise IdempotencyError(
-                f"complete_many commits the transaction of the batch, and {len(rest)} of its keys "
-                "are pending; complete them with the others, or release them first"
-            )
         completed = self._take(values)
         await self._complete({call: Result(values[key]) for key, call in completed.items()})
-        if COMMIT in self._flows.errors:
-            raise self._flows.errors[COMMIT]
         errors = {}
         for call in completed.values():
             entry = self._calls[call]
-            committed = self._transaction is not None
-            entry.error = _not_stored(call, self._flows.ends[call], committed=committed)
+            entry.error = _not_stored(call, self._ends[call])
             if entry.error is not None:
                 errors[entry.key] = entry.error
         return errors
 
     async def _release_many(self, keys: Iterable[Hashable] | None = None) -> None:
         released = self._take(self.pending if keys is None else keys)
-        if self._transaction is not None and not self._pending:
-            self._transaction.rollback()
         reason = NotCompletedError("the batch released the key without completing it")
         await self._complete(dict.fromkeys(released.values(), Failure(reason)))
 
@@ -274,24 +239,8 @@ class BaseBatch(Bodies, Sequence[Entry]):
 class Batch(BaseBatch):
     """A batch for blocking code. As a context manager, it releases pending keys on exit."""
 
-    @property
-    def connection(self) -> Any:
-        """The connection of the batch's transaction, if ``transaction`` is set.
-
-        Raises:
-            TransactionError: if there is no transaction, or it has ended.
-        """
-        if self._transaction is None:
-            raise TransactionError("the batch has no transaction; pass transaction= to its engine")
-        return self._transaction.connection
-
     def complete_many(self, values: Mapping[Hashable, Any] | None = None) -> dict[Hashable, Any]:
         """Stores a value for each of these keys; by default None for all pending keys.
-
-        With a transaction, every pending key must be completed here or released before. This method
-        commits the effects and outcomes of all keys. If the database raises, nothing is committed,
-        the keys are released and its error propagates. StoreUnavailableError: the result of the
-        COMMIT is unknown, another execution has committed, or the broker refuses the messages.
 
         Returns:
             The error of each key whose value was not stored, also set as its entry's `error`:

@@ -9,9 +9,13 @@ from typing import Any
 
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.aio import AsyncioRuntime
-from celery_idempotent.flow.lockstep import Handler, Lockstep
-from celery_idempotent.flow.outcome import Outcome
+from celery_idempotent.flow.end import End
+from celery_idempotent.flow.flow import execute_from_body, execute_to_body
+from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.flow.thread import run_flow
+
+#: Parts of flows, see `flow.execute_to_body`.
+Parts = Mapping[ActiveCall, Coroutine[Any, Any, End | None]]
 
 
 class Bodies:
@@ -21,16 +25,20 @@ class Bodies:
     suspend, so :func:`.run_sync` can call them like functions.
     """
 
-    def __init__(self, runtime: Any, handlers: Mapping[str, Handler] | None = None) -> None:
+    #: The calls that were begun.
+    _begun_calls: Sequence[ActiveCall] = ()
+
+    def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
-        self._flows = Lockstep(runtime, handlers)
+        #: How the flows have ended, or the errors that they raised; None for one at its body.
+        self._ends: dict[ActiveCall, End | BaseException | None] = {}
+
+    def __del__(self) -> None:
+        self._close()
 
     def _begun(self) -> None:
         """Called when all flows have reached their bodies or ended."""
         raise NotImplementedError
-
-    def _begin_failed(self, error: BaseException) -> None:
-        """Called with the error of a begin, before the begun flows are ended."""
 
     async def _begin(
         self, calls: Sequence[ActiveCall], reason: BaseException | None = None
@@ -40,17 +48,17 @@ class Bodies:
         Args:
             reason: as for `_end`; by default the raised error.
         """
+        self._begun_calls = calls
         try:
-            await self._drive(partial(self._flows.begin, calls))
+            await self._drive(lambda: self._run({call: execute_to_body(call) for call in calls}))
             self._begun()
         except BaseException as error:
-            self._begin_failed(error)
             await self._end(error, reason or error)
             raise
 
     async def _complete(self, outcomes: Mapping[ActiveCall, Outcome]) -> None:
         """Runs the flows of these calls, whose bodies have ended with `outcomes`, to their ends."""
-        await self._drive(partial(self._flows.end, outcomes))
+        await self._drive(partial(self._settle, outcomes))
 
     async def _end(self, error: BaseException | None, reason: BaseException) -> None:
         """Ends the flows whose bodies have not completed.
@@ -59,13 +67,30 @@ class Bodies:
             error: the error that the caller's code raised, if any.
             reason: the error that their bodies end with.
         """
-        end = partial(self._flows.end_all, reason)
+        end = partial(self._settle, dict.fromkeys(self._begun_calls, Failure(reason)))
         if isinstance(self._runtime, AsyncioRuntime) and isinstance(error, GeneratorExit):
-            self._flows.close()  # nothing can be awaited: the event loop is closed
+            self._close()  # nothing can be awaited: the event loop is closed
         elif isinstance(self._runtime, AsyncioRuntime) and isinstance(error, CancelledError):
             await self._runtime.abandon(end())
         else:
             await self._drive(end)
+
+    def _close(self) -> None:
+        """Stops the renewal of the leases, without awaiting anything."""
+        for call in self._begun_calls:
+            if call.at_body:
+                call.at_body = False
+                call.end_extensions()
+                call.stop_renewal()
+
+    async def _settle(self, outcomes: Mapping[ActiveCall, Outcome]) -> None:
+        at_body = {call: outcome for call, outcome in outcomes.items() if call.at_body}
+        await self._run({call: execute_from_body(call, at_body[call]) for call in at_body})
+
+    async def _run(self, parts: Parts) -> None:
+        """Runs these parts, and notes how they end."""
+        for call, part in parts.items():
+            self._ends[call] = await part
 
     async def _drive(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if isinstance(self._runtime, AsyncioRuntime):

@@ -11,7 +11,6 @@ from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.end import Answer
 from celery_idempotent.flow.execution import AsyncExecution, BaseExecution, Execution
-from celery_idempotent.flow.lockstep import SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.functions.bodies import Bodies
 from celery_idempotent.functions.direct_call import (
@@ -32,13 +31,12 @@ class BaseBlockExecution(Bodies):
 
     def __init__(self, data: Call, host: DirectHost, runtime: Any, codec: PayloadCodec) -> None:
         super().__init__(runtime)
-        stepped = SteppedRuntime(runtime, together=False)
         #: ``name:digest``, as in the record.
         self.key = str(data.key)
         self.decision = Decision.CONFLICT
         #: Under CONFLICT, names the execution that holds the key.
         self.conflict: ConflictError | None = None
-        self._call = ActiveCall(data, host, stepped, codec, plan_for(data.settings))
+        self._call = ActiveCall(data, host, runtime, codec, plan_for(data.settings))
         self._execution: BaseExecution | None = None
         self._outcome: Outcome | None = None
         self._outer_execution = current_execution.get()
@@ -91,10 +89,10 @@ class BaseBlockExecution(Bodies):
 
     def _begun(self) -> None:
         """Sets the decision, and makes the execution the current one."""
-        if self._flows.at_body:
+        end = self._ends[self._call]
+        if end is None:
             self.decision, self._execution = Decision.RUN, self._call.execution
         else:
-            end = self._flows.ends[self._call]
             outcome = outcome_of(self._call, end)
             if isinstance(end, Answer) and not end.refused:
                 self.decision, self._outcome = Decision.REPLAY, outcome
@@ -111,7 +109,9 @@ class BaseBlockExecution(Bodies):
         if self._outcome is not None:
             raise IdempotencyError(f"{self.key} is already completed; complete it only once")
         await self._complete({self._call: Result(value)})
-        self._outcome = outcome_of(self._call, self._flows.ends[self._call])
+        end = self._ends[self._call]
+        assert end is not None
+        self._outcome = outcome_of(self._call, end)
         return self._outcome.get()
 
     async def _exit(self, error: BaseException | None) -> None:

@@ -295,25 +295,19 @@ class Idempotency:
 
         Raises:
             ValueError: if there are more or fewer fingerprints than keys.
-            StoreUnavailableError: if Redis is unavailable and ``on_store_error`` is ``raise``, or
-                if the database of ``transaction`` is unavailable.
-            TransactionError: if ``transaction`` is set and the caller has an open transaction.
+            StoreUnavailableError: if Redis is unavailable and ``on_store_error`` is ``raise``.
+            SettingsError: if ``transaction`` or ``wait_replicas`` is set.
         """
         calls = self._calls(keys, fingerprints)
         runtime, codec = self.executor.runtime, self.executor.codec
-        batch = Batch(runtime, codec, keys, calls, self.app, self.settings.transaction)
+        batch = Batch(runtime, codec, keys, calls)
         run_sync(batch._begin_all())  # noqa: SLF001
         return batch
 
     async def abegin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
     ) -> AsyncBatch:
-        """As :meth:`begin_many`, for coroutines; ``transaction`` is not supported."""
-        if self.settings.transaction is not None:
-            raise SettingsError(
-                f"Idempotency {self.name!r}: idempotency_transaction needs begin_many, not "
-                "abegin_many, since its connection blocks"
-            )
+        """As :meth:`begin_many`, for coroutines."""
         calls = self._calls(keys, fingerprints)
         executor = self.async_executor
         batch = AsyncBatch(AsyncioRuntime(executor.store), executor.codec, keys, calls)
@@ -323,11 +317,10 @@ class Idempotency:
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
     ) -> list[Call | IdempotencyError]:
-        if self.settings.transaction is not None and not self.settings.enabled:
+        if self.settings.transaction is not None:
             raise SettingsError(
-                f"Idempotency {self.name!r}: a batch with idempotency_transaction needs "
-                "idempotency_enabled=True; with on_store_error='run', its rows protect it without "
-                "Redis"
+                f"Idempotency {self.name!r}: a batch has no idempotency_transaction; use a block, "
+                "with idem.execution(key), for each key"
             )
         if self.settings.wait_replicas:
             raise SettingsError(

@@ -22,6 +22,7 @@ from kombu.exceptions import OperationalError
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, report
+from celery_idempotent.task import call_options, message_headers
 from celery_idempotent.task.canvas import last_signature, signatures
 
 #: The arguments of `Task.apply_async` by position.
@@ -66,6 +67,8 @@ def _stored(key: str, app: Celery | None, function: Callable[[], Any]) -> list[s
         signature = load(app, dump(signature, serializer))
         for single in signatures(signature):
             single.options.setdefault("task_id", uuid())
+            call_options.check("apply_async", single.options)
+            message_headers.of_options(single.task, "", single.options, in_shadow=False)
         return dump(signature, serializer)
     except Exception as error:
         raise _refused(key, name, f"{type(error).__name__}: {error}") from error

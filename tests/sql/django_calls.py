@@ -16,8 +16,7 @@ from uuid import uuid4
 from celery import Celery, chain, group
 from kombu.exceptions import OperationalError as BrokerError
 
-from celery_idempotent import Decision, Idempotency, IdempotentTask, TransactionError
-from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent import Idempotency, IdempotentTask
 from tests.sql.databases import dump_failures, set_up_django
 
 set_up_django(sys.argv[1])
@@ -196,28 +195,6 @@ def test_the_body_uses_the_connection_of_the_alias() -> None:
     assert call.result() == [1, 1, 1, 1]
 
 
-def test_a_batch_is_one_transaction() -> None:
-    """Releases its second key; then all of it again."""
-    keys = [uuid4().hex for _ in range(3)]
-    decisions = []
-    for _ in range(2):
-        with idem.begin_many(keys) as batch:
-            decisions.append([entry.decision.name for entry in batch])
-            for key in batch.pending:
-                with transaction.atomic():
-                    insert(key)
-                    transaction.set_rollback(key == keys[1] and len(batch.pending) == 3)
-            if len(batch.pending) == 3:
-                batch.release_many(keys[1:2])
-            batch.complete_many()
-        idem.executor.store.client.flushdb()
-    with suppress(TransactionError), transaction.atomic():
-        idem.begin_many([uuid4().hex])
-        raise AssertionError("a batch inside atomic is refused")
-    assert decisions == [["RUN", "RUN", "RUN"], ["REPLAY", "RUN", "REPLAY"]]
-    assert [effects(key) for key in keys] == [1, 1, 1]
-
-
 def on_commit(function: Callable[[], Any], **options: Any) -> None:
     transaction.on_commit(function, **options)
 
@@ -394,6 +371,7 @@ def test_what_could_be_lost_is_refused_before_the_commit() -> None:
         (partial(in_pickle.delay, "1"), idem, "in_pickle.delay) cannot be stored: Content"),
         (partial(notify.delay, object()), idem, "notify.delay) cannot be stored: EncodeError"),
         (partial(bill.apply_async, ("1",), idempotency_kee="1"), idem, "did you mean"),
+        (partial(bill.apply_async, ("1",), idempotency_key=""), idem, "must be non-empty text"),
         (notify_by_another_app.delay, idem, "belongs to another Celery app"),
         (partial(notify.delay, "1"), without_app, "pass the Celery app to Idempotency()"),
     ):
@@ -433,33 +411,6 @@ def test_a_message_that_can_never_be_published_holds_up_no_other() -> None:
         lambda name: (on_commit(partial(bill.delay, name, 2)), on_commit(partial(notify.delay, 1)))
     )
     assert call.result() == [1, 1, 1, ["notify"]]
-
-
-def test_a_batch_publishes_once() -> None:
-    keys = [uuid4().hex for _ in range(2)]
-    found: list[Any] = []
-    for available in (False, True, True):
-        with idem.begin_many(keys) as batch:
-            for entry in batch:
-                if entry.decision is Decision.RUN:
-                    insert(entry.key)
-                    on_commit(partial(notify.delay, entry.key))
-            try:
-                if available:
-                    batch.complete_many()
-                else:
-                    with broker_unavailable():
-                        batch.complete_many()
-            except StoreUnavailableError as error:
-                found.append(type(error).__name__)
-        found.append([*(entry.decision.name for entry in batch), tasks(published())])
-    assert found == [
-        "StoreUnavailableError",
-        ["RUN", "RUN", []],
-        ["REPLAY", "REPLAY", ["notify", "notify"]],
-        ["REPLAY", "REPLAY", []],
-    ]
-    assert [effects(key) for key in keys] == [1, 1]
 
 
 dump_failures(vars())

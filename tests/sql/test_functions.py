@@ -217,7 +217,7 @@ class TestConfiguration:
         with pytest.raises(ZeroDivisionError):
             charge(True)
         assert database.effects(order) == 1
-        with pytest.raises(SettingsError, match="a batch with idempotency_transaction needs"):
+        with pytest.raises(SettingsError, match="a batch has no idempotency_transaction"):
             idem.begin_many([order])
 
 

@@ -133,16 +133,13 @@ class TestPlainCalls:
         assert (database.effects(order), other.effects(order)) == (2, 0)
         assert other.effects(f"book {order[:8]}") == 2
 
-    def test_in_a_block_and_a_batch(
+    def test_in_a_block(
         self, new_shop: Callable[..., Shop], server: RedisServer, database: TestDatabase, order: str
     ) -> None:
         book = new_shop(database.engine).book
         idem = Idempotency(server.url, key_prefix=uuid4().hex, transaction=database.engine)
         with idem.execution(order) as execution:
             write(execution.connection, order)
-            book(order)
-        with idem.begin_many([order]) as batch:
-            write(batch.connection, order)
             book(order)
         assert database.effects(order) == 0
         assert database.effects(f"book {order[:8]}") == 0
@@ -154,7 +151,7 @@ class TestPlainCalls:
 class TestCallsWithAKey:
     """They commit by themselves, and would wait for the locks of the body for ever."""
 
-    @pytest.mark.parametrize("kind", ["function", "block", "batch", "eager task"])
+    @pytest.mark.parametrize("kind", ["function", "block", "eager task"])
     def test_are_refused(
         self,
         new_shop: Callable[..., Shop],
@@ -174,7 +171,6 @@ class TestCallsWithAKey:
         nested = {
             "function": lambda: ship(order),
             "block": lambda: block(idem.execution(order)),
-            "batch": lambda: block(idem.begin_many([order])),
             "eager task": lambda: shop.book.apply((order,), throw=True),
         }
         raised: list[str] = []

@@ -181,6 +181,15 @@ def test_the_heartbeat_renews_all_leases(server: RedisServer, key: str) -> None:
     idem.close()
 
 
+def test_a_batch_that_is_dropped_is_not_renewed(idem: Idempotency, key: str) -> None:
+    batch = idem.begin_many([key])
+    assert heartbeat.held()
+
+    del batch
+
+    assert not heartbeat.held()
+
+
 def test_the_error_of_a_key_that_was_taken_over_is_returned(idem: Idempotency, key: str) -> None:
     one, two = f"{key}:1", f"{key}:2"
     batch = idem.begin_many([one, two])
