@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.routing import Route
 
 from celery_idempotent.contrib.asgi import decoded, encoded
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
@@ -106,6 +107,18 @@ class _Route(BaseRoute):
         if self._is_async:
             return await function(*args)
         return anyio.from_thread.run(function, *args)
+
+    def _route_of(self, call: Call) -> tuple[str, ...]:
+        scope = call.request.scope
+        path, route = scope["path"], scope.get("route")
+        if isinstance(route, Route):
+            # The route of an included router does not have its prefix.
+            starts = [index for index, character in enumerate(path) if character == "/"]
+            for start in reversed(starts):
+                if route.path_regex.match(path[start:]):
+                    path = path[:start] + route.path
+                    break
+        return call.request.method.upper(), scope.get("root_path", ""), path
 
     async def _body(self, call: Call) -> Any:
         try:

@@ -30,6 +30,11 @@ class _Route(BaseRoute, WsgiReader):
 
         return run
 
+    def _route_of(self, call: Call) -> tuple[str, ...]:
+        request: flask.Request = call.request
+        # Rules of two subdomains may be equal, but not the names of their endpoints.
+        return request.method.upper(), request.root_path, str(request.url_rule), f"{request.endpoint}"
+
     async def _body(self, call: Call) -> bytes:
         request: flask.Request = call.request
         if "stream" not in vars(request):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import flask
 import httpx
 import pytest
-from fastapi import BackgroundTasks, Depends, FastAPI, Form, HTTPException, Request, Response
+from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Form, HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 from flask.views import MethodView
 from pydantic import BaseModel
@@ -69,7 +69,10 @@ def send(api: FastAPI, idem: Idempotency, key: str) -> Send:
             try:
                 async with client:
                     return [
-                        await client.post(path, **{"json": {"amount": 1}, **options, **change})
+                        await client.request(
+                            url=path,
+                            **{"method": "POST", "json": {"amount": 1}, **options, **change},
+                        )
                         for change in changes or ({}, {})
                     ]
             finally:
@@ -247,6 +250,46 @@ class TestFastApi:
             (response,) = send(f"/pay/{invalid}", {})
             assert (response.status_code, "key-invalid" in response.text) == (400, True)
 
+    @pytest.mark.parametrize("fingerprint", [None, lambda request: "any"], ids=["request", "own"])
+    def test_endpoints_of_one_factory_do_not_share_keys(
+        self, api: FastAPI, idem: Idempotency, send: Send, calls: list[Any], fingerprint: Any
+    ) -> None:
+        def routes(*, keyed: bool, prefix: str = "") -> APIRouter:
+            key = (lambda request, number: str(number)) if keyed else None
+            protect = fastapi.idempotent_route(
+                idem, identity=by_header("authorization"), key=key, fingerprint=fingerprint
+            )
+            router = APIRouter(prefix=prefix)
+
+            @router.put("/{number}")
+            @router.post("/{number}")
+            @protect
+            async def pay(request: Request, number: int) -> str:
+                calls.append((request.method, request.url.path))
+                return request.url.path
+
+            return router
+
+        for prefix in ("/a", "/b"):
+            api.include_router(routes(keyed=True, prefix=prefix))
+            api.include_router(routes(keyed=False, prefix=f"/header{prefix}"))
+            mounted = FastAPI()
+            mounted.include_router(routes(keyed=True))
+            api.mount(f"/mounted{prefix}", mounted)
+        included = routes(keyed=True)
+        api.include_router(included, prefix="/c")
+        api.include_router(included, prefix="/d")
+        paths = [f"/{name}/5" for name in ("a", "b", "c", "d", "mounted/a", "mounted/b")]
+
+        for path in paths:
+            assert [r.text for r in send(path)] == [f'"{path}"'] * 2
+        assert calls == [("POST", path) for path in paths]
+        assert [r.status_code for r in send("/a/5", method="PUT")] == [200, 200]
+        assert calls[-1] == ("PUT", "/a/5")
+        assert len(calls) == len(paths) + 1
+        sent = [send(path, {})[0] for path in ("/header/a/5", "/header/b/5", "/header/a/6")]
+        assert [r.status_code for r in sent] == [200, 422, 422]
+
     def test_a_form_needs_a_fingerprint(
         self, api: FastAPI, idem: Idempotency, send: Send, calls: list[Any]
     ) -> None:
@@ -368,6 +411,45 @@ class TestFlask:
             (201, 2),
         ]
         assert calls == [("a", {"amount": 1}), ("b", {"amount": 1})]
+
+    @pytest.mark.parametrize("fingerprint", [None, lambda request: "any"], ids=["request", "own"])
+    def test_views_that_inherit_a_method_do_not_share_keys(
+        self, web: flask.Flask, idem: Idempotency, post: Any, calls: list[Any], fingerprint: Any
+    ) -> None:
+        protect = contrib_flask.idempotent_route(
+            idem,
+            identity=by_header("authorization"),
+            key=lambda request: request.view_args["number"],
+            fingerprint=fingerprint,
+        )
+
+        class View(MethodView):
+            @protect
+            def post(self, number: str) -> str:
+                calls.append(type(self).__name__)
+                return calls[-1]
+
+        class Payments(View): ...
+
+        class Refunds(View): ...
+
+        class Decorated(MethodView):
+            decorators = (protect,)
+
+            def post(self, number: str) -> str:
+                calls.append(type(self).__name__)
+                return calls[-1]
+
+        class AlsoDecorated(Decorated): ...
+
+        views = (Payments, Refunds, Decorated, AlsoDecorated)
+        for view in views:
+            name = view.__name__
+            web.add_url_rule(f"/{name}/<number>", view_func=view.as_view(name))
+
+        for view in views:
+            assert [post(f"/{view.__name__}/5").text for _ in range(2)] == [view.__name__] * 2
+        assert calls == [view.__name__ for view in views]
 
     def test_an_error_with_a_handler_is_a_response_and_others_release_the_key(
         self, web: flask.Flask, idem: Idempotency, post: Any, calls: list[Any]

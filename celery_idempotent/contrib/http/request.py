@@ -36,7 +36,7 @@ _MULTIPART = re.compile(
 
 #: The method, the app's mount path (so that two apps never share a request), and the path.
 _ASGI_TARGET = ("method", "root_path", "path")
-_WSGI_TARGET = ("REQUEST_METHOD", "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING")
+_WSGI_TARGET = ("REQUEST_METHOD", "SCRIPT_NAME", "PATH_INFO")
 
 
 def _environ_of(request: Any) -> Any:
@@ -63,14 +63,17 @@ def field_of(request: Any, name: str) -> str:
     return ",".join(fields_of(request, name))
 
 
+def target_of(request: Any) -> list[str]:
+    """Returns the method, the app's mount path and the path of a request."""
+    environ = _environ_of(request)
+    names = _ASGI_TARGET if environ.get("type") == "http" else _WSGI_TARGET
+    return [environ.get(name, "") for name in names]
+
+
 def fingerprint(request: Any, body: bytes) -> list[str | bytes]:
     """Returns the values that must be the same in all requests with one key."""
     environ = _environ_of(request)
-    if environ.get("type") == "http":
-        target = [environ.get(name, "") for name in _ASGI_TARGET]
-        target.append(environ["query_string"].decode("latin-1"))
-    else:
-        target = [environ.get(name, "") for name in _WSGI_TARGET]
+    query = environ.get("query_string", b"").decode("latin-1") or environ.get("QUERY_STRING", "")
     content_type, content_encoding = (
         field_of(request, name) for name in ("content-type", "content-encoding")
     )
@@ -83,7 +86,7 @@ def fingerprint(request: Any, body: bytes) -> list[str | bytes]:
             digest = blake2b(digest_size=32, person=b"parts")
             for part in parts:
                 digest.update(blake2b(part, digest_size=32).digest())
-    return [*target, content_type, content_encoding, digest.digest()]
+    return [*target_of(request), query, content_type, content_encoding, digest.digest()]
 
 
 def _parts(body: bytes, boundary: bytes) -> list[bytes] | None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.request import fingerprint as fingerprint_of
+from celery_idempotent.contrib.http.request import target_of
 from celery_idempotent.contrib.http.response import Headers, Response
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.functions.direct_call import current_execution
@@ -66,8 +67,9 @@ class BaseRoute(BaseMiddleware):
             identity: returns the text that identifies the sender, or None if it is unknown.
             key: returns the key as text, or None if the request needs none; by default, the
                 Idempotency-Key header.
-            fingerprint: returns a value that must be equal in all requests with one key; by
-                default, the whole request. Required if the framework reads a form.
+            fingerprint: returns a value that must be equal in all requests with one key, as their
+                method and path; by default, the whole request. Required if the framework reads a
+                form.
             methods: the HTTP methods to which keys apply.
             options: the other options of `IdempotencyMiddleware`.
 
@@ -160,7 +162,9 @@ class BaseRoute(BaseMiddleware):
     def _admit(self, request: Call) -> tuple[str, ...] | None:
         admitted = super()._admit(request)
         # Clients choose header keys, but key functions of two endpoints may return the same number.
-        return admitted if admitted is None or self._key is None else (*admitted, self._name)
+        if admitted is None or self._key is None:
+            return admitted
+        return *admitted, self._name, *self._route_of(request)
 
     def _key_fields(self, request: Call) -> list[str]:
         if self._key is None:
@@ -178,7 +182,7 @@ class BaseRoute(BaseMiddleware):
     async def _fingerprint_of(self, call: Call) -> Any:
         declared = self._declared_length(call)
         if self._fingerprint is not None:
-            return [self._name, self._fingerprint(call)]
+            return [*target_of(call), self._fingerprint(call)]
         body = await self._body(call)
         self._check_length(len(body), declared)
         return fingerprint_of(call, body)
@@ -187,6 +191,13 @@ class BaseRoute(BaseMiddleware):
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
+
+    def _route_of(self, call: Any) -> tuple[str, ...]:
+        """Returns the method and the template of the path, which one function's routes differ in.
+
+        A factory or a base class makes endpoints with one name.
+        """
+        raise NotImplementedError
 
     async def _body(self, call: Call) -> Any:
         raise NotImplementedError
