@@ -33,7 +33,12 @@ class _Route(BaseRoute, WsgiReader):
     def _route_of(self, call: Call) -> tuple[str, ...]:
         request: flask.Request = call.request
         # Rules of two subdomains may be equal, but not the names of their endpoints.
-        return request.method.upper(), request.root_path, str(request.url_rule), f"{request.endpoint}"
+        return (
+            request.method.upper(),
+            request.root_path,
+            str(request.url_rule),
+            f"{request.endpoint}",
+        )
 
     async def _body(self, call: Call) -> bytes:
         request: flask.Request = call.request

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
@@ -57,8 +55,6 @@ from celery_idempotent.store.inspection.record_query import records
 from celery_idempotent.store.record_store import RecordStore, distinct
 from celery_idempotent.store.run_sync import run_sync
 
-logger = logging.getLogger(__name__)
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_NAME = "calls"
@@ -95,8 +91,8 @@ class Idempotency:
     def __init__(self, app_or_redis: Any, /, *, name: str = DEFAULT_NAME, **options: Any) -> None:
         self.app = app_or_redis if isinstance(app_or_redis, Celery) else None
         self.name = name
-        #: How many functions have each name that is not unique in its module.
-        self._local_names: Counter[str] = Counter()
+        #: The code of the decorated functions, by name.
+        self._functions: dict[str, Any] = {}
         #: Options that the app configures have the names of its settings, which errors then name.
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}
         if self.app is not None:
@@ -157,8 +153,8 @@ class Idempotency:
             key: the key rule, like a task's ``idempotency_key``: None for all arguments, a
                 template, a tuple of argument names, or a callable.
             name: the function's name in keys and records; by default its module and qualified
-                name, so moving the function changes its keys. Pass it for a lambda or a function
-                inside another one, whose names are not unique, and for a callable object.
+                name, so moving the function changes its keys. Required for a lambda, a function
+                inside another one and a callable object.
             label: a template, like a task's ``idempotency_label``.
             options: override the engine's options for this function.
 
@@ -177,7 +173,7 @@ class Idempotency:
         func: Callable[..., Any],
     ) -> Callable[..., Any]:
         """Returns the function that :meth:`idempotent` puts in the place of `func`."""
-        name = name or self._name_of(func)
+        name = self._name_of(func, name)
         if isinstance(func, Task):
             raise SettingsError(
                 f"{name} is a Celery task, whose messages would run unprotected: remove "
@@ -199,6 +195,12 @@ class Idempotency:
             )
         # No serializer changes the arguments between the caller and the function.
         rule = KeyRule(name, key, inspect.signature(func), lambda args, kwargs: (args, kwargs))
+        first = next(iter(rule.signature.parameters), None)
+        if key is not None and first in ("self", "cls") and first not in (rule.names or [first]):
+            raise SettingsError(
+                f"{name} is a method, and its key leaves out {first}: objects of all classes would "
+                f"share its outcomes; use {first} in the key, or pass a function as the key"
+            )
         labels = None if label is None else Label(rule, label)
         plan = plan_for(own_settings)
         # Not those of the executor's codec, which needs the encryption keys.
@@ -244,19 +246,24 @@ class Idempotency:
         wrapper.idempotency_key_of = lambda *args, **kwargs: rule.derive(args, kwargs)
         return wrapper  # type: ignore[no-any-return]
 
-    def _name_of(self, func: Callable[..., Any]) -> str:
-        """Returns the name of a function; warns once if lambdas or inner functions share it."""
-        if not hasattr(func, "__qualname__"):
-            raise SettingsError(f"a {type(func).__name__} has no name of its own; pass name=")
-        name = f"{func.__module__}.{func.__qualname__}"
-        if "<" in func.__qualname__:
-            self._local_names[name] += 1
-            if self._local_names[name] == 2:
-                logger.warning(
-                    "Several functions are named %s: a call of one gets the outcome of another; "
-                    "pass name=",
-                    name,
+    def _name_of(self, func: Callable[..., Any], name: str | None) -> str:
+        """Returns the name of a function, which no other function of the engine may have."""
+        if not name:
+            if not hasattr(func, "__qualname__"):
+                raise SettingsError(f"a {type(func).__name__} has no name of its own; pass name=")
+            name = f"{func.__module__}.{func.__qualname__}"
+            if "<" in func.__qualname__ or hasattr(func, "__self__"):
+                raise SettingsError(
+                    f"{name} is not unique, since other inner functions or bound methods have this "
+                    "name too; pass name="
                 )
+        original: Any = inspect.unwrap(func)
+        code = getattr(original, "__code__", original)
+        if self._functions.setdefault(name, code) != code:
+            raise SettingsError(
+                f"two functions are named {name}, and would get each other's outcomes; pass "
+                "another name="
+            )
         return name
 
     def execution(

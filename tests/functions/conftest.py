@@ -7,6 +7,7 @@ to return.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -14,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from celery_idempotent import Decision, Idempotency, State
+from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.store.run_sync import run_sync
 from tests.servers.redis_server import RedisServer
 
@@ -55,9 +57,9 @@ class Shop:
 
     def state(self, order: str) -> State | None:
         """Returns the state of the order's record."""
-        key = self.idem.idempotent(key="order:{order}", name="shop.charge")(
-            lambda order, amount=0: None
-        ).idempotency_key_of(order)
+        signature = inspect.signature(lambda order, amount=0: None)
+        rule = KeyRule("shop.charge", "order:{order}", signature, lambda *arguments: arguments)
+        key = rule.derive((order,), {})
         record = run_sync(self.idem.executor.store.get(key))
         return record and record.state
 

@@ -66,7 +66,7 @@ class TestSingleFlight:
     def test_threads(self, idem: Idempotency, key: str) -> None:
         runs = []
 
-        @idem.idempotent(key="{order}")
+        @idem.idempotent(name="charge", key="{order}")
         def charge(order: str) -> str:
             runs.append(order)
             time.sleep(0.3)
@@ -87,7 +87,7 @@ class TestSingleFlight:
     def test_tasks_on_one_event_loop(self, idem: Idempotency, run: Run, key: str) -> None:
         runs = []
 
-        @idem.idempotent(key="{order}")
+        @idem.idempotent(name="charge", key="{order}")
         async def charge(order: str) -> str:
             runs.append(order)
             await asyncio.sleep(0.3)

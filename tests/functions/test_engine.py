@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ class TestConstruction:
 
         assert idem.settings.lease == 7
         assert idem.settings.on_conflict == "wait"
-        assert idem.idempotent(lambda order: order)(key) == key
+        assert idem.idempotent(name="charge")(lambda order: order)(key) == key
         assert Idempotency(app, key_prefix=key).executor is idem.executor
 
     def test_a_client_serves_either_blocking_code_or_coroutines(
@@ -39,36 +39,59 @@ class TestConstruction:
         async def charge(order: str) -> str:
             return order
 
-        assert blocking.idempotent(lambda order: order)(key) == key
+        assert blocking.idempotent(name="blocking")(lambda order: order)(key) == key
         with pytest.raises(
             SettingsError, match=r"is a redis\.client\.Redis; it must be a redis\.asyncio"
         ):
-            asyncio.run(blocking.idempotent(charge)(key))
+            asyncio.run(blocking.idempotent(name="async")(charge)(key))
 
         async def with_async_client() -> None:
             client = redis.asyncio.Redis.from_url(server.url)
             engine = Idempotency(client, key_prefix=key)
-            assert await engine.idempotent(charge)(key) == key
+            assert await engine.idempotent(name="async")(charge)(key) == key
             with pytest.raises(
                 SettingsError,
                 match=r"is a redis\.asyncio\.client\.Redis; it must be a redis\.Redis or",
             ):
-                engine.idempotent(lambda order: order)(key)
+                engine.idempotent(name="blocking")(lambda order: order)(key)
             await client.aclose()
 
         asyncio.run(with_async_client())
 
-    def test_functions_that_share_a_name_are_logged(
-        self, idem: Idempotency, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        for _ in range(3):
-            idem.idempotent(lambda order: order)
-        assert caplog.text.count("Several functions are named") == 1
+    def test_two_functions_never_share_a_name(self, idem: Idempotency) -> None:
+        def charge(order: str) -> str:
+            return order
+
+        for function in (charge, lambda order: order, "".join):
+            with pytest.raises(SettingsError, match=" is not unique, .*; pass name="):
+                idem.idempotent(function)
+            idem.idempotent(function, name=function.__name__)
+        idem.idempotent(charge, name="charge")
+        with pytest.raises(SettingsError, match="two functions are named charge, .*; pass another"):
+            idem.idempotent(name="charge")(lambda order: order)
+        idem.idempotent(name="charge")(wraps(charge)(lambda order: charge(order)))
         with pytest.raises(SettingsError, match="a partial has no name of its own; pass name="):
             idem.idempotent(partial(print))
 
+    def test_the_key_of_a_method_includes_its_object(self, idem: Idempotency) -> None:
+        def pay(self: Any, order: str) -> str:
+            return f"{type(self).__name__} {order}"
+
+        with pytest.raises(SettingsError, match="pay is a method, and its key leaves out self"):
+            idem.idempotent(key="{order}", name="pay")(pay)
+        by_class = idem.idempotent(
+            key=lambda self, order: (type(self).__name__, order), name="pay"
+        )(pay)
+
+        class Service:
+            pay = by_class
+
+        class Refunds(Service): ...
+
+        assert [each().pay("7") for each in (Service, Refunds)] == ["Service 7", "Refunds 7"]
+
     def test_a_function_keeps_its_name_and_signature(self, idem: Idempotency) -> None:
-        @idem.idempotent
+        @idem.idempotent(name="charge")
         def charge(order: str) -> str:
             """Charges."""
             return order

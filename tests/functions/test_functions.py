@@ -103,16 +103,20 @@ class TestOutcomes:
 
 
 class TestConflicts:
+    def duplicate(self, shop: Shop, **options: Any) -> Any:
+        """Returns the function of another process that has the records of `shop`."""
+        settings = shop.idem.settings
+        other = Idempotency(settings.redis_url, key_prefix=settings.key_prefix)
+        decorate = other.idempotent(key="order:{order}", name="shop.charge", **options)
+        return decorate(lambda order, amount=0: None)
+
     def test_the_policy_raise_does_not_wait(self, shop: Shop, key: str) -> None:
         def call_again(order: str) -> None:
             with pytest.raises(ConflictError, match="is held by"):
                 call_duplicate(order)
 
         def call_duplicate(order: str) -> Any:
-            duplicate = shop.idem.idempotent(
-                key="order:{order}", name="shop.charge", on_conflict="raise"
-            )(lambda order, amount=0: None)
-            return duplicate(order)
+            return self.duplicate(shop, on_conflict="raise")(order)
 
         shop.idempotent(call_again)(key)
 
@@ -120,9 +124,7 @@ class TestConflicts:
 
     def test_the_policy_wait_ends_after_wait_timeout(self, shop: Shop, key: str) -> None:
         def call_again(order: str) -> float:
-            duplicate = shop.idem.idempotent(
-                key="order:{order}", name="shop.charge", wait_timeout=0.2
-            )(lambda order, amount=0: None)
+            duplicate = self.duplicate(shop, wait_timeout=0.2)
             started_at = time.monotonic()
             with pytest.raises(ConflictError):
                 duplicate(order)
@@ -140,13 +142,15 @@ class TestStoreUnavailable:
         for policy, expected_error in ((None, StoreUnavailableError), ("run", None)):
             options = {"on_store_error": policy} if policy else {}
             if kind == "blocking":
-                call = idem.idempotent(**options)(lambda order: idem.current.protected)
+                call = idem.idempotent(name="charge", **options)(
+                    lambda order: idem.current.protected
+                )
             else:
 
                 async def charge(order: str) -> bool:
                     return idem.current.protected
 
-                idempotent_charge = idem.idempotent(**options)(charge)
+                idempotent_charge = idem.idempotent(name="charge", **options)(charge)
                 call = lambda order, func=idempotent_charge: asyncio.run(func(order))  # noqa: E731
             if expected_error:
                 with pytest.raises(expected_error):
@@ -160,7 +164,7 @@ class TestStoreUnavailable:
         self, kind: str, warm_up: bool
     ) -> None:
         def charge() -> None:
-            call = idem.idempotent(lambda order: order)
+            call = idem.idempotent(name="charge")(lambda order: order)
             if warm_up:
                 call("1")
             server.pause()
@@ -170,7 +174,7 @@ class TestStoreUnavailable:
             return order
 
         async def charge_async() -> None:
-            call = idem.idempotent(acharge)
+            call = idem.idempotent(name="charge")(acharge)
             if warm_up:
                 await call("1")
             server.pause()
@@ -199,7 +203,7 @@ def test_a_call_after_the_end_runs(shop: Shop, key: str) -> None:
 def test_a_call_during_a_run_waits_for_its_turn(idem: Idempotency, key: str) -> None:
     running, go_on, runs = threading.Event(), threading.Event(), []
 
-    @idem.idempotent(key="{order}", until="finished", wait_timeout=SOON)
+    @idem.idempotent(name="charge", key="{order}", until="finished", wait_timeout=SOON)
     def charge(order: str, amount: int) -> int:
         runs.append(f"start {amount}")
         running.set()
@@ -234,7 +238,7 @@ def test_a_block_is_refused_while_another_runs(idem: Idempotency, key: str) -> N
 
 def test_bursts_collapse_at_publishing_only(idem: Idempotency) -> None:
     with pytest.raises(SettingsError, match="until must be 'expired' or 'finished' outside tasks"):
-        idem.idempotent(key="{order}", until="started")(lambda order: None)
+        idem.idempotent(name="charge", until="started")(lambda order: None)
 
 
 def test_the_option_of_an_app_is_not_that_of_its_functions() -> None:

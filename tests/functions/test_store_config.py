@@ -55,7 +55,7 @@ def idem(request: pytest.FixtureRequest) -> Iterator[Idempotency]:
 def test_blocking_functions_blocks_and_batches(idem: Idempotency) -> None:
     runs = []
 
-    @idem.idempotent
+    @idem.idempotent(name="charge")
     def charge(order: int) -> int:
         runs.append(order)
         return order
@@ -74,7 +74,7 @@ def test_blocking_functions_blocks_and_batches(idem: Idempotency) -> None:
 def test_coroutine_functions_and_async_batches(idem: Idempotency) -> None:
     runs = []
 
-    @idem.idempotent
+    @idem.idempotent(name="charge")
     async def charge(order: int) -> int:
         runs.append(order)
         await asyncio.sleep(1.2 * LEASE)

@@ -413,4 +413,4 @@ def test_encryption_keys_are_rejected_for_a_single_function(server: RedisServer,
     idem = engine(server, key, OLD)
 
     with pytest.raises(SettingsError, match="encryption_keys can only be set for the whole engine"):
-        idem.idempotent(encryption_keys=(NEW,))(lambda: None)
+        idem.idempotent(name="charge", encryption_keys=(NEW,))(lambda: None)

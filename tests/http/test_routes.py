@@ -12,7 +12,16 @@ from typing import Annotated, Any
 import flask
 import httpx
 import pytest
-from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Form, HTTPException, Request, Response
+from fastapi import (
+    APIRouter,
+    BackgroundTasks,
+    Depends,
+    FastAPI,
+    Form,
+    HTTPException,
+    Request,
+    Response,
+)
 from fastapi.responses import StreamingResponse
 from flask.views import MethodView
 from pydantic import BaseModel

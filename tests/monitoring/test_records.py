@@ -133,7 +133,7 @@ def test_a_call_without_a_message_stores_no_error(shop: Shop) -> None:
     lose = shop.add_task(lose, "shop.lose")
     assert lose.apply().state == "FAILURE"
     with pytest.raises(ValueError, match="lost"):
-        Idempotency(shop.app).idempotent(lose.run)()
+        Idempotency(shop.app).idempotent(lose.run, name="shop.lose")()
 
     assert shop.client.dbsize() == 0
 
@@ -229,7 +229,7 @@ def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
 def test_an_engine_lists_its_own_records_and_those_of_its_app(shop: Shop) -> None:
     engine = Idempotency(shop.app)
 
-    @engine.idempotent
+    @engine.idempotent(name="add")
     def add(left: int, right: int) -> int:
         return left + right
 

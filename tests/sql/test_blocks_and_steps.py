@@ -52,7 +52,7 @@ class TestSteps:
         with pytest.raises(TypeError, match="idempotency_transaction"):
             shop.charge(order)
 
-        @idem.idempotent
+        @idem.idempotent(name="without")
         def without() -> None:
             idem.current.step("count", len, (), transaction=True)
 

@@ -194,7 +194,7 @@ class TestConfiguration:
         async def charge() -> None: ...
 
         with pytest.raises(SettingsError, match="blocking function"):
-            idem.idempotent(transaction=database.engine)(charge)
+            idem.idempotent(name="charge", transaction=database.engine)(charge)
 
     def test_a_disabled_function_has_a_transaction(
         self, idem: Idempotency, database: TestDatabase, order: str
@@ -251,7 +251,7 @@ def test_two_statements_more(server: RedisServer, database: TestDatabase) -> Non
         with engine.begin() as connection:
             connection.execute(insert)
 
-    @idem.idempotent(transaction=engine)
+    @idem.idempotent(name="charge", transaction=engine)
     def charge(order: str) -> None:
         idem.current.connection.execute(insert)
 

@@ -37,7 +37,7 @@ def test_calls_that_update_one_row(
         connection.execute(effects.insert().values(name="balance", pid=0))
     balance = effects.c.name == "balance"
 
-    @idem.idempotent(transaction=engine)
+    @idem.idempotent(name="deposit", transaction=engine)
     def deposit(order: str) -> str:
         connection = idem.current.connection
         if level == "READ COMMITTED":  # it permits lost updates of what was read before

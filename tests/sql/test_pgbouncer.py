@@ -49,7 +49,7 @@ def test_calls_of_one_key_meet_at_its_row(database: TestDatabase, engine: sa.Eng
     away = Idempotency("redis://127.0.0.1:1/0", key_prefix=uuid4().hex, on_store_error="run")
     start = threading.Barrier(KEYS * CALLS_PER_KEY)
 
-    @away.idempotent(transaction=engine)
+    @away.idempotent(name="charge", transaction=engine)
     def charge(order: str) -> str:
         away.current.connection.execute(effects.insert().values(name=order, pid=0))
         return uuid4().hex
@@ -79,7 +79,7 @@ def test_no_setting_of_a_session_remains(
     """The claim after an unknown commit limits its wait, and a purge sets its isolation."""
     idem = Idempotency(server.url, key_prefix=uuid4().hex)
 
-    @idem.idempotent(transaction=engine)
+    @idem.idempotent(name="charge", transaction=engine)
     def charge(order: str) -> None:
         idem.current.connection.commit()
 

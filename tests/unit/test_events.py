@@ -36,7 +36,6 @@ NOT_ABOUT_A_CALL = (
     "Redis refuses fused completion",  # once in a process
     "Refused a request from another site",  # to the dashboard
     "Serving idempotency metrics",
-    "Several functions are named",  # when they are decorated
     "Task ids of duplicates are not recorded",  # many at once
     "A setting or fault weakens idempotency",
     "The connection could not be closed",  # to the broker
