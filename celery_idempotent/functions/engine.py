@@ -173,12 +173,12 @@ class Idempotency:
         func: Callable[..., Any],
     ) -> Callable[..., Any]:
         """Returns the function that :meth:`idempotent` puts in the place of `func`."""
-        name = self._name_of(func, name)
         if isinstance(func, Task):
             raise SettingsError(
-                f"{name} is a Celery task, whose messages would run unprotected: remove "
+                f"{func.name} is a Celery task, whose messages would run unprotected: remove "
                 "@idempotent(), and set base=IdempotentTask and idempotency_key in its decorator"
             )
+        name = self._name_of(func, name)
         own_settings = self.settings_for(options, name)
         if key is TASK_ID:
             raise SettingsError(
