@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,19 @@ class TestList:
         (running,) = (line for line in lines if "STARTED" in line)
         assert "lease" in running
         assert str(shop.pack.idempotency_key_of(1)) in running
+
+    def test_draws_a_table_as_fast_as_json(self, shop: Shop) -> None:
+        shop.charge.apply((1, 999))
+        copy(shop, 3_000)
+        shop.celery("list", "--limit", "1")  # imports
+
+        seconds = []
+        for options in ((), ("--json",)):
+            began_at = time.process_time()
+            assert shop.celery("list", *options).count("COMPLETED") == 3_001
+            seconds.append(time.process_time() - began_at)
+
+        assert seconds[0] < 2 * seconds[1], seconds
 
     def test_applies_filters(self, shop: Shop) -> None:
         shop.charge.apply((1, 999))
