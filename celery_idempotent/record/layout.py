@@ -107,6 +107,20 @@ def _unpack(raw: bytes) -> _Fields:
     )
 
 
+def head_size(raw: bytes) -> int:
+    """Returns how many bytes precede the body; at least so many, if `raw` is cut short."""
+    try:
+        end = _FIXED + 1 + raw[_FIXED] + 2
+        end += int.from_bytes(raw[end - 2 : end], "big")
+    except IndexError:
+        return len(raw)  # damaged
+    for left in (3, 2, 1):  # the fields after the task id, of up to 255 bytes
+        if end >= len(raw):
+            return end + left * 256
+        end += 1 + raw[end]
+    return end
+
+
 def read(
     raw: bytes,
     key: str,

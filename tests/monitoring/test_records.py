@@ -175,6 +175,22 @@ def test_a_record_whose_task_id_exceeds_the_scanned_bytes_is_read_whole(shop: Sh
     assert record.result == {"order": 1, "amount": 999}
 
 
+@pytest.mark.parametrize("task_id", ["long" * 300, "short"], ids=len)
+def test_a_scan_never_reads_a_large_value(shop: Shop, task_id: str) -> None:
+    shop.pack.apply((1, 5_000), task_id=task_id)
+    raw = shop.client.get(f"own?*:{shop.pack.idempotency_key_of(1, 5_000)}")
+    head = raw[: raw.index(b"xxx")]
+    for number in range(20):
+        shop.client.set(f"own?*:shop.pack:{number:022d}", head + b"x" * 2_000_000)
+        shop.client.set(f"idem:shop.charge:{number:022d}", b"Z" * 2_000_000)
+    received = bytes_sent(shop.client)
+
+    listed = shop.celery("list")
+
+    assert (listed.count("COMPLETED"), listed.count("CORRUPT")) == (21, 20)
+    assert bytes_sent(shop.client) - received < 20 * 70_000
+
+
 def test_many_records_are_scanned_in_pages_without_the_command_keys(shop: Shop) -> None:
     shop.charge.apply((1, 999))
     copy(shop, 2_000)

@@ -1,9 +1,9 @@
 """Reads all records and the properties of their server, for monitoring.
 
 SCAN returns names in pages. One round trip reads the heads of a page's records, never a large
-result, so the server is not blocked. A cluster's primaries are scanned one after the other. As SCAN
-documents, a record that is written or deleted during the scan may be missed, and a record may be
-returned twice.
+result, so the server is not blocked; another one the heads with a long task id. A cluster's
+primaries are scanned one after the other. As SCAN documents, a record that is written or deleted
+during the scan may be missed, and a record may be returned twice.
 """
 
 from __future__ import annotations
@@ -174,34 +174,29 @@ class RecordReader:
             pipeline.getrange(name, 0, size - 1)
             if expiry:
                 pipeline.pttl(name)
-        replies = pipeline.execute(raise_on_error=False)
-        for reply in replies:
-            if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
-                raise reply
-        (seconds, microseconds), *replies = replies
+        (seconds, microseconds), *replies = _execute(pipeline)
         clock = seconds + microseconds / 1e6
         raws, ttls = (replies[::2], replies[1::2]) if expiry else (replies, [NO_KEY] * len(keys))
+        sizes = [layout.head_size(raw) if len(raw) == size else 0 for raw in map(_bytes, raws)]
+        long = [number for number, needed in enumerate(sizes) if needed > size]
+        for number in long:
+            pipeline.getrange(keys[number][0], 0, sizes[number] - 1)
+        for number, raw in zip(long, _execute(pipeline), strict=True):
+            raws[number] = raw
         views = []
-        for (_, key), raw, ttl_ms in zip(keys, raws, ttls, strict=True):
+        for (_, key), raw, ttl_ms, needed in zip(keys, raws, ttls, sizes, strict=True):
             # Neither a value that is not a string nor an empty one can be read as a record.
             is_empty = raw == b"" and ttl_ms != NO_KEY
             head = b"?" if is_empty or isinstance(raw, Exception) else raw
             if head and not layout.is_absent(head):
                 expires_at = utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
-                record = self._record(key, head, len(head) < size and not is_empty, expires_at)
+                whole = len(head) < max(size, needed)
+                decode = self.store.decode if whole else partial(self._decode_whole, key)
+                record = None
+                with suppress(CorruptRecordError):
+                    record = layout.read(head, str(key), key.task, decode, expires_at)
                 views.append(RecordView(key, record, utc(clock), self.store))
         return views
-
-    def _record(
-        self, key: Key, raw: bytes, whole: bool, expires_at: datetime | None
-    ) -> Record | None:
-        """Returns the record; None if it cannot be read. A large result is fetched when needed."""
-        decode = self.store.decode if whole else partial(self._decode_whole, key)
-        with suppress(CorruptRecordError):
-            return layout.read(raw, str(key), key.task, decode, expires_at)
-        with suppress(CorruptRecordError):
-            return None if whole else run_sync(self.store.get(key))
-        return None
 
     def _decode_whole(self, key: Key, record: Record) -> Any:
         """Returns the result of a record of which only the head was read.
@@ -271,6 +266,19 @@ class RecordReader:
             node = self.client.get_node_from_key(self.store.config.name(key))
             nodes[self.client.get_redis_connection(node)].append(key)
         return nodes.items()
+
+
+def _execute(pipeline: Any) -> list[Any]:
+    """Returns the replies; raises the first error that is not about the type of one value."""
+    replies: list[Any] = pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
+            raise reply
+    return replies
+
+
+def _bytes(reply: Any) -> bytes:
+    return reply if isinstance(reply, bytes) else b""
 
 
 def _text(name: bytes) -> str:
