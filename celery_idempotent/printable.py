@@ -34,9 +34,18 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of an error about `name`: the most similar `known` name; empty if none."""
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
+    """Returns the end of an error about `name`: the most similar `known` names; empty if none.
+
+    The last part of a dotted name may stand for it.
+    """
+    known = list(known)
+    by_last_part = {each.rpartition(".")[2]: each for each in known}
+    close = (
+        [each for each in known if each.endswith(f".{name}")]
+        or difflib.get_close_matches(name, known, 1)
+        or [by_last_part[each] for each in difflib.get_close_matches(name, by_last_part, 1, 0.75)]
+    )
+    return f"; did you mean {' or '.join(close[:3])}?" if close else ""
 
 
 def plural(number: int, noun: str) -> str:

@@ -35,7 +35,7 @@ again stay. Name the database of a function's outcome with --database.
 
 {RECORD_HELP}
 
-Or select records with --state, --task and --older-than."""
+Or select records with --state, --task, --label and --older-than."""
 
 
 @click.command(cls=command.AppCommand, help=_FORGET_HELP)
@@ -55,7 +55,7 @@ def forget(
     """Forgets records. Its help is the text above, a part of which is shared."""
     if bool(names) == any(selected.values()):
         raise click.UsageError(
-            "name records, or select them with --state, --task and --older-than; not both"
+            "name records, or select them with --state, --task, --label and --older-than; not both"
         )
     targets = resolve_records(tasks, names, explicit_key, **selected)
     if names:
@@ -90,7 +90,7 @@ stores them with result_extended.
 
 {RECORD_HELP}
 
-Or select failed calls with --all, --task and --older-than; --state selects others."""
+Or select failed calls with --all, --task, --label and --older-than; --state selects others."""
 
 
 @click.command(cls=command.AppCommand, help=_RERUN_HELP)

@@ -81,6 +81,7 @@ filter_options = with_options(
         help="Only records in this state.",
     ),
     click.option("--task", help="Only records of this task."),
+    click.option("--label", help="Only records whose label contains this text, in any case."),
     click.option(
         "--older-than",
         metavar="DURATION",
@@ -160,23 +161,25 @@ def print_json(document: Any, *, indent: int | None = 2) -> None:
 
 
 def parse_arguments(texts: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Parses a call's arguments, written as ``'[42]' '{"amount": 999}'``.
+    """Parses a call's arguments: ``'[42]'``, ``'{"amount": 999}'`` or both, in this order.
 
     Raises:
-        UsageError: if `texts` is not a JSON list, optionally followed by a JSON object.
+        UsageError: if `texts` is something else.
     """
-    if len(texts) > 2:
-        raise click.UsageError("give the arguments as a JSON list and a JSON object")
-    args = _parse(texts[0], list, "list, such as '[42]'") if texts else []
-    example = """object, such as '{"amount": 999}'"""
-    return args, _parse(texts[1], dict, example) if len(texts) > 1 else {}
+    values = [*map(_parse, texts)]
+    args = values.pop(0) if values and isinstance(values[0], list) else []
+    kwargs = values.pop(0) if values else {}
+    if values or not isinstance(kwargs, dict):
+        raise click.UsageError("give the arguments as a JSON list, a JSON object, or both")
+    return args, kwargs
 
 
-def _parse(text: str, wanted: type, described: str) -> Any:
+def _parse(text: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
-    if not isinstance(value, wanted):
-        raise click.UsageError(f"{text!r} is not a JSON {described}")
+    if not isinstance(value, (list, dict)):
+        example = """'{"amount": 999}'"""
+        raise click.UsageError(f"{text!r} is not a JSON list, such as '[42]', or object: {example}")
     return value

@@ -60,7 +60,7 @@ def _print(explained: ExplainedCall) -> None:
         "rule": explained.explanation.rule + (_NAMESPACE if key.explicit else ""),
         "form": text_of(explained.explanation.canonical_bytes) or "",
         "key": str(key),
-        "fingerprint": key.fingerprint.hex() or "none: arguments are not compared",
+        "fingerprint": explained.fingerprint,
         "in Redis": explained.redis_name,
         "prediction": explained.prediction.sentence,
     }

@@ -42,6 +42,7 @@ _CHUNK = 100
 
 @click.command("list", cls=AppCommand)
 @filter_options
+@click.option("--text", help="Part of the label, task, key, task id or worker.")
 @click.option("--limit", type=click.IntRange(1), help="Print at most this many records.")
 @click.option(
     "--watch",

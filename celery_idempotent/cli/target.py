@@ -15,6 +15,7 @@ from celery_idempotent.monitoring.lookup import Target, find_outcome, find_recor
 from celery_idempotent.printable import did_you_mean, one_line
 from celery_idempotent.store.inspection.record_query import (
     RecordFilter,
+    find_label,
     find_task,
     read_view,
     record_views,
@@ -29,8 +30,9 @@ RECORD is one of:
                              shop.charge:~XUu_BHoPn0pnw_7WY52VtA (an explicit key)
   a task id                  5e1d…  (of a duplicate, or of the executed task: this scans
                              all records)
-  a task and the call's arguments, as JSON
-                             shop.charge '[42]' '{"amount": 999}'
+  a label                    "order 42" (scans all records)
+  a task and the arguments that its key rule reads, as JSON
+                             shop.charge '[42]', or shop.charge '{"order_id": 42}'
   a task and the call's explicit key
                              shop.charge --key req-7f3a
                              shop.charge --key acme --key req-7f3a (a tuple)"""
@@ -66,7 +68,7 @@ def resolve_records(
         return [Target(key, view)]
     if explicit_key is not None:
         raise click.UsageError("--key needs a task: shop.charge --key req-7f3a")
-    return [_find(tasks, name, may_be_absent) for name in names]
+    return [target for name in names for target in _find(tasks, name, may_be_absent)]
 
 
 def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], explicit_key: CallKey) -> Key:
@@ -76,16 +78,16 @@ def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], explicit_key:
     try:
         return task.idempotency_key_of(*args, **kwargs)
     except (TypeError, ValueError) as error:
-        raise click.UsageError(f"the arguments do not fit {task.name}: {error}") from None
+        raise click.UsageError(str(error)) from None
 
 
-def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -> Target:
+def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -> list[Target]:
     view = find_record(tasks, name)
     if view is not None:
-        return Target(view.key, view)
+        return [Target(view.key, view)]
     outcome = find_outcome(tasks, name)
     if outcome is not None:
-        return Target(outcome.key, None)
+        return [Target(outcome.key, None)]
     stores = app_tasks.stores(tasks)
     known = [task.name for task in tasks]
     task_name = (name.rpartition(":")[0] or name).rpartition(":")[2]
@@ -95,15 +97,17 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -
     shown = one_line(name)
     found = find_task(stores, name)
     if isinstance(found, RecordView):
-        return Target(found.key, found, duplicate=name if found.reference else "")
+        return [Target(found.key, found, duplicate=name if found.reference else "")]
+    if found is None and (views := find_label(stores, name)):
+        return [Target(view.key, view) for view in views]
     if found is None:
         what = "key" if ":" in name else "task of this app"
         raise click.ClickException(
-            f"{shown} is not a {what}, and no record has the task id {shown}{hint}"
+            f"{shown} is not a {what}, and no record has the task id or label {shown}{hint}"
         )
     keys = (key_of(found.key, store.config.prefix) for store in stores if may_be_absent)
     if (key := next(keys, None)) is not None:
-        return Target(key, None, duplicate=name)
+        return [Target(key, None, duplicate=name)]
     raise click.ClickException(f"{shown} {describe(found)}, under {found.key}, which is absent now")
 
 

@@ -24,11 +24,14 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.formatting import parse_duration
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import State
+from celery_idempotent.store.inspection.record_query import words_of
 from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
 from celery_idempotent.store.record_store import RecordStore, distinct
 
 #: Maximum number of records, of some 300 bytes each.
 MAX_RECORDS = 2_000_000
+#: Maximum characters of a task id, or of another text to search in.
+MAX_WORD = 500
 #: Seconds that Redis may take to reply.
 READ_TIMEOUT = 2.0
 #: Longest pass, in seconds, that a request waits for.
@@ -48,7 +51,7 @@ _SCHEMA = """
 CREATE TABLE records (
     id INTEGER PRIMARY KEY,
     store INTEGER, task TEXT, digest TEXT, state INTEGER, since INTEGER, attempt INTEGER,
-    text TEXT, duration INTEGER, pass INTEGER
+    label TEXT, text TEXT, duration INTEGER, pass INTEGER
 );
 CREATE INDEX by_task ON records (task, state, duration);
 CREATE INDEX by_state ON records (state, since);
@@ -64,16 +67,15 @@ class Query(NamedTuple):
     task: str = ""
     #: Part of the label, task, key, task id or worker.
     text: str = ""
+    label: str = ""
     #: Minimum time since the record entered its state, such as ``10m``.
     older_than: str = ""
     sort: str = ""
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> Query:
-        """Returns the query of a request's parameters; ``label`` is an alias of ``text``."""
-        given = {name: parameters.get(name, "").strip() for name in (*cls._fields, "label")}
-        label = given.pop("label")
-        return cls(**given | {"text": given["text"] or label})
+        """Returns the query of a request's parameters."""
+        return cls(**{name: parameters.get(name, "").strip() for name in cls._fields})
 
     @property
     def selects(self) -> bool:
@@ -96,7 +98,8 @@ class Query(NamedTuple):
         if column not in SORTS:
             raise ValueError(f"{sort!r} is not one of {', '.join(SORTS)}")
         # SQLite does not know how rare a value is.
-        hint = "NOT INDEXED" if self.text or column in ("attempt", "duration") else ""
+        scans = self.text or self.label or column in ("attempt", "duration")
+        hint = "NOT INDEXED" if scans else ""
         conditions: list[str] = ["1"]
         values: list[Any] = []
         if state:
@@ -110,6 +113,9 @@ class Query(NamedTuple):
             places = ", ".join("?" * len(tasks))
             conditions.append(f"{'' if is_rare else '+'}task IN ({places})")
             values += tasks
+        if self.label:
+            conditions.append("instr(label, ?)")
+            values.append(self.label.casefold())
         if self.text:
             digest = self.text.rpartition(":")[2] if _KEY.fullmatch(self.text) else self.text
             conditions.append("instr(text, ?)")
@@ -119,6 +125,10 @@ class Query(NamedTuple):
             conditions.append("since < ?")
             values.append((time.time() - age) * 1000)
         order = column + " DESC" * sort.startswith("-")
+        if self.text and not self.sort:
+            # A digest or a task id may contain any short text.
+            order = f"instr(label, ?) OR instr(lower(task), ?) DESC, {order}"
+            values += [self.text.casefold()] * 2
         return f"records {hint} WHERE {' AND '.join(conditions)} ORDER BY {order}", values
 
 
@@ -319,16 +329,15 @@ class RecordIndex:
 
     def _add(self, store: RecordStore, views: Iterable[RecordView]) -> None:
         self._database.write(
-            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [self._row(store, view) for view in views],
         )
 
     def _row(self, store: RecordStore, view: RecordView) -> tuple[Any, ...]:
         key, record = view.key, view.record
-        attempt, words, duration = 0, [key.task, key.digest], None
+        attempt, label, duration = 0, "", None
         if record is not None:
-            attempt = record.attempt
-            words += record.label, record.task_id, record.worker
+            attempt, label = record.attempt, record.label
             if record.state.finished and not layout.is_poisoned(record):
                 duration = _step(max(0, record.at_ms - record.token // 1000))
         return (
@@ -338,7 +347,8 @@ class RecordIndex:
             key.digest,
             *_place(view),
             attempt,
-            "\n".join(words).casefold(),
+            label.casefold(),
+            "\n".join(word[:MAX_WORD] for word in words_of(view)).casefold(),
             duration,
             self._pass,
         )

@@ -243,7 +243,7 @@ class Idempotency:
 
         wrapper: Any = call_async if inspect.iscoroutinefunction(func) else call_blocking
         wrapper = wraps(func)(wrapper)
-        wrapper.idempotency_key_of = lambda *args, **kwargs: rule.derive(args, kwargs)
+        wrapper.idempotency_key_of = lambda *args, **kwargs: rule.find(args, kwargs)
         return wrapper  # type: ignore[no-any-return]
 
     def _name_of(self, func: Callable[..., Any], name: str | None) -> str:
@@ -421,6 +421,7 @@ class Idempotency:
         state: State | str | None = None,
         task: str | None = None,
         older_than: timedelta | float | None = None,
+        label: str | None = None,
     ) -> Iterator[Record]:
         """Iterates over all records with SCAN, on every node of a Cluster. For blocking code.
 
@@ -431,6 +432,7 @@ class Idempotency:
             state: only records in this state.
             task: only records of the task or function with this name.
             older_than: only records that entered their state longer ago (seconds or timedelta).
+            label: only records whose label contains this text, in any case.
 
         Raises:
             StoreUnavailableError: if Redis is unavailable.
@@ -438,7 +440,7 @@ class Idempotency:
         """
         tasks = app_tasks.enabled(self.app) if self.app is not None else []
         stores = distinct([self.executor.store, *app_tasks.stores(tasks)])
-        return records(stores, state=state, task=task, older_than=older_than)
+        return records(stores, state=state, task=task, older_than=older_than, label=label)
 
     def settings_for(self, options: Mapping[str, Any], where: str) -> Settings:
         """Returns the engine's settings, overridden by `options`.

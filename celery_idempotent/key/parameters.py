@@ -53,7 +53,10 @@ class Parameters:
             p.name for p in parameters if p.kind is Parameter.POSITIONAL_OR_KEYWORD
         )
         self._required = frozenset(
-            p.name for p in parameters if p.kind in _NAMED and p.default is Parameter.empty
+            p.name
+            for p in parameters
+            if p.default is Parameter.empty
+            and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         )
         self._takes_any_keyword = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
         self._defaults = {
@@ -83,8 +86,19 @@ class Parameters:
                     return bound
         return self._bind_by_signature(args, kwargs)
 
+    def bind_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """As :meth:`bind`, but arguments may be missing."""
+        return self._named(self.signature.bind_partial(*args, **kwargs).arguments)
+
+    def missing(self, bound: Mapping[str, Any]) -> list[str]:
+        """Returns the required parameters that `bound` lacks, in their order."""
+        required = self._required.difference(bound)
+        return [name for name in self.signature.parameters if name in required]
+
     def _bind_by_signature(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        arguments = self.signature.bind(*args, **kwargs).arguments
+        return self._named(self.signature.bind(*args, **kwargs).arguments)
+
+    def _named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         parameters = self.signature.parameters
         return {entry_name(parameters[name]): value for name, value in arguments.items()}
 

@@ -13,6 +13,7 @@ from celery_idempotent.key.explicit import as_text
 from celery_idempotent.key.key import Key, fingerprint_of
 from celery_idempotent.key.parameters import Argument, Parameters
 from celery_idempotent.key.template import Template
+from celery_idempotent.printable import did_you_mean
 
 
 class _TaskId:
@@ -37,7 +38,10 @@ class Explanation(NamedTuple):
     arguments: tuple[Argument, ...]
     #: What was hashed, after the task's name.
     canonical_bytes: bytes
+    #: Without a fingerprint if arguments are missing.
     key: Key
+    #: Required arguments that were not given, and that the rule does not read.
+    missing: Sequence[str] = ()
 
 
 class KeyRule:
@@ -83,6 +87,20 @@ class KeyRule:
         """
         return self._derive(args, kwargs, task_id, explicit_key)[2]
 
+    def find(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        task_id: str | None = None,
+        explicit_key: Any = None,
+    ) -> Key:
+        """As :meth:`derive`, for a call of which only the arguments that the rule reads are known.
+
+        If others are missing, the key has no fingerprint.
+        """
+        return self.explain(args, kwargs, task_id=task_id, explicit_key=explicit_key).key
+
     def _derive(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], task_id: str | None, explicit_key: Any
     ) -> tuple[Mapping[str, Any], bytes, Key]:
@@ -91,7 +109,7 @@ class KeyRule:
             hashed = b"task-id" + canonical(task_id)
             return {}, hashed, Key.of(self.task, hashed)
         args, kwargs = self._normalise(args, kwargs)
-        bound = self._parameters.bind(args, kwargs)
+        bound = self._bind(args, kwargs)
         if self._rule is None and explicit_key is None:
             hashed = b"arguments" + self._parameters.encode(bound, self._refuse)
             return bound, hashed, Key.of(self.task, hashed)
@@ -99,8 +117,11 @@ class KeyRule:
         if explicit_key is None:
             hashed = self._encode(bound, args, kwargs)
             return bound, hashed, Key.of(self.task, hashed, fingerprint)
+        return bound, *self._explicit(explicit_key, fingerprint)
+
+    def _explicit(self, explicit_key: Any, fingerprint: bytes) -> tuple[bytes, Key]:
         hashed = self._encode_explicit(explicit_key)
-        return bound, hashed, Key.of(self.task, hashed, fingerprint, explicit=True)
+        return hashed, Key.of(self.task, hashed, fingerprint, explicit=True)
 
     def explain(
         self,
@@ -110,14 +131,67 @@ class KeyRule:
         task_id: str | None = None,
         explicit_key: Any = None,
     ) -> Explanation:
-        """Explains the key that :meth:`derive` returns; raises the same errors."""
-        bound, hashed, key = self._derive(args, kwargs, task_id, explicit_key)
+        """Explains the key that :meth:`find` returns.
+
+        Raises:
+            KeyRuleError: as :meth:`derive`.
+            TypeError: if the arguments do not fit the task, or one that the rule reads is missing.
+        """
+        missing: Sequence[str] = ()
+        try:
+            bound, hashed, key = self._derive(args, kwargs, task_id, explicit_key)
+        except TypeError as error:
+            bound, hashed, key = self._derive_from_some(args, kwargs, explicit_key, error)
+            missing = self._parameters.missing(bound)
         names, rule = self.names, self.description
         if explicit_key is not None:
             names, rule = (), "idempotency_key of the call"
         elif self._rule is None:
             names = [name.lstrip("*") for name in bound]
-        return Explanation(rule, tuple(self._parameters.explain(bound, names)), hashed, key)
+        arguments = tuple(self._parameters.explain(bound, names))
+        return Explanation(rule, arguments, hashed, key, missing)
+
+    def _derive_from_some(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        explicit_key: Any,
+        error: TypeError,
+    ) -> tuple[Mapping[str, Any], bytes, Key]:
+        """As :meth:`_derive`, without the arguments that the rule does not read.
+
+        Args:
+            error: of all arguments; raised unless some suffice.
+        """
+        args, kwargs = self._normalise(args, kwargs)
+        bound = self._bind(args, kwargs, self._parameters.bind_partial)
+        if explicit_key is not None:
+            return bound, *self._explicit(explicit_key, b"")
+        if self._rule is None or not {*self._parameters.missing(bound)}.isdisjoint(
+            self.names or ()
+        ):
+            raise error
+        try:
+            hashed = self._encode(bound, args, kwargs)
+        except KeyRuleError:
+            if self.names is None:  # a callable may read what is missing
+                raise error from None
+            raise
+        return bound, hashed, Key.of(self.task, hashed)
+
+    def _bind(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        bind: Callable[..., dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        try:
+            return (bind or self._parameters.bind)(args, kwargs)
+        except TypeError as error:
+            names = self.signature.parameters
+            hints = (did_you_mean(n, names) for n in kwargs if not self._parameters.accepts(n))
+            hint = next(hints, "")
+            raise TypeError(f"the arguments do not fit {self.task}: {error}{hint}") from None
 
     def difference(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], key: Key, fingerprint: bytes
@@ -128,7 +202,7 @@ class KeyRule:
             key: of both calls.
             fingerprint: of the other call.
         """
-        bound = self._parameters.bind(*self._normalise(args, kwargs))
+        bound = self._bind(*self._normalise(args, kwargs))
         fixed = () if key.explicit else self._fixed
         return difference.describe(self._parameters, bound, fixed, fingerprint)
 
@@ -139,11 +213,11 @@ class KeyRule:
             TypeError: if the arguments do not fit the task, as calling it would.
         """
         args, kwargs = self._normalise(args, kwargs)
-        return self._parameters.with_defaults(self._parameters.bind(args, kwargs))
+        return self._parameters.with_defaults(self._bind(args, kwargs))
 
     def of_text(self, text: Any) -> Key:
         """Returns the key of calls with the explicit key `text`, without a fingerprint."""
-        return Key.of(self.task, self._encode_explicit(text), explicit=True)
+        return self._explicit(text, b"")[1]
 
     def _compile(
         self, rule: Any

@@ -133,10 +133,17 @@ class ExplainedCall(NamedTuple):
     view: RecordView | None
     prediction: Prediction
 
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint, or why there is none."""
+        if self.explanation.missing:
+            return f"unknown: {', '.join(self.explanation.missing)} not given"
+        return self.explanation.key.fingerprint.hex() or "none: arguments are not compared"
+
     def participation(self, argument: Argument) -> tuple[str, str]:
         """Returns whether the argument is in the key, and whether it is in the fingerprint."""
         in_key = {True: "yes", False: "no", None: "decided by the callable"}[argument.in_key]
-        if self.explanation.key.fingerprint:
+        if self.explanation.key.fingerprint or self.explanation.missing:
             return in_key, "no: at its default" if argument.at_default else "yes"
         return ("no: at its default" if argument.at_default and argument.in_key else in_key), "no"
 
@@ -159,6 +166,7 @@ class ExplainedCall(NamedTuple):
             "key": str(explanation.key),
             "explicit": explanation.key.explicit,
             "fingerprint": explanation.key.fingerprint.hex(),
+            "missing": list(explanation.missing),
             "redis_name": self.redis_name,
             "record": None if self.view is None else formatting.view_fields(self.view),
             "prediction": self.prediction._asdict(),
@@ -196,13 +204,13 @@ def explain_call(
     if configuration.settings.key is TASK_ID and not (explicit_key or task_id):
         raise TypeError(f"the key rule of {name} is TASK_ID: give {task_id_named}")
     form = None if explicit_key is None else message_form(task.name, explicit_key)
-    try:
-        explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit_key=form)
-    except TypeError as error:
-        raise TypeError(f"the arguments do not fit {name}: {error}") from None
+    explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit_key=form)
     store = configuration.executor.store
     view = read_view(store, explanation.key)
     prediction = predict(explanation.key, configuration.settings, view)
+    if explanation.missing and view is not None and configuration.settings.enabled:
+        unknown = f"; {', '.join(explanation.missing)} would be compared"
+        prediction = prediction._replace(sentence=prediction.sentence + unknown)
     redis_name = store.name(explanation.key)
     return ExplainedCall(task.name, explanation, redis_name, view, prediction)
 

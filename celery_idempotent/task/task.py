@@ -469,6 +469,7 @@ class IdempotentTask(Task):
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
         """Returns the record of a call with these arguments; None if there is none.
 
+        Only the arguments that the key rule reads are needed: ``idempotency_record(order_id=42)``.
         ``idempotency_key=`` selects the record of a call with that explicit key. With the rule
         TASK_ID, the only argument is the task id.
 
@@ -497,7 +498,8 @@ class IdempotentTask(Task):
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """Returns the key of a call with these arguments; its ``str()`` is `Record.key`.
 
-        ``idempotency_key=`` selects a call with that explicit key, regardless of its arguments.
+        Only the arguments that the key rule reads are needed. ``idempotency_key=`` selects a call
+        with that explicit key, regardless of its arguments.
 
         Raises:
             KeyRuleError, TypeError: if the key rule or the task's signature does not accept them.
@@ -509,7 +511,7 @@ class IdempotentTask(Task):
             if len(args) != 1 or kwargs:
                 raise TypeError(f"{self.name}: its key is the task id: pass only that, result.id")
             return configuration.rule.derive((), {}, task_id=args[0])
-        return configuration.rule.derive(args, kwargs)
+        return configuration.rule.find(args, kwargs)
 
 
 # The loggers of the consumer and of the tracer, by their names in every version of Celery.

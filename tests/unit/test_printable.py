@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.printable import MAX_BYTES, one_line, printable
+from celery_idempotent.printable import MAX_BYTES, did_you_mean, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,22 @@ def test_any_text_fits_on_one_line_and_is_stable(text: str) -> None:
     assert shown.isprintable()
     assert not set("<>") & set(shown)
     assert printable(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [
+        ("charge", "shop.tasks.charge"),
+        ("chrage", "shop.tasks.charge"),
+        ("shop.tasks.chrage", "shop.tasks.charge"),
+        ("send", "mail.send or sms.send"),
+        ("refund", ""),
+    ],
+)
+def test_a_similar_name_is_suggested(name: str, suggested: str) -> None:
+    known = ["shop.tasks.charge", "mail.send", "sms.send"]
+
+    assert did_you_mean(name, iter(known)) == (suggested and f"; did you mean {suggested}?")
 
 
 @given(st.text(st.characters(), max_size=300))

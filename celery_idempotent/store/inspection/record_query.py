@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.key import Key
+from celery_idempotent.printable import printable
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
 from celery_idempotent.store.inspection.scan import key_of
@@ -29,17 +30,37 @@ class RecordFilter:
     older_than: timedelta | None = None
     #: Id of the task that holds the key, or stored the outcome.
     task_id: str | None = None
+    #: Part of the label, in any case.
+    label: str | None = None
+    #: Part of the label, task, key, task id or worker, in any case.
+    text: str | None = None
 
     def matches(self, view: RecordView) -> bool:
         """Returns whether all fields match except the task, which the scan selects."""
         record = view.record
         if self.state not in (None, view.state):
             return False
+        if self.text is not None and not contains(self.text, *words_of(view)):
+            return False
         if record is None:
-            return self.task_id is None and self.older_than is None
-        return (self.task_id is None or record.task_id == self.task_id) and (
-            self.older_than is None or view.now - view.since > self.older_than
+            return (self.task_id, self.older_than, self.label) == (None, None, None)
+        return (
+            (self.task_id is None or record.task_id == self.task_id)
+            and (self.label is None or contains(self.label, record.label))
+            and (self.older_than is None or view.now - view.since > self.older_than)
         )
+
+
+def words_of(view: RecordView) -> list[str]:
+    """Returns the texts by which people know a record: first its label, if it can be read."""
+    key, record = view.key, view.record
+    words = [key.task, str(key)]
+    return words if record is None else [record.label, *words, record.task_id, record.worker]
+
+
+def contains(part: str, *texts: str) -> bool:
+    """Returns whether one of the texts contains `part`, in any case."""
+    return any(part.casefold() in text.casefold() for text in texts)
 
 
 def read_view(store: RecordStore, key: Key) -> RecordView | None:
@@ -70,23 +91,26 @@ def records(
     state: State | str | None = None,
     task: str | None = None,
     older_than: timedelta | float | None = None,
+    label: str | None = None,
 ) -> Iterator[Record]:
     """Yields the records in `stores`, unordered, by SCAN on every primary of a cluster.
 
     Reading `Record.result` decodes the result, and fetches a large one. Records that cannot be
-    read are left out; without `state` and `older_than`, they are logged.
+    read are left out; without `state`, `older_than` and `label`, they are logged.
 
     Args:
         state: only records in this state.
         task: only records of this task, by name.
         older_than: only records that entered their state longer ago (seconds or timedelta).
+        label: only records whose label contains this text, in any case.
 
     Raises:
         StoreUnavailableError: if Redis does not reply.
     """
     if older_than is not None and not isinstance(older_than, timedelta):
         older_than = timedelta(seconds=older_than)
-    record_filter = RecordFilter(None if state is None else State(state), task, older_than)
+    state = None if state is None else State(state)
+    record_filter = RecordFilter(state, task, older_than, label=label)
     for page in record_views(stores, record_filter):
         for record_view in page:
             if record_view.record is None:
@@ -142,3 +166,15 @@ def find_task(stores: Sequence[RecordStore], task_id: str) -> RecordView | Refer
         if key is not None:
             return read_view(store, key)
     return None
+
+
+def find_label(stores: Iterable[RecordStore], label: str) -> list[RecordView]:
+    """Returns the records with this label, in any case; scans all records.
+
+    Raises:
+        StoreUnavailableError: if Redis does not reply.
+    """
+    label = printable(label)
+    pages = record_views(stores, RecordFilter(label=label))
+    views = (view for page in pages for view in page)
+    return [v for v in views if v.record and v.record.label.casefold() == label.casefold()]
