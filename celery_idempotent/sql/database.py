@@ -11,7 +11,7 @@ from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
-from celery_idempotent.errors import SettingsError, StoreUnavailableError
+from celery_idempotent.errors import SettingsError, StoreUnavailableError, TransactionError
 from celery_idempotent.key.key import Key
 from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import TABLE, Claim, Row, Statements, row_id
@@ -84,11 +84,40 @@ class Database:
         session = self.engine.session()
         try:
             session.begin(durable=durable)
+            if not durable:
+                session.begin_body()
             yield session
+            if not durable:
+                self.end_body(session)
             session.commit()
         except BaseException:
             session.rollback()
             raise
+
+    def end_body(self, session: Session) -> None:
+        """Releases the savepoint of the body.
+
+        Raises:
+            TransactionError: if the body has ended the transaction.
+            Exception: the driver's error, if it is transient.
+        """
+        cause = None
+        try:
+            if session.end_body():
+                return
+        except self.engine.error as error:
+            if is_transient(error):
+                raise
+            cause = error
+        raise self.has_ended() from cause
+
+    def has_ended(self) -> TransactionError:
+        """Returns the error for a body that has ended its transaction."""
+        return TransactionError(
+            f"idempotency_transaction {self.engine.name!r}: the body has ended its transaction, or "
+            "gone on after an error in it, so its outcome cannot be committed with it; use "
+            "savepoints (begin_nested(), or a nested atomic()) for parts that may fail"
+        )
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:

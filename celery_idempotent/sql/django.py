@@ -74,6 +74,8 @@ class DjangoSession:
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._atomic: Any = None
+        #: The savepoint of the body.
+        self._savepoint: str | None = None
         #: Number of ``on_commit`` functions registered before the block, by a test case.
         self._registered = 0
 
@@ -81,16 +83,6 @@ class DjangoSession:
     def connection(self) -> Any:
         """Django's connection."""
         return connections[self._alias]
-
-    @property
-    def active(self) -> bool:
-        """Whether the block is open and not marked for rollback."""
-        connection = self.connection
-        return (
-            self._atomic is not None
-            and connection.in_atomic_block
-            and not connection.needs_rollback
-        )
 
     def begin(self, *, durable: bool = True) -> None:
         """Enters the block, replacing a broken connection."""
@@ -110,6 +102,18 @@ class DjangoSession:
             ) from error
         self._atomic = atomic
         self._registered = len(connection.run_on_commit)
+
+    def begin_body(self) -> None:
+        """Sets a savepoint; Django refuses to end the transaction inside the block."""
+        self._savepoint = transaction.savepoint(using=self._alias)
+
+    def end_body(self) -> bool:
+        """Releases the savepoint, unless the block is marked for rollback."""
+        connection = self.connection
+        if not connection.in_atomic_block or connection.needs_rollback:
+            return False
+        transaction.savepoint_commit(self._savepoint, using=self._alias)
+        return True
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
         """Executes a statement."""

@@ -21,10 +21,6 @@ class Session(Protocol):
     def connection(self) -> Any:
         """The connection, as the body uses it."""
 
-    @property
-    def active(self) -> bool:
-        """Whether the transaction is open and can be committed."""
-
     def begin(self, *, durable: bool = True) -> None:
         """Connects and begins a transaction.
 
@@ -33,6 +29,16 @@ class Session(Protocol):
 
         Raises:
             TransactionError: if it is refused inside a transaction of the caller.
+        """
+
+    def begin_body(self) -> None:
+        """Sets a savepoint: the body may commit and roll back to it, and not the transaction."""
+
+    def end_body(self) -> bool:
+        """Releases the savepoint; returns False if the body has ended the transaction, or tried to.
+
+        Raises:
+            Exception: the driver's error; also if the driver has ended the transaction.
         """
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:

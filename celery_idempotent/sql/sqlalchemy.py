@@ -84,17 +84,21 @@ class SQLAlchemySession(Session):
     def __init__(self, engine: sqlalchemy.Engine) -> None:
         self.engine = engine
         self._transaction: Any = None
+        #: The savepoint of the body, while that runs.
+        self._savepoint: Any = None
+        #: Whether the body has tried to commit.
+        self._refused = False
         #: The session whose connection this one uses.
         self._outer: SQLAlchemySession | None = None
 
     @property
-    def active(self) -> bool:
+    def is_open(self) -> bool:
         """Whether the transaction is open."""
         return self._transaction is not None and self._transaction.is_active
 
     def begin(self, *, durable: bool = True) -> None:
         """Connects and begins; inside another transaction of the engine, sets a savepoint."""
-        sessions = tuple(each for each in _open.get() if each.active)
+        sessions = tuple(each for each in _open.get() if each.is_open)
         outer = next((each for each in sessions if each.engine.pool is self.engine.pool), None)
         if outer is None:
             self.connection = self.engine.connect()
@@ -120,6 +124,35 @@ class SQLAlchemySession(Session):
                 "with other execution options; set idempotency_transaction to the same engine"
             )
 
+    def begin_body(self) -> None:
+        """Sets a savepoint, in which a ``Session`` of the ORM nests, and refuses to commit."""
+        if self._outer is not None:
+            self._savepoint = self._transaction
+            return
+        sqlalchemy.event.listen(self.connection, "commit", self._refuse)
+        self._savepoint = self.connection.begin_nested()
+
+    def _refuse(self, connection: sqlalchemy.Connection) -> None:
+        """Is called before a commit."""
+        if self._savepoint is None:
+            return
+        self._refused = True
+        name = SQLAlchemyEngine(self.engine).name
+        raise TransactionError(
+            f"idempotency_transaction {name!r}: the body must not commit its transaction, which is "
+            "committed with the outcome; use savepoints: connection.begin_nested(), or "
+            "Session(bind=connection)"
+        )
+
+    def end_body(self) -> bool:
+        """Releases the savepoint, and those in it that the body has left open."""
+        body, self._savepoint = self._savepoint, None
+        if self._refused or not body.is_active:
+            return False
+        while body.is_active:
+            self.connection.get_nested_transaction().commit()
+        return True
+
     def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
         """Executes a statement."""
         result = self.connection.execute(_text(statement), dict(values))
@@ -130,11 +163,16 @@ class SQLAlchemySession(Session):
 
     def commit(self) -> None:
         """Commits and returns the connection."""
-        self._transaction.commit()
+        if self._outer is None:
+            self._transaction.commit()
         self._close()
 
     def rollback(self) -> None:
-        """Rolls back and returns the connection."""
+        """Rolls back and returns the connection; closes it if its state is unknown."""
+        self._savepoint = None
+        if self._refused:
+            self.discard()
+            return
         try:
             if self._transaction is not None:
                 self._transaction.close()  # rolls back
@@ -144,6 +182,7 @@ class SQLAlchemySession(Session):
 
     def discard(self) -> None:
         """Closes the connection."""
+        self._savepoint = None
         with suppress(Exception):
             self.connection.invalidate()
         with suppress(Exception):
@@ -152,6 +191,7 @@ class SQLAlchemySession(Session):
     def _close(self) -> None:
         _open.set(tuple(session for session in _open.get() if session is not self))
         connection, self.connection, self._transaction = self.connection, None, None
+        self._refused = False
         outer, self._outer = self._outer, None
         if connection is not None and outer is None:
             connection.close()

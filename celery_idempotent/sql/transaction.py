@@ -127,7 +127,11 @@ class Transaction:
         found: dict[str, Row] = {}
         replaced: dict[str, str] = {}
         for _ in range(MAX_RACES + len(pending)):
-            if not pending or self._claim_all(pending, replaced, resolving=resolving):
+            if not pending:
+                return found
+            if self._claim_all(pending, replaced, resolving=resolving):
+                if not resolving:
+                    self._session.begin_body()
                 return found
             self._session.rollback()
             replaced = {}
@@ -188,6 +192,9 @@ class Transaction:
             return None
         error: BaseException | None = None
         if self.phase is not COMMITTING:
+            if self.phase is not OPEN:
+                raise self.database.has_ended()
+            self.database.end_body(self._session)
             for claim in self._claimed:
                 self._finish(claim, outcomes.get(claim))
             self._session.drop_on_commit()
@@ -208,16 +215,8 @@ class Transaction:
         if ended is not None:
             values |= {**ended._asdict(), "state": ended.state.value}
             statement = self._statements.finish
-        if (
-            self.phase is not OPEN
-            or not self._session.active
-            or self._session.execute(statement, values).changed != 1
-        ):
-            raise TransactionError(
-                f"{claim.record_key}: the body has ended its transaction, so its outcome "
-                "cannot be committed with it; use savepoints (begin_nested(), or a nested "
-                "atomic()) for parts that may be rolled back"
-            )
+        if self._session.execute(statement, values).changed != 1:
+            raise self.database.has_ended()
 
     def _resolve(self, claim: Claim, error: BaseException | None) -> Row | None:
         """Determines whether the commit took effect; raises `error` if it did not."""

@@ -171,18 +171,42 @@ def test_nested_atomic_blocks_are_savepoints() -> None:
     assert NamingCall(during).result() == [1, 1, 1, 2]
 
 
-def test_a_body_cannot_return_and_roll_back() -> None:
-    call = NamingCall(lambda name: transaction.set_rollback(True))
-    assert call.result() == ["TransactionError", "TransactionError", 2, 0]
+def test_a_body_cannot_end_its_transaction() -> None:
+    """Django refuses it, or the outcome is not committed."""
+    for end in (
+        lambda: transaction.set_rollback(True),
+        transaction.commit,
+        transaction.rollback,
+        connection.commit,
+        connection.rollback,
+        connection.close,
+        lambda: transaction.set_autocommit(True),
+        lambda: transaction.set_autocommit(False),
+    ):
+        call = NamingCall(lambda name, end=end: end())  # type: ignore[misc]
+        (first, second, *counts), text = call.result(), str(end)
+        assert first == second != 2, text
+        assert first in ("TransactionError", "TransactionManagementError"), text
+        assert counts == [2, 0], text
 
 
-def test_two_statements_more() -> None:
-    """Than in a plain transaction."""
+def test_a_commit_behind_django_blocks_the_key() -> None:
+    def by_sql() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("COMMIT")
+
+    for end in (by_sql, lambda: connection.connection.commit()):
+        call = NamingCall(lambda name, end=end: end())  # type: ignore[misc]
+        assert call.result() == ["TransactionError", "TransactionError", 1, 1]
+
+
+def test_four_statements_more() -> None:
+    """Than in a plain transaction: claim, savepoint, release, outcome."""
     with CaptureQueriesContext(connection) as plain, transaction.atomic():
         insert("plain")
     with CaptureQueriesContext(connection) as ours:
         NamingCall()()
-    assert len(ours) - len(plain) == 2
+    assert len(ours) - len(plain) == 4
 
 
 def test_models_and_migrations_agree() -> None:

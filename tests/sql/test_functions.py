@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from celery_idempotent import (
     Idempotency,
@@ -124,20 +126,71 @@ class TestEncryption:
         idem.close()
 
 
-class TestBodyThatEndsItsTransaction:
-    @pytest.mark.parametrize("end", ["commit", "rollback", "close"])
-    def test_fails(self, shop: Shop, order: str, end: str) -> None:
-        shop.during = lambda: getattr(shop.idem.current.connection, end)()
-        with pytest.raises(TransactionError, match="savepoint"):
-            shop.charge(order)
+def controlled_by_session(connection: sa.Connection) -> None:
+    with Session(connection, join_transaction_mode="control_fully") as session:
+        session.execute(effects.insert().values(name="session", pid=0))
+        session.commit()
+        session.execute(effects.insert().values(name="session", pid=0))
+        session.commit()
 
-    def test_after_a_commit_the_key_is_refused(self, shop: Shop, order: str) -> None:
-        """Its effects are committed, so it must not run again by itself."""
-        shop.during = lambda: shop.idem.current.connection.commit()
+
+#: How a body may try to end its transaction.
+ENDS: dict[str, Callable[[sa.Connection], Any]] = {
+    "commit": lambda connection: connection.commit(),
+    "rollback": lambda connection: connection.rollback(),
+    "close": lambda connection: connection.close(),
+    "invalidate": lambda connection: connection.invalidate(),
+    "begin": lambda connection: connection.begin(),
+    "commit of the root": lambda connection: connection.get_transaction().commit(),  # type: ignore[union-attr]
+    "rollback of the savepoint": lambda connection: connection.get_nested_transaction().rollback(),  # type: ignore[union-attr]
+    "session": controlled_by_session,
+    "autocommit": lambda connection: connection.execution_options(isolation_level="AUTOCOMMIT"),
+}
+#: How it does so behind SQLAlchemy's back.
+UNSEEN_ENDS: dict[str, Callable[[sa.Connection], Any]] = {
+    "driver": lambda connection: connection.connection.commit(),
+    "SQL": lambda connection: connection.exec_driver_sql("COMMIT"),
+    "with": lambda connection: connection.connection.driver_connection.__exit__(None, None, None),  # type: ignore[union-attr]
+}
+
+
+class TestBodyThatEndsItsTransaction:
+    @pytest.mark.parametrize("end", ENDS)
+    @pytest.mark.parametrize("goes_on", [False, True])
+    def test_is_refused_before_anything_is_committed(
+        self, shop: Shop, order: str, end: str, goes_on: bool
+    ) -> None:
+        def during() -> str:
+            connection = shop.idem.current.connection
+            if not goes_on:
+                ENDS[end](connection)
+                return "done"
+            for step in (ENDS[end], insert, ENDS["rollback"], insert, ENDS["commit"]):
+                with suppress(Exception):
+                    step(connection)
+            return "done"
+
+        def insert(connection: sa.Connection) -> None:
+            connection.execute(effects.insert().values(name=order, pid=1))
+
+        shop.during = during
         for _ in range(2):
-            with pytest.raises(TransactionError):
+            with pytest.raises((TransactionError, sa.exc.InvalidRequestError)):
                 shop.charge(order)
-        assert shop.runs == 1
+        assert (shop.runs, shop.effects(order), shop.effects("session")) == (2, 0, 0)
+        assert shop.rows(shop.charge.idempotency_key_of(order)) == []
+
+    @pytest.mark.parametrize("end", UNSEEN_ENDS)
+    def test_behind_sqlalchemy_it_blocks_the_key(self, shop: Shop, order: str, end: str) -> None:
+        """Its effects are committed, so it must not run again by itself."""
+        if (shop.database.kind, end) == ("mariadb", "with"):
+            pytest.skip("it closes the connection")
+        shop.during = lambda: UNSEEN_ENDS[end](shop.idem.current.connection)
+        with pytest.raises((TransactionError, sa.exc.OperationalError)):
+            shop.charge(order)
+        with pytest.raises(TransactionError, match="without an outcome"):
+            shop.charge(order)
+        assert (shop.runs, shop.effects(order)) == (1, 1)
 
     def test_savepoints_are_fine(self, shop: Shop, order: str) -> None:
         def during() -> str:
@@ -150,18 +203,27 @@ class TestBodyThatEndsItsTransaction:
         assert shop.charge(order) == "done"
         assert shop.effects(order) == 1
 
-    def test_sessions_of_the_orm(self, shop: Shop, order: str) -> None:
-        from sqlalchemy.orm import Session
-
+    @pytest.mark.parametrize("closes", [True, False])
+    def test_a_session_rolls_back_to_its_savepoint(
+        self, shop: Shop, order: str, closes: bool
+    ) -> None:
         def during() -> str:
-            with Session(bind=shop.idem.current.connection) as session:
-                session.execute(effects.insert().values(name=order, pid=1))
-                session.commit()
+            connection = shop.idem.current.connection
+            session = Session(bind=connection)
+            id_ = connection.scalar(sa.select(effects.c.id).where(effects.c.name == order))
+            with pytest.raises(sa.exc.IntegrityError):
+                session.execute(effects.insert().values(id=id_, name=order, pid=1))
+            session.rollback()
+            session.execute(effects.insert().values(name=order, pid=1))
+            session.commit()
+            session.scalar(sa.select(effects.c.id))
+            if closes:
+                session.close()
             return "done"
 
         shop.during = during
-        assert shop.charge(order) == "done"
-        assert shop.effects(order) == 2
+        assert shop.charge(order) == shop.charge(order) == "done"
+        assert (shop.runs, shop.effects(order)) == (1, 2)
 
 
 class TestConfiguration:
@@ -242,7 +304,7 @@ def count(engine: sa.Engine, work: Callable[[], Any]) -> dict[str, int]:
     return counts
 
 
-def test_two_statements_more(server: RedisServer, database: TestDatabase) -> None:
+def test_four_statements_more(server: RedisServer, database: TestDatabase) -> None:
     engine = new_engine(database.url)
     idem = Idempotency(server.url, key_prefix=uuid4().hex)
     insert = effects.insert().values(name="one", pid=0)
@@ -263,5 +325,5 @@ def test_two_statements_more(server: RedisServer, database: TestDatabase) -> Non
     idem.close()
     engine.dispose()
 
-    assert run == {**expected, "statements": expected["statements"] + 2}
+    assert run == {**expected, "statements": expected["statements"] + 4}
     assert set(replay.values()) == {0}, "it is answered from Redis"
