@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
+from zlib import crc32
 
 from billiard.process import current_process
 
@@ -23,6 +24,8 @@ from celery_idempotent.lease.heartbeat import heartbeat
 
 #: Number of rows; processes beyond it are not counted.
 MAX_PROCESSES = 256
+#: Number of cells for the times at which messages have reached their tasks.
+_ENTRIES = 4096
 _CELL_BYTES = 8
 
 
@@ -45,9 +48,11 @@ class SharedCounters:
         self._tasks = tuple(tasks)
         names = [(task, name) for task in self._tasks for name in COUNTED]
         self._columns = {name: column for column, name in enumerate(names)}
-        # Behind the rows: each process's pid and lease expiry, and two cells for the flags below.
+        # Behind the rows: each process's pid and lease expiry, the entries, and two cells for the
+        # flags below.
         self._rows_end = len(names) * MAX_PROCESSES
-        cells = self._rows_end + 2 * MAX_PROCESSES + 2
+        self._entries = self._rows_end + 2 * MAX_PROCESSES
+        cells = self._entries + _ENTRIES + 2
         self._cells = memoryview(mmap.mmap(-1, cells * _CELL_BYTES)).cast("Q")
         self._row_start: int | None = 0
         self._lock = threading.Lock()
@@ -74,10 +79,29 @@ class SharedCounters:
             with self._lock:
                 self._cells[self._row_start + column] += 1
 
+    def enter(self, task_id: str) -> None:
+        """Notes that a message has reached its task."""
+        self._cells[self._entry_of(task_id)] = now_ms()
+
+    def has_entered(self, task_id: str, since_ms: int) -> bool:
+        """Returns whether a message has reached its task since a time of :func:`_now_ms`.
+
+        Messages share cells: one that has not may seem to have, but not the other way around.
+        """
+        return bool(self._cells[self._entry_of(task_id)] >= since_ms)
+
+    def _entry_of(self, task_id: str) -> int:
+        # Task ids come from outside.
+        return self._entries + crc32(str(task_id).encode(errors="replace")) % _ENTRIES
+
+    def has_process(self, pid: int) -> bool:
+        """Returns whether a process uses these counters: a spawned one does not inherit them."""
+        pids = self._cells[self._rows_end : self._entries].tolist()[::2]
+        return pid == os.getpid() or pid in pids
+
     def frozen_processes(self) -> frozenset[int]:
         """Returns the living processes of the pool that have let their leases expire."""
-        now, ends = lease_now() * 1000, self._rows_end + 2 * MAX_PROCESSES
-        cells = self._cells[self._rows_end : ends].tolist()
+        now, cells = now_ms(), self._cells[self._rows_end : self._entries].tolist()
         late = (pid for pid, at in zip(cells[::2], cells[1::2], strict=True) if 0 < at < now)
         return frozenset(pid for pid in late if is_alive(pid))
 
@@ -93,6 +117,11 @@ class SharedCounters:
     task_events_enabled = _flag(-1)
     #: Whether the worker is shutting down and takes no more messages; set and read likewise.
     shutting_down = _flag(-2)
+
+
+def now_ms() -> int:
+    """Returns the milliseconds of the clock of leases."""
+    return round(lease_now() * 1000)
 
 
 def is_alive(pid: int) -> bool:

@@ -91,6 +91,7 @@ class TaskConfiguration:
             encryption_keys.check(options)
             if options.enabled:
                 _check_body(task_class.run, task.name)
+                _check_strategy(task_class, task.name)
             #: Whether every call runs as a plain task and is only counted.
             self.in_shadow = options.shadow and options.enabled
             if self.in_shadow and options.transaction is not None:
@@ -303,6 +304,17 @@ def _check_body(body: Any, name: str) -> None:
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         raise SettingsError(
             f"{name} is a generator function, which Celery does not iterate: return a list instead"
+        )
+
+
+def _check_strategy(task: Any, name: str) -> None:
+    """Rejects a class whose messages may not reach the task, such as that of celery-batches."""
+    if task.Strategy != Task.Strategy:
+        owner = next(cls.__name__ for cls in task.__mro__ if "Strategy" in vars(cls))
+        raise SettingsError(
+            f"{name}: {owner} has a Strategy of its own, which may run bodies unprotected: remove "
+            "IdempotentTask from the bases of the task (Idempotency.batch() protects the entries "
+            "of a batch), or set idempotency_enabled = False"
         )
 
 

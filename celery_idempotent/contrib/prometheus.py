@@ -59,6 +59,7 @@ _SERIES: dict[str, list[tuple[str, dict[str, str]]]] = {
         for name, _, label, values in _COUNTERS
     },
     "celery_idempotent_deduplicated": [("_total", {})],
+    "celery_idempotent_bypassed": [("_total", {})],
     "celery_idempotent_takeover_seconds": [
         *(("_bucket", {"le": str(limit)}) for limit in TAKEOVER_BUCKETS),
         *(("_bucket", {"le": "+Inf"}), ("_count", {}), ("_sum", {})),
@@ -105,6 +106,11 @@ class Metrics:
         self._deduplicated = counter(
             "deduplicated",
             "Calls that were not published, because another one has their key.",
+            ["task"],
+        )
+        self._bypassed = counter(
+            "bypassed",
+            "Messages whose bodies ran outside of the task's __call__, unprotected.",
             ["task"],
         )
         self._begin_seconds = histogram(
@@ -155,6 +161,8 @@ class Metrics:
             self._refused.labels(task, name.removeprefix(REFUSED_FOR)).inc()
         elif name == "deduplicated":
             self._deduplicated.labels(task).inc()
+        elif name == "bypassed":
+            self._bypassed.labels(task).inc()
 
     def _set_leases_held(self, **_: Any) -> None:
         self._leases_held.set(len(heartbeat.held()))

@@ -160,9 +160,10 @@ def check_counts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
     """
     names = [WOULD_REFUSE_FOR + "key_rule"]
     names += [REFUSED_FOR + reason for reason in ("key_rule", "reused", "poisoned")]
+    names.append("bypassed")
     since, failed = "since the workers started", "these calls have failed, and did not run"
     for task, counter in counts.items():
-        would, rule, reused, poisoned = (counter.get(name, 0) for name in names)
+        would, rule, reused, poisoned, bypassed = (counter.get(name, 0) for name in names)
         yield from applying(
             task,
             Check(rule or would, "rule-raised", Severity.ERROR if rule else Severity.WARNING,
@@ -180,6 +181,11 @@ def check_counts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
                 "what kills its processes: memory, native code, a time limit; then run the call "
                 "again",
                 failed),
+            Check(bypassed, "bypassed", Severity.ERROR,
+                f"{bypassed} of its messages have succeeded without a decision, {since}",
+                "the worker's pool, or the library that runs its bodies outside the task's "
+                "__call__",
+                "these calls ran unprotected: their duplicates run"),
         )  # fmt: skip
 
 

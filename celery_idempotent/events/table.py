@@ -178,6 +178,13 @@ MESSAGE_DROPPED = Event(
 )
 
 # Publishing, continuations, the main process, people.
+BYPASSED = Event(
+    ERROR,
+    "has succeeded without a decision: its body has run unprotected, outside the task's __call__, "
+    "because of the worker's pool or of another library; further ones are only counted",
+    counter="bypassed",
+)
+BYPASSED_AGAIN = Event(counter="bypassed")
 ABANDONED = Event(INFO, "is ended ({reason}); its key is free in {grace:.1f} s")
 DEDUPLICATED = Event(
     INFO,
@@ -279,9 +286,10 @@ REFUSED_FOR: Final = "refused_"
 #: Prefix of the counters of calls in shadow that would be refused; a reason follows it.
 WOULD_REFUSE_FOR: Final = "would_refuse_"
 
-#: All names that are counted. ``deduplicated`` counts calls that were not published.
+#: All names that are counted. ``deduplicated`` counts calls that were not published, ``bypassed``
+#: messages that have succeeded without a decision.
 COUNTED: Final = (
-    *(*DECISIONS, *OUTCOMES, "deduplicated"),
+    *(*DECISIONS, *OUTCOMES, "deduplicated", "bypassed"),
     *(REFUSED_FOR + reason for reason in REASONS),
     *(WOULD_REFUSE_FOR + reason for reason in REASONS),
 )

@@ -26,6 +26,7 @@ from celery.worker.state import revoked_stamps
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.utils.imports import symbol_by_name
 
+from celery_idempotent import shared_counters
 from celery_idempotent.configuration.configuration import ConfigurationError, TaskConfiguration
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
@@ -53,6 +54,8 @@ logger = logging.getLogger(__name__)
 #: None on Windows, where no pool kills a process.
 _SIGKILL = getattr(signal, "SIGKILL", None)
 
+#: Names of tasks of which this worker has reported a message without a decision.
+_bypassed: set[str] = set()
 #: Collects the requests of this process for a reader; None without one.
 received: deque[ref[IdempotentRequest]] | None = None
 
@@ -66,11 +69,44 @@ class IdempotentRequest(Request):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Passes the content type to the pool, which Celery does only for AMQP messages."""
         super().__init__(*args, **options)
+        self._received_ms = shared_counters.now_ms()
         if received is not None:
             received.append(ref(self))
         if self.content_type:
             properties = self.request_dict.get("properties") or {}
             self.request_dict["properties"] = {**properties, CONTENT_TYPE: self.content_type}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Makes :meth:`on_success` report a message that has bypassed the flow.
+
+        Celery derives a class from this one, whose ``on_success`` does not call that of its base.
+        """
+        super().__init_subclass__(**options)
+        end = vars(cls).get("on_success")
+        if end is not None:
+
+            def on_success(self: Any, result: tuple[Any, ...], **options: Any) -> Any:
+                self.check_decided(failed=result[0])
+                return end(self, result, **options)
+
+            cls.on_success = on_success
+
+    def check_decided(self, *, failed: Any) -> None:
+        """Reports that the message has succeeded without a decision about it.
+
+        A message that has failed may have ended before its task was called, for which Celery has
+        many reasons.
+        """
+        counters = shared_counters.current
+        if failed or counters is None or counters.has_entered(self.id, self._received_ms):
+            return
+        if self.worker_pid is not None and not counters.has_process(self.worker_pid):
+            return
+        if self.app.conf.worker_deduplicate_successful_tasks and self.delivery_info["redelivered"]:
+            return
+        event = table.BYPASSED_AGAIN if self.name in _bypassed else table.BYPASSED
+        _bypassed.add(self.name)
+        report(event, About(self.task, self.name, self.id))
 
     def revoked(self) -> bool:
         """Returns whether to discard the message: not if its execution has begun or finished.

@@ -20,6 +20,7 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
+from celery_idempotent import shared_counters
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import (
@@ -224,6 +225,8 @@ class IdempotentTask(Task):
             _warn_of_map(self)
             return self._run_plain(super().__call__, args, kwargs)
         request._protected = 1  # noqa: SLF001
+        if shared_counters.current is not None:
+            shared_counters.current.enter(request.id)
         request.idempotency_without_body = True
         configuration = self._configurations.get(self) or self.idempotency_configuration
         line = straight.line_of(self, configuration, request)

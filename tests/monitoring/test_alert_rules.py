@@ -68,6 +68,7 @@ IDLE = {
     **begins({}),
     **takeovers_after({}),
     "celery_idempotent_heartbeats_replaced_total": ZERO,
+    "celery_idempotent_bypassed_total": ZERO,
     RENEWED: ZERO,
 }
 
@@ -134,6 +135,7 @@ EVENTS: dict[str, tuple[Mapping[str, str], str]] = {
     "not stored": ({outcome("not_stored"): once()}, "IdempotencyResultNotStored"),
     "not stored, duplicate": ({refused("not_stored"): once()}, "IdempotencyResultNotStored"),
     "unprotected": ({decision("unprotected"): once()}, "IdempotencyUnprotected"),
+    "bypassed": ({"celery_idempotent_bypassed_total": once()}, "IdempotencyUnprotected"),
     "takeover after an hour": (takeovers_after({3600.0: once()}), "IdempotencyTakeoverSlow"),
     "heartbeat": (
         {"celery_idempotent_heartbeats_replaced_total": once()},

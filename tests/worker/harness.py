@@ -61,6 +61,10 @@ KILLED_WORKERS = {"broker_transport_options": FAST_REDELIVERY, "worker_prefetch_
 LOST_BROKER = {"worker_enable_remote_control": False, "worker_prefetch_multiplier": 16}
 
 
+#: The log line of a message that has ended without a decision.
+BYPASSED = "has succeeded without a decision"
+
+
 class WorkerProcess:
     """``celery worker`` with its pool, with the interface of a pytest-celery container."""
 
@@ -241,6 +245,8 @@ class Shop:
     """
 
     _databases = count(0, 2)
+    #: Whether its workers' messages end without a decision.
+    bypasses = False
 
     def __init__(self, server: RedisServer, directory: Path, **settings: Any) -> None:
         database = next(self._databases)
@@ -316,6 +322,7 @@ class Shop:
         self.print_logs()
         self.redis.close()
         close(self.app)
+        assert self.bypasses or not any(BYPASSED in worker.logs() for worker in self.workers)
 
 
 def _signal_number(name: str | int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -9,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.apps import run_command
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import PARTS, ship
-from tests.worker.harness import Shop, check_duplicates
+from tests.worker.harness import BYPASSED, Shop, check_duplicates
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
     OutOfStockError,
     catching,
     flaky,
+    give,
     pack,
     running,
     short_lease,
@@ -115,3 +118,21 @@ def test_execution_longer_than_its_lease_keeps_it(ledger: Ledger, order: str) ->
     assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
     assert len(ledger.runs(order)) == 1
     assert ledger.signals(first.id, "lease_lost") == []
+
+
+@pytest.mark.core
+def test_messages_that_end_without_a_decision_are_an_error(open_shop: Callable[..., Shop]) -> None:
+    with open_shop() as shop:
+        shop.bypasses = True
+        pool = "tests.worker.bypassing:Pool"
+        worker = shop.start_worker("--pool", "custom", CELERY_CUSTOM_WORKER_POOL=pool)
+        for _ in range(3):
+            give.delay("order", 1)
+        shop.wait_until_empty()
+
+        findings = json.loads(run_command(shop.app, "doctor", "--json", code=1))["findings"]
+
+        (finding,) = (each for each in findings if each["name"] == "bypassed")
+        assert finding["subject"] == "shop.give"
+        assert finding["what"].startswith("3 of its messages")
+        assert worker.logs().count(BYPASSED) == 1

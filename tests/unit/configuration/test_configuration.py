@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 from kombu import serialization
 
@@ -218,6 +218,19 @@ class TestInvalidOptions:
         assert error_of(celery(), function=body).startswith("shop.charge is a")
 
         settings_of(celery(idempotency_enabled=False), function=body)
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_a_class_whose_messages_may_not_reach_the_task(self, first: bool) -> None:
+        class Batches(Task):
+            abstract = True
+
+            def Strategy(self, task: Any, app: Any, consumer: Any) -> Any: ...  # noqa: N802
+
+        bases = (Batches, IdempotentTask) if first else (IdempotentTask, Batches)
+        base: Any = type("Base", bases, {"abstract": True})
+
+        assert error_of(celery(), base=base).startswith("shop.charge: Batches has a Strategy of")
+        settings_of(celery(idempotency_enabled=False), base=base)
 
     def test_are_rejected_when_the_app_is_finalised(self) -> None:
         app = celery(idempotency_lease=-1)

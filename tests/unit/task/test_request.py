@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from celery.exceptions import ImproperlyConfigured
 from celery.worker.request import Request
 
+from celery_idempotent import shared_counters
+from celery_idempotent.events import report
+from celery_idempotent.shared_counters import SharedCounters
 from celery_idempotent.task.request import IdempotentRequest, request_class
 from tests.unit.conftest import add, shop
 
@@ -30,3 +37,38 @@ class TestRequestClass:
 
         with pytest.raises(ImproperlyConfigured, match="shop.charge: its Request, object, "):
             task.start_strategy(task.app, None)
+
+
+@pytest.mark.parametrize(
+    ("failed", "pid", "reached", "conf", "is_reported"),
+    [
+        (0, 0, False, {}, True),
+        (0, None, False, {}, True),
+        (0, 0, True, {}, False),
+        (1, 0, False, {}, False),
+        (0, 1, False, {}, False),  # a spawned process does not share the counters
+        (0, 0, False, {"worker_deduplicate_successful_tasks": True}, False),
+    ],
+)
+def test_a_message_that_has_succeeded_without_its_task_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+    failed: int,
+    pid: int | None,
+    reached: bool,
+    conf: dict[str, Any],
+    is_reported: bool,
+) -> None:
+    counters = SharedCounters(["shop.charge"])
+    monkeypatch.setattr(shared_counters, "current", counters)
+    monkeypatch.setattr(report, "counters", [counters.count])
+    request = SimpleNamespace(
+        id="1", name="shop.charge", task=None, worker_pid=pid, app=shop(**conf)
+    )
+    request.delivery_info, request._received_ms = {"redelivered": True}, shared_counters.now_ms()
+    if reached:
+        counters.enter("1")
+
+    IdempotentRequest.check_decided(request, failed=failed)  # type: ignore[arg-type]
+
+    counted = {"bypassed": 1} if is_reported else None
+    assert counters.totals().get("shop.charge") == counted
