@@ -7,13 +7,15 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from celery import Celery
+from kombu.transport import get_transport_cls, redis
 
 from celery_idempotent import settings
 
 T = TypeVar("T")
 
-#: Transports with a visibility timeout, and its default in seconds.
-VISIBILITY_TIMEOUT = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
+#: Default visibility timeouts of transports, in seconds.
+REDIS_VISIBILITY_TIMEOUT = 3600.0
+VISIBILITY_TIMEOUT = {"sqs": 1800.0}
 #: Amazon's default in seconds, for queues that kombu has not created.
 SQS_VISIBILITY_TIMEOUT = 30.0
 
@@ -22,9 +24,23 @@ AMQP = ("amqp", "amqps", "pyamqp", "librabbitmq", "qpid")
 
 
 def transport(app: Celery) -> str:
-    """Returns the scheme of the broker's URL: ``redis``, ``amqp``, ``sqs`` …"""
+    """Returns the name of the broker's transport: ``redis``, ``amqp``, ``sqs`` … or a path."""
     url = str(app.conf.broker_read_url or "")
-    return url.split("://", 1)[0].split("+", 1)[0].lower()
+    return str(app.conf.broker_transport or url.split("://", 1)[0].split("+", 1)[0].lower())
+
+
+def is_redis(app: Celery) -> bool:
+    """Returns whether the transport is kombu's own for Redis, or derived from it."""
+    try:
+        transport_class = get_transport_cls(transport(app))
+    except (ImportError, AttributeError, KeyError):
+        return False  # the worker will not start
+    return issubclass(transport_class or object, redis.Transport)
+
+
+def acknowledges(app: Celery) -> bool:
+    """Returns whether the transport keeps messages until they are acknowledged."""
+    return not is_redis(app) or bool(options_of(app).get("ack_emulation", True))
 
 
 def options_of(app: Celery) -> dict[str, Any]:
@@ -34,8 +50,8 @@ def options_of(app: Celery) -> dict[str, Any]:
 
 def visibility_timeout(app: Celery) -> float | None:
     """Returns the seconds after which an unacknowledged message is redelivered; None if never."""
-    default = VISIBILITY_TIMEOUT.get(transport(app))
-    if default is None:
+    default = REDIS_VISIBILITY_TIMEOUT if is_redis(app) else VISIBILITY_TIMEOUT.get(transport(app))
+    if default is None or not acknowledges(app):
         return None
     if has_predefined_queues(app):
         default = SQS_VISIBILITY_TIMEOUT
@@ -57,9 +73,29 @@ def redeliver_after(app: Celery) -> float | None:
     return None if seconds is None or timeout is None else min(float(seconds), timeout)
 
 
+def describe_redelivery(app: Celery) -> str:
+    """Returns when the messages of a dead worker are redelivered."""
+    seconds, timeout = redeliver_after(app), visibility_timeout(app)
+    if seconds is not None:
+        return f"{seconds:g} s after its death (idempotency_redeliver_after)"
+    if timeout is not None:
+        return f"{timeout:g} s after their delivery (visibility_timeout)"
+    if not acknowledges(app):
+        return "never (ack_emulation is off)"
+    if transport(app) in AMQP:
+        return "when the broker notices that its connection is lost"
+    return f"as the transport {transport(app)!r} decides, without idempotency_redeliver_after"
+
+
 def has_predefined_queues(app: Celery) -> bool:
     """Returns whether the queues exist at Amazon already, so kombu does not configure them."""
     return transport(app) == "sqs" and bool(options_of(app).get("predefined_queues"))
+
+
+def unacknowledged_queues(app: Celery) -> list[str]:
+    """Returns the names of the queues whose messages are gone once a worker has received them."""
+    names = (name for name, queue in app.amqp.queues.items() if queue.no_ack)
+    return list(names) if acknowledges(app) else list(app.amqp.queues)
 
 
 def quorum_queues(app: Celery) -> list[Any]:

@@ -30,6 +30,7 @@ CONNECT_TIMEOUT = 2.0
 def check(app: Celery) -> Iterator[Finding]:
     """Yields all findings about the broker's settings."""
     yield from check_visibility_timeout(app)
+    yield from check_redelivery(app)
     enabled = app_tasks.enabled(app)
     is_amqp = configured.transport(app) in configured.AMQP and bool(enabled)
     is_redis = bool(_sweep_interval(app) and configured.visibility_timeout(app) and enabled)
@@ -116,6 +117,30 @@ def check_visibility_timeout(app: Celery) -> Iterator[Finding]:
             + (in_sqs if configured.has_predefined_queues(app) else ""),
             "messages of running tasks are redelivered again and again, each time as a conflict; "
             "so are messages with an eta or countdown beyond the timeout",
+        )  # fmt: skip
+
+
+def check_redelivery(app: Celery) -> Iterator[Finding]:
+    """Yields findings for messages that are never redelivered, and for an option without effect."""
+    if not app_tasks.enabled(app):
+        return
+    is_set = app.conf.get("idempotency_redeliver_after") is not None
+    if is_set and configured.visibility_timeout(app) is None:
+        yield Finding(
+            "recovery", Severity.WARNING, "broker",
+            "idempotency_redeliver_after has no effect on this broker",
+            "none is needed; remove the option",
+            f"redelivery of a dead worker's messages: {configured.describe_redelivery(app)}",
+        )  # fmt: skip
+    setting = "no_ack=False in its Queue"
+    if not configured.acknowledges(app):
+        setting = "broker_transport_options['ack_emulation'] = True"
+    for name in configured.unacknowledged_queues(app):
+        yield Finding(
+            "no-ack", Severity.WARNING, f"queue {name}",
+            "its messages are not acknowledged", setting,
+            "what a killed worker has received is lost, and so is a duplicate that cannot be "
+            "published again",
         )  # fmt: skip
 
 

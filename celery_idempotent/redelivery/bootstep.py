@@ -29,8 +29,13 @@ class Redelivery(bootsteps.StartStopStep):
         The messages of the lost connection no longer belong to this worker.
         """
         self.shutdown(parent)
+        enabled = app_tasks.enabled(parent.app)
+        if all(task.idempotency_configuration.in_shadow for task in enabled):
+            return
+        redelivery = configured_broker.describe_redelivery(parent.app)
+        logger.info("Redelivery of a dead worker's messages: %s", redelivery)
         seconds = configured_broker.redeliver_after(parent.app)
-        if seconds is None or not app_tasks.enabled(parent.app):
+        if seconds is None:
             return
         held = HeldMessages(parent.app, parent.pool)
         broker: brokers.OwnConnection
@@ -43,7 +48,6 @@ class Redelivery(bootsteps.StartStopStep):
             qos = channel.qos
             brokers.hide_from_delivery_on(qos, seconds, held.includes)
             brokers.free_slots_of_failed_acks(qos)
-        logger.info("Messages are redelivered %g s after the worker's death", seconds)
         renewal.current = renewal.Renewal(broker, held, seconds)
         renewal.current.start()
 

@@ -17,7 +17,6 @@ from kombu.transport import virtual
 from celery_idempotent.configuration import broker as configured_broker
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.redelivery.held import HeldMessage
-from celery_idempotent.store.url import is_redis_url
 
 #: Members in one ZADD, which Redis executes at once.
 REDIS_BATCH = 1000
@@ -151,7 +150,7 @@ def shorten_lock(app: Celery) -> None:
 
     It is an option of all connections, since kombu searches by any channel.
     """
-    if is_redis_url(app.conf.broker_read_url):
+    if configured_broker.is_redis(app):
         options = {"unacked_mutex_expire": MUTEX_EXPIRE}
         app.conf.broker_transport_options = options | configured_broker.options_of(app)
 

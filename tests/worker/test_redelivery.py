@@ -639,3 +639,15 @@ def test_inspect_shows_what_is_held(open_shop: Callable[..., Shop], order: str) 
             shop.ledger.release(each)
         for _, result in calls:
             result.get(timeout=SOON)
+
+
+@pytest.mark.parametrize("in_shadow", [False, True])
+def test_without_acknowledgements_a_worker_runs(
+    open_shop: Callable[..., Shop], in_shadow: bool
+) -> None:
+    options = {"ack_emulation": False}
+    with open_shop(broker_transport_options=options, idempotency_shadow=in_shadow) as shop:
+        worker = shop.start_worker()
+
+        assert pack.delay("order").get(timeout=SOON)
+        assert "queue celery: its messages are not acknowledged" in worker.logs()

@@ -11,6 +11,7 @@ from kombu import Exchange, Queue
 from sqlalchemy import create_engine
 
 from celery_idempotent import TASK_ID
+from celery_idempotent.configuration.broker import describe_redelivery
 from celery_idempotent.doctor import (
     Finding,
     broker,
@@ -193,6 +194,43 @@ class TestBroker:
         finding = only(broker.check(app))
         assert finding.name == "publishers"
         assert "headers={'idempotency_key': …}" in finding.setting
+
+    @pytest.mark.parametrize(
+        ("url", "settings", "expected"),
+        [
+            ("redis://", {}, "60 s after its death (idempotency_redeliver_after)"),
+            ("redis://", BY_THE_BROKER, "3600 s after their delivery (visibility_timeout)"),
+            ("redis://", {"broker_transport_options": {"ack_emulation": False}}, "never"),
+            ("redis://", {"broker_transport": "kombu.transport.memory:Transport"}, "as the trans"),
+            ("sqs://", {}, "60 s after its death (idempotency_redeliver_after)"),
+            ("amqp://", {}, "when the broker notices that its connection is lost"),
+            ("valkey://", {}, "as the transport 'valkey' decides"),
+        ],
+    )
+    def test_the_redelivery_depends_on_the_transport(
+        self, url: str, settings: dict[str, Any], expected: str
+    ) -> None:
+        app = shop(url, **settings)
+        add(app)
+        assert describe_redelivery(app).startswith(expected)
+        assert "recovery" not in names(broker.check_redelivery(app))
+
+        app.conf.idempotency_redeliver_after = 5
+        has_effect = expected.startswith(("60 s", "3600 s"))
+        assert ("recovery" in names(broker.check_redelivery(app))) is not has_effect
+
+    def test_messages_that_are_not_acknowledged_are_found(self) -> None:
+        app = shop(task_queues=[Queue("orders"), Queue("mails", no_ack=True)])
+        assert "no-ack" not in names(check_at_start(app))
+        add(app)
+
+        finding = only(each for each in check_at_start(app) if each.name == "no-ack")
+        assert finding.subject == "queue mails"
+        app.conf.broker_transport_options = {"ack_emulation": False}
+        assert [each.subject for each in broker.check_redelivery(app)] == [
+            "queue orders",
+            "queue mails",
+        ]
 
     def test_publishers_are_not_mentioned_where_a_misplaced_key_is_visible(self) -> None:
         app = shop()

@@ -61,6 +61,7 @@ def test_a_message_that_has_succeeded_without_its_task_is_counted(
     counters = SharedCounters(["shop.charge"])
     monkeypatch.setattr(shared_counters, "current", counters)
     monkeypatch.setattr(report, "counters", [counters.count])
+    pid = os.getpid() if pid == 0 else pid
     request = SimpleNamespace(
         id="1", name="shop.charge", task=None, worker_pid=pid, app=shop(**conf)
     )
