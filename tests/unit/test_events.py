@@ -32,7 +32,7 @@ NOT_ABOUT_A_CALL = (
     "A request with an Idempotency-Key is refused",  # beside the line of its refusal
     "Cannot renew the visibility timeout",  # of many messages
     "Cannot serve the idempotency metrics",
-    "Messages are redelivered",  # when a worker starts
+    "Redelivery of a dead worker's messages",
     "Redis refuses fused completion",  # once in a process
     "Refused a request from another site",  # to the dashboard
     "Serving idempotency metrics",
