@@ -69,7 +69,9 @@ def _are_errors(value: Any) -> bool:
 
 def _are_keys(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
-        return bool(value) and all(isinstance(key, (str, bytes)) and key for key in value)
+        return bool(value) and all(
+            key is None or (isinstance(key, (str, bytes)) and key) for key in value
+        )
     return value is None or callable(value) or _is_path(value)
 
 
@@ -182,7 +184,7 @@ class Settings:
     #: kombu compression of stored results, such as ``gzip`` or ``bzip2``.
     compression: str | None = _option(None, *_text("the name of a kombu compression"))
     #: Fernet keys, the newest first, or a function (or its path) that returns them: results, errors
-    #: and steps are encrypted.
+    #: and steps are encrypted. None among them stands for plain text.
     encryption_keys: Any = _secret(  # noqa: RUF009
         _are_keys,
         "a tuple of Fernet keys, the newest first, or a function that returns it, or its path",

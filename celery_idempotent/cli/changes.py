@@ -13,7 +13,7 @@ import click
 from celery_idempotent.cli import command
 from celery_idempotent.cli.target import RECORD_HELP, resolve_records
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 from celery_idempotent.monitoring import changes
 from celery_idempotent.monitoring.changes import EndedCall
 from celery_idempotent.monitoring.lookup import Target
@@ -123,8 +123,7 @@ def rerun(
         )
     user = _user_name()
     cases = {
-        name: call if isinstance(call, str) else changes.rerun(call, user=user)
-        for name, call in found.items()
+        name: call if isinstance(call, str) else _rerun(call, user) for name, call in found.items()
     }
     command.end(cases, changes.MESSAGES, (changes.PUBLISHED,), as_json=as_json)
 
@@ -137,8 +136,16 @@ def _find(tasks: command.Tasks, target: Target, names: tuple[str, ...]) -> Ended
         return f"kept: {error}"
 
 
+def _rerun(call: EndedCall | None, user: str) -> str:
+    try:
+        return changes.rerun(call, user=user)
+    except CorruptRecordError as error:
+        return f"kept: {error}"
+
+
 def _described_call(call: EndedCall) -> str:
-    return f"{call.key} ({call.state or 'a rejected duplicate'})"
+    summary = call.summary and f", {call.summary}"
+    return f"{call.key} ({call.state or 'a rejected duplicate'}{summary})"
 
 
 @click.command(cls=command.AppCommand)

@@ -12,7 +12,6 @@ from typing import Any
 import click
 from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
-from kombu.compression import get_encoder
 from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings
@@ -28,6 +27,7 @@ from celery_idempotent.payload import encryption_keys, offload
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec
+from celery_idempotent.payload.value_codec import decompressor
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import OPTIONS, PREFIX, SIMILAR_PREFIX, Settings
 from celery_idempotent.sql.database import Database
@@ -276,11 +276,11 @@ def resolve(options: Settings, where: str, default: str, accept: frozenset[str])
         )
     if options.compression:
         try:
-            get_encoder(options.compression)
+            decompressor(options.compression)
         except KeyError:
             raise SettingsError(
-                f"{where}: idempotency_compression: kombu has no compression "
-                f"{options.compression!r}"
+                f"{where}: idempotency_compression must be gzip, bzip2, lzma or zstd, and installed"
+                f", not {options.compression!r}"
             ) from None
     database = None if options.transaction is None else Database(options.transaction)
     return replace(options, serializer=serializer, transaction=database)
@@ -350,15 +350,19 @@ def executor_of(app: Celery, options: Settings) -> Executor:
             url, cipher = options.offload_backend, encryption_keys.cipher(options)
             storage = OffloadStorage(app, url) if url else None
             codec = PayloadCodec(ResultCodec(app), accepted_content_types(app), storage, cipher)
-            executor = Executor(RecordStore(config, _decoder(app, codec)), codec)
+            methods = PayloadCodec.decode, PayloadCodec.view
+            decoders = (_decoder(app, codec, method) for method in methods)
+            executor = Executor(RecordStore(config, *decoders), codec)
             executors.append((identity, executor))
             return executor
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
 
 
-def _decoder(app: Celery, codec: PayloadCodec) -> Callable[[Record], Any]:
-    """Returns a function that decodes a record with the codec of its task, by default `codec`.
+def _decoder(
+    app: Celery, codec: PayloadCodec, method: Callable[[PayloadCodec, Record], Any]
+) -> Callable[[Record], Any]:
+    """Returns a function that decodes a record by `method` of its task's codec, or of `codec`.
 
     A listing reads the records of several tasks, with different keys and storages, in one scan.
     """
@@ -366,7 +370,7 @@ def _decoder(app: Celery, codec: PayloadCodec) -> Callable[[Record], Any]:
     def decode(record: Record) -> Any:
         configuration = getattr(app.tasks.get(record.task), "idempotency_configuration", None)
         own_codec = configuration.executor.codec if configuration else codec
-        return own_codec.decode(record)
+        return method(own_codec, record)
 
     return decode
 

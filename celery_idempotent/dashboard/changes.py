@@ -37,7 +37,7 @@ _STATUSES = {
 def version(of: RecordView | EndedCall | None) -> str:
     """Returns the version of a record or a call: while it is the same, nothing has changed."""
     if isinstance(of, EndedCall):
-        return f"{of.state}-{of.token}"
+        return of.version
     return "" if of is None else "{}-{}".format(*of.version)
 
 
@@ -55,6 +55,7 @@ class Changes:
             Route("/rerun", self.confirm_rerun, methods=["GET"]),
             Route("/rerun", self.rerun, methods=["POST"]),
             Route("/api/records/{key}", self.api_forget, methods=["DELETE"]),
+            Route("/api/records/{key}/rerun", self.api_show_rerun, methods=["GET"]),
             Route("/api/records/{key}/rerun", self.api_rerun, methods=["POST"]),
         ]
 
@@ -80,20 +81,32 @@ class Changes:
         )
 
     def confirm_rerun(self, request: Request) -> Response:
-        """Asks whether to run one call again."""
-        access, key = _permitted(request), request.query_params.get("key", "")
+        """Asks whether to run one call again, and shows all that this publishes."""
+        call, token = self._call_to_rerun(request, request.query_params.get("key", ""))
+        return render(request, "rerun.html", call=call, token=token)
+
+    def api_show_rerun(self, request: Request) -> Response:
+        """Returns what running a call again publishes; its headers carry what the POST needs."""
+        call, token = self._call_to_rerun(request, request.path_params["key"])
+        document = call.to_json(arguments=request.state.access.results)
+        headers = {"etag": f'"{version(call)}"', "x-csrf-token": token}
+        return json_response(document, headers=headers)
+
+    def _call_to_rerun(self, request: Request, key: str) -> tuple[EndedCall, str]:
+        """Returns an ended call with its message, and the token to run it again.
+
+        Raises:
+            HTTPException: if there is none, or the user lacks the right to run it again.
+        """
+        access = _permitted(request)
         call = self._ended_call(key, self._context.find(key))
         if call is None:
             raise HTTPException(404, "There is no such record, or it has not ended.")
         if call.message is None:
             raise HTTPException(409, f"{call.key}: {MESSAGES[changes.NO_MESSAGE]}.")
-        return render(
-            request,
-            "rerun.html",
-            call=call,
-            arguments=call.arguments if access.results else None,
-            token=self._context.sign(access.user, [(str(call.key), version(call))]),
-        )
+        if call.has_completed and not access.repeat:
+            raise HTTPException(403, "You may not repeat a call that has completed.")
+        return call, self._context.sign(access.user, [(key, version(call))])
 
     async def forget(self, request: Request) -> Response:
         """Forgets those records of a confirmation that have not changed since."""
@@ -122,7 +135,7 @@ class Changes:
         return _response(shown, self._forget(request, shown, force=force))
 
     def api_rerun(self, request: Request) -> Response:
-        """Runs an ended call again if its record's ETag still matches If-Match."""
+        """Runs an ended call again if the ETag of its GET still matches If-Match."""
         repeat = request.query_params.get("repeat") == "true"
         shown = self._matched(request)
         return _response(shown, self._rerun(request, shown, repeat=repeat))
@@ -148,9 +161,9 @@ class Changes:
         access, headers, key = _permitted(request), request.headers, request.path_params["key"]
         shown = self._context.verify(headers.get("x-csrf-token", ""), access.user)
         if shown is None or [key] != [shown_key for shown_key, _ in shown]:
-            raise HTTPException(403, "Send the header X-CSRF-Token of the record's GET.")
+            raise HTTPException(403, "Send the header X-CSRF-Token of this path's GET.")
         if "if-match" not in headers:
-            raise HTTPException(428, "Send the ETag of the record's GET as If-Match.")
+            raise HTTPException(428, "Send the ETag of this path's GET as If-Match.")
         return key, headers["if-match"].strip('"')
 
     def _forget(self, request: Request, shown: ShownRecord, *, force: bool) -> str:
@@ -169,10 +182,14 @@ class Changes:
         call = self._ended_call(shown[0], view)
         if view is None and call is None:
             return changes.ABSENT
-        if shown[1] not in (version(view), version(call)):
+        if shown[1] != version(call):
             return changes.CHANGED
-        if call is not None and call.has_completed and not repeat:
-            raise HTTPException(400, "It has run to its end: confirm with 'repeat' to repeat it.")
+        if call is not None and call.has_completed:
+            if not request.state.access.repeat:
+                raise HTTPException(403, "You may not repeat a call that has completed.")
+            if not repeat:
+                text = "It has run to its end: confirm with 'repeat' to repeat it."
+                raise HTTPException(400, text)
         return changes.rerun(call, user=request.state.access.user)
 
     def _ended_call(self, key: str, view: RecordView | None) -> EndedCall | None:

@@ -14,15 +14,18 @@ from starlette.requests import HTTPConnection
 from celery_idempotent.dashboard.protection import Access, Authorize
 
 
-def staff(*, forget: str | None = None, results: str | None = None) -> Authorize:
+def staff(
+    *, forget: str | None = None, results: str | None = None, repeat: str | None = None
+) -> Authorize:
     """Returns an `authorize` for :func:`celery_idempotent.dashboard.asgi`.
 
     It reads the session cookie of the Django site, which must be on the same host.
 
     Args:
-        forget: the permission to forget records and rerun calls, such as ``"shop.delete_order"``;
-            None denies everyone.
+        forget: the permission to forget records and rerun failed calls, such as
+            ``"shop.delete_order"``; None denies everyone.
         results: the permission to see results, errors and arguments; None denies everyone.
+        repeat: the permission to rerun completed calls, besides `forget`; None denies everyone.
     """
 
     def load(session_key: str) -> Access | None:
@@ -37,6 +40,7 @@ def staff(*, forget: str | None = None, results: str | None = None) -> Authorize
                 user.get_username(),
                 forget=forget is not None and user.has_perm(forget),
                 results=results is not None and user.has_perm(results),
+                repeat=repeat is not None and user.has_perm(repeat),
             )
         finally:
             close_old_connections()

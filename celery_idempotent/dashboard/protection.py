@@ -55,10 +55,12 @@ class Access:
 
     #: The name in logs and signals.
     user: str
-    #: Whether the user may forget records and rerun ended calls.
+    #: Whether the user may forget records, and rerun calls that have failed or were rejected.
     forget: bool = False
     #: Whether the user may see results, errors and the arguments of ended calls.
     results: bool = False
+    #: Whether a user who may forget may also rerun completed calls, which repeats their effects.
+    repeat: bool = False
 
 
 #: Returns the access of a request, or None if its user may not see the dashboard.
@@ -83,7 +85,7 @@ class BasicAuth:
         if not (user and colon and password):
             raise SettingsError("the dashboard's credentials are not of the form USER:PASSWORD")
         self._expected = credentials.encode()
-        self._access = Access(user, forget=True, results=True)
+        self._access = Access(user, forget=True, results=True, repeat=True)
 
     def __call__(self, connection: HTTPConnection) -> Access | None:
         """Checks the credentials in constant time."""
@@ -99,7 +101,7 @@ class BasicAuth:
 
 def local_user(connection: HTTPConnection) -> Access:
     """Grants every right, for a server that only this machine can reach."""
-    return Access("local", forget=True, results=True)
+    return Access("local", forget=True, results=True, repeat=True)
 
 
 @dataclass(frozen=True, slots=True)

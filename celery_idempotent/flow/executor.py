@@ -8,7 +8,7 @@ from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.flow.thread import BlockingRuntime
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.record.payload import MESSAGE, Payload
+from celery_idempotent.record.payload import Payload, message_field
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store import commands
@@ -79,7 +79,7 @@ class Executor:
         """
         if (message := self.message(key, task_id)) is not None:
             self.store.query("DEL", self.store.name(key.kept_message(task_id)))
-            run_sync(self.codec.delete_object(message, str(key), MESSAGE))
+            run_sync(self.codec.delete_object(message, str(key), message_field(task_id)))
 
     def message(self, key: Key, task_id: str) -> Payload | None:
         """Returns the message that was kept for `task_id`, beside the record of `key`, or None.

@@ -399,7 +399,8 @@ class Idempotency:
         """The executor of blocking code."""
         if self.app is not None:
             return configuration.executor_of(self.app, self.settings)
-        return Executor(RecordStore(self._store_config, self._codec.decode), self._codec)
+        codec = self._codec
+        return Executor(RecordStore(self._store_config, codec.decode, codec.view), codec)
 
     @cached_property
     def async_executor(self) -> AsyncExecutor:

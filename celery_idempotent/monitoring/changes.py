@@ -7,21 +7,23 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
-from celery import Celery
 from celery.canvas import Signature
 
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
-from celery_idempotent.key.key import Key
+from celery_idempotent.key.key import Key, letters
 from celery_idempotent.monitoring.lookup import Target
+from celery_idempotent.payload.value_codec import DATA_ONLY, dump
+from celery_idempotent.printable import one_line, printable
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store.commands import NO_RECORD, UNREADABLE
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
-from celery_idempotent.task import ended_message
+from celery_idempotent.task import ended_message, republish
+from celery_idempotent.task.ended_message import Part
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +125,31 @@ class EndedCall(NamedTuple):
     message: Signature | None
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments, for users who may see results; empty without a message."""
-        message = self.message
-        return {"args": [*message.args], "kwargs": message.kwargs} if message else {}
+    def parts(self) -> list[Part]:
+        """What running it again publishes: the call, then its continuation."""
+        return [] if self.message is None else [*ended_message.parts(self.message)]
+
+    @property
+    def message_id(self) -> str:
+        """The task id under which it runs again."""
+        return "" if self.message is None else str(self.message.options["task_id"])
+
+    @property
+    def version(self) -> str:
+        """Names the outcome, and all that running it again publishes."""
+        published = dump(self.message and dict(self.message), "json").body
+        return f"{self.state}-{self.token}-{letters(published)}"
+
+    @property
+    def summary(self) -> str:
+        """What running it again publishes, without arguments; empty without a message."""
+        published = ", ".join(dict.fromkeys(map(str, self.parts)))
+        return published and f"as task {self.message_id}: {published}"
+
+    def to_json(self, *, arguments: bool) -> dict[str, Any]:
+        """Returns what running it again publishes."""
+        parts = [each.to_json() | (each.arguments if arguments else {}) for each in self.parts]
+        return {"key": str(self.key), "task_id": self.message_id, "publishes": parts}
 
     @property
     def has_completed(self) -> bool:
@@ -138,16 +161,15 @@ def find_ended(tasks: Sequence[IdempotentTaskLike], target: Target) -> EndedCall
     """Returns the call with its message; None if it has no task or has not ended.
 
     Raises:
-        IdempotencyError: if the message cannot be read, or Redis is unavailable.
+        IdempotencyError: if the message cannot be used, or Redis is unavailable.
     """
     key, view, outcome, duplicate = target
     task: Any = next((task for task in tasks if task.name == key.task), None)
     if task is None:
         return None
-    app: Celery = task.app
     configuration = task.idempotency_configuration
     if duplicate:
-        message = ended_message.find(app, configuration, key, duplicate)
+        message = ended_message.find(task, configuration, key, duplicate)
         if message is not None:
             return EndedCall(key, task, duplicate, None, 0, view, message)
     if view is not None and configuration.settings.runs_again and view.record is not None:
@@ -158,7 +180,7 @@ def find_ended(tasks: Sequence[IdempotentTaskLike], target: Target) -> EndedCall
     if found is None or not State(found.state).finished:
         return None
     state = State(found.state)
-    message = ended_message.find(app, configuration, key, found.task_id)
+    message = ended_message.find(task, configuration, key, found.task_id)
     if message is None:
         message = _from_result_backend(task, key, found.task_id, state, found.token)
     return EndedCall(key, task, found.task_id, state, found.token, view, message)
@@ -169,10 +191,13 @@ def _from_result_backend(
 ) -> Signature | None:
     """Returns a message with the arguments that ``result_extended`` stored, if any.
 
-    A completed call gets a new task id, since a result backend keeps a success as it is.
+    A completed call gets a new task id, since a result backend keeps a success as it is. Results
+    whose serializer may execute code are not read.
     """
     result = task.AsyncResult(task_id)
     try:
+        if task.backend.content_type not in DATA_ONLY:
+            return None
         name, args, kwargs, queue = result.name, result.args, result.kwargs, result.queue
     except Exception as error:
         extra = log_extra(str(key), task_id=task_id)
@@ -203,6 +228,7 @@ def rerun(call: EndedCall | None, *, user: str) -> str:
 
     Raises:
         StoreUnavailableError: if Redis or the broker is unavailable.
+        CorruptRecordError: if the message can never be published.
     """
     if call is None:
         return NOT_ENDED
@@ -213,18 +239,23 @@ def rerun(call: EndedCall | None, *, user: str) -> str:
         if current is None or current.version != call.view.version:
             return CHANGED
     record = call.view.record if call.view is not None else None
+    what = one_line(f"{call.state or 'rejected'}, {call.summary}")
     try:
         key = call.key.with_fingerprint(record.fingerprint if record else b"")
         task_id = ended_message.publish(call.message, key, call.token)
-    except Exception as error:
+    except republish.broker_errors(call.task.app) as error:
         raise StoreUnavailableError(
             f"{call.key}: its message cannot be published: {type(error).__name__}; try "
             "again: the call cannot run twice"
         ) from error
+    except Exception as error:
+        reason = printable(f"{type(error).__name__}: {error}")
+        raise CorruptRecordError(
+            f"{call.key}: its message cannot be published: {reason}"
+        ) from error
     if call.state is None:
         executor = call.task.idempotency_configuration.executor
         executor.delete_message(call.key, call.task_id)
-    what = f"{call.state or 'rejected'}, as task {call.task_id}"
     label = record.label if record else ""
     about = About(call.task, call.key.task, task_id, call.key, label)
     report(table.RERUN, about, user=user, what=what)

@@ -35,7 +35,7 @@ class SqlOutcome(NamedTuple):
         if self.row.state == CLAIMED:
             return {"not_stored": str(committed_without_outcome())}
         codec = self.task.idempotency_configuration.executor.codec
-        return formatting.outcome_fields(self.row.record(self.key, codec.decode))
+        return formatting.outcome_fields(self.row.record(self.key, codec.view))
 
     @property
     def finished_at(self) -> datetime:

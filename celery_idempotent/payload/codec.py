@@ -24,8 +24,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
 
-from kombu import serialization
 from kombu.exceptions import ContentDisallowed
+from kombu.serialization import registry
 
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -40,7 +40,14 @@ from celery_idempotent.payload import offload
 from celery_idempotent.payload.encryption_keys import Cipher
 from celery_idempotent.payload.offload import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec, is_storable
-from celery_idempotent.payload.value_codec import ValueCodec, dump, load
+from celery_idempotent.payload.value_codec import (
+    DATA_ONLY,
+    JSON,
+    MAX_DECODED,
+    ValueCodec,
+    dump,
+    load,
+)
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import (
     ENCRYPTED,
@@ -56,8 +63,7 @@ from celery_idempotent.record.payload import (
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 
-#: The content type of some fields: every process can read JSON, and reading it executes no code.
-_JSON = frozenset({serialization.registry.name_to_type["json"]})
+#: Fields in JSON, which every process can read.
 _JSON_FIELDS = (ERROR, OUTBOX, MESSAGE)
 
 NOT_STORED = b"idempotency_store_result is off"
@@ -81,7 +87,7 @@ class PayloadCodec:
         result_codec: prepares values and errors as the app's result backend does.
         accept: content types that may be decoded.
         offload_storage: stores payloads that are too large for Redis.
-        cipher: encrypts every payload. Payloads that are not encrypted can still be decoded.
+        cipher: encrypts every payload.
         is_async: for event loops: blocking work runs in a thread.
     """
 
@@ -139,7 +145,8 @@ class PayloadCodec:
             return payload
         if self._storage is None:
             return Payload("", b"it is larger than idempotency_max_result_size")
-        seconds = settings.error_ttl if field in (ERROR, MESSAGE) else settings.result_ttl
+        kind = field.partition(" ")[0]
+        seconds = settings.error_ttl if kind in (ERROR, MESSAGE) else settings.result_ttl
         put = partial(offload.put, self._storage, payload, key, token, field, seconds)
         return await self._run(put)
 
@@ -152,7 +159,7 @@ class PayloadCodec:
         try:
             prepared = self._result_codec.prepare_error(error)
             payload = dump(prepared, "json", settings.compression)
-            prepared = load(payload, _JSON)
+            prepared = load(payload, JSON)
         except Exception:
             return Payload("", b"it cannot be serialized as JSON")
         if self._restored_error(prepared) is None:
@@ -230,6 +237,25 @@ class PayloadCodec:
             return self._result_codec.result_of(task_id, time.time() - record.at_ms / 1000)
         return self._decode(Payload(record.format, record.body), record.key, RESULT)
 
+    def view(self, record: Record) -> Any:
+        """As :meth:`decode`, for a person: a page or a question executes no code from Redis.
+
+        Raises:
+            As :meth:`decode`. ResultNotStoredError also if the value is too large, or neither JSON
+            nor msgpack.
+        """
+        serializer = record.format.lstrip(OFFLOADED + ENCRYPTED).partition("+")[0]
+        content_type = registry.name_to_type.get(serializer)
+        if record.format == DELEGATED:
+            content_type = self._result_codec.content_type
+        if serializer and record.format != RESULT_IGNORED and content_type not in DATA_ONLY:
+            reason = f"tools decode only JSON and msgpack, not {content_type or serializer}"
+        elif len(record.body) > MAX_DECODED:
+            reason = f"it has {len(record.body):,} bytes"
+        else:
+            return self.decode(record)
+        raise ResultNotStoredError(f"the value of {record.key} is not shown: {reason}")
+
     def _decode_error(self, record: Record) -> BaseException:
         payload = Payload(record.format, record.body)
         if payload.format:
@@ -259,15 +285,15 @@ class PayloadCodec:
             raise not_stored(payload, key, field)
         if payload.format.startswith(OFFLOADED):
             payload = offload.get(self._storage, payload, key, field)
-        if payload.format.startswith(ENCRYPTED):
-            if self._cipher is None:
-                raise DecryptionError(
-                    f"the {field} of {key} is encrypted, and this process has no "
-                    "idempotency_encryption_keys"
-                )
+        if self._cipher is not None:
             payload = self._cipher.decrypt(payload, key, field)
+        elif payload.is_encrypted:
+            raise DecryptionError(
+                f"the {field} of {key} is encrypted, and this process has no "
+                "idempotency_encryption_keys"
+            )
         try:
-            return load(payload, _JSON if field in _JSON_FIELDS else self._accept)
+            return load(payload, JSON if field.partition(" ")[0] in _JSON_FIELDS else self._accept)
         except ContentDisallowed:
             reason = "result_accept_content (or accept_content) does not accept it"
         except Exception as error:

@@ -1,6 +1,7 @@
 """Encryption at rest: Fernet (AES-128-CBC with HMAC-SHA256), with rotatable keys.
 
-The setting ``idempotency_encryption_keys`` holds the keys, or a function that returns them.
+The setting ``idempotency_encryption_keys`` holds the keys, or a function that returns them. None
+among them stands for plain text, so that encryption is rolled out like a key.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ _CONTEXT_BYTES = 16
 
 
 class Cipher:
-    """Encrypts with the first key and decrypts with any.
+    """Encrypts with the first key and decrypts with any; the key None leaves a body plain.
 
     Each body is encrypted together with a digest of its context (prefix, record, field and format),
     so that a payload copied to another deployment, record or step cannot be decrypted there.
 
     Args:
-        keys: Fernet keys, newest first.
+        keys: Fernet keys, newest first, with at most one None.
         prefix: ``idempotency_key_prefix``.
 
     Raises:
         SettingsError: if one is not a Fernet key, or `cryptography` is not installed.
     """
 
-    def __init__(self, keys: Sequence[str | bytes], prefix: str) -> None:
+    def __init__(self, keys: Sequence[str | bytes | None], prefix: str) -> None:
         try:
             from cryptography.fernet import Fernet, InvalidToken, MultiFernet
         except ImportError:
@@ -44,6 +45,8 @@ class Cipher:
             ) from None
         ciphers = []
         for number, key in enumerate(keys, 1):
+            if key is None:
+                continue
             try:
                 ciphers.append(Fernet(key))
             except (TypeError, ValueError):
@@ -53,12 +56,18 @@ class Cipher:
                 ) from None
         if not ciphers:
             raise SettingsError("idempotency_encryption_keys is empty; set at least one key")
+        self._writes_plain, self._reads_plain = keys[0] is None, None in keys
         self._fernet = MultiFernet(ciphers)
         self._invalid_token = InvalidToken
         self._prefix = prefix
 
     def encrypt(self, payload: Payload, key: str, field: str) -> Payload:
-        """Returns `payload` encrypted for this field of this record; 74 to 89 bytes longer."""
+        """Returns `payload` encrypted for this field of this record; 74 to 89 bytes longer.
+
+        It returns `payload` itself if the first key is None.
+        """
+        if self._writes_plain:
+            return payload
         context = self._digest(key, field, payload.format)
         # Fernet returns base64; records hold bytes.
         body = urlsafe_b64decode(self._fernet.encrypt(context + payload.body))
@@ -68,8 +77,16 @@ class Cipher:
         """Returns the payload that :meth:`encrypt` encrypted.
 
         Raises:
-            DecryptionError: if no key fits, the context differs or it was altered.
+            DecryptionError: if no key fits, the context differs or it was altered; or if it is
+                plain, and None is not a key.
         """
+        if not payload.is_encrypted:
+            if self._reads_plain:
+                return payload
+            raise DecryptionError(
+                f"the {field} of {key} is not encrypted: it is forged, or older than the keys; "
+                "until older values have expired, end idempotency_encryption_keys with None"
+            )
         plain_format = payload.format.removeprefix(ENCRYPTED)
         with contextlib.suppress(self._invalid_token):
             decrypted = self._fernet.decrypt(urlsafe_b64encode(payload.body))
@@ -108,7 +125,7 @@ def cipher(options: Settings) -> Cipher | None:
     return None if keys is None else Cipher(_read(keys), options.key_prefix)
 
 
-def _read(source: Any) -> tuple[str | bytes, ...]:
+def _read(source: Any) -> tuple[str | bytes | None, ...]:
     try:
         named = symbol_by_name(source) if isinstance(source, str) else source
         keys = named() if callable(named) else named

@@ -88,6 +88,11 @@ class ResultCodec:
             "exc_module": type(error).__module__,
         }
 
+    @property
+    def content_type(self) -> str | None:
+        """The content type of the results in the result backend; None without an app."""
+        return self.app.backend.content_type if self.app else None
+
     def result_of(self, task_id: str, seconds: float) -> Any:
         """Returns the result of a task that replaced this one `seconds` ago. May block.
 

@@ -6,14 +6,19 @@ function also gets the restored value, so it equals that of every duplicate.
 
 from __future__ import annotations
 
+import bz2
+import lzma
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+import kombu.compression
 from celery import Celery
 from celery.result import ResultBase
 from kombu import serialization
-from kombu.compression import compress, decompress
+from kombu.compression import compress, get_encoder
+from kombu.exceptions import ContentDisallowed
 
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.settings import Settings
@@ -28,6 +33,17 @@ _PLAIN_JSON: dict[type, Callable[[Any], str]] = {
 
 #: Minimum bytes of data to compress.
 COMPRESSION_THRESHOLD = 1024
+#: Maximum bytes of data to compress, and to accept from decompression: a short body that someone
+#: else has written to Redis may contain a thousand times as many.
+MAX_DECODED = 16 * 1024 * 1024
+
+#: Bytes of memory for the decompressor of LZMA; its default preset needs 9 MiB.
+_LZMA_MEMORY = 64 * 1024 * 1024
+#: Content types that every process can read: a decoder of JSON executes no code.
+JSON = frozenset({"application/json"})
+#: Content types whose decoders execute no code, and need no more memory than a multiple of the data
+#: (a short text in YAML can describe a value of any size).
+DATA_ONLY = JSON | {"application/x-msgpack"}
 
 #: Serializers that are known to restore values of these types as they were.
 _EXACT_SERIALIZERS = frozenset({"json", "msgpack", "pickle"})
@@ -45,14 +61,14 @@ def is_unchanged(value: Any, serializer: str | None) -> bool:
 def dump(value: Any, serializer: str, compression: str | None = None) -> Payload:
     """Returns the serialized `value`; errors of the serializer are raised unchanged.
 
-    Data that is short or would not shrink is not compressed.
+    Data that is short, very long, or would not shrink is not compressed.
     """
     if serializer == "json" and (write := _PLAIN_JSON.get(type(value))):
         body = write(value).encode()
     else:
         _, _, data = serialization.dumps(value, serializer)
         body = data.encode("utf-8") if isinstance(data, str) else bytes(data)
-    if compression and len(body) >= COMPRESSION_THRESHOLD:
+    if compression and COMPRESSION_THRESHOLD <= len(body) <= MAX_DECODED:
         compressed = compress(body, compression)[0]
         if len(compressed) < len(body):
             return Payload(f"{serializer}+{compression}", compressed)
@@ -64,13 +80,45 @@ def load(payload: Payload, accept: Collection[str]) -> Any:
 
     Raises:
         ContentDisallowed: if `accept` does not contain its content type.
+        ValueError: if it is empty, or decompression does not end after `MAX_DECODED` bytes.
     """
     serializer, _, compression = payload.format.partition("+")
     content_type = serialization.registry.name_to_type[serializer]
-    body = decompress(payload.body, compression) if compression else payload.body
+    if content_type not in accept:
+        raise ContentDisallowed(content_type)
+    body = _decompress(payload.body, compression) if compression else payload.body
     if not body and serializer in _EXACT_SERIALIZERS:
         raise ValueError("it is empty")  # kombu would return the empty bytes
     return serialization.loads(body, content_type, "binary", accept=accept)
+
+
+def decompressor(compression: str) -> Any:
+    """Returns a new decompressor whose output can be limited, for one of kombu's compressions.
+
+    Raises:
+        KeyError: if there is none.
+    """
+    content_type = get_encoder(compression)[1]
+    if content_type == "application/x-gzip":
+        return zlib.decompressobj()
+    if content_type == "application/x-bz2":
+        return bz2.BZ2Decompressor()
+    if content_type == "application/x-lzma":
+        return lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
+    if content_type == "application/zstd":
+        return vars(kombu.compression)["zstd"].ZstdDecompressor()
+    raise KeyError(compression)
+
+
+def _decompress(body: bytes, compression: str) -> bytes:
+    try:
+        stream = decompressor(compression)
+        data: bytes = stream.decompress(body, MAX_DECODED)
+    except Exception as error:
+        raise ValueError(f"{compression}: {type(error).__name__}") from error
+    if not stream.eof:
+        raise ValueError(f"it is truncated, or larger than {MAX_DECODED} bytes")
+    return data
 
 
 #: How deep a value is searched for the part that cannot be serialized.

@@ -19,6 +19,11 @@ class Payload(NamedTuple):
     #: The value, the name of an offloaded object, or the reason why no value is stored.
     body: bytes
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the body is encrypted, and so written by a process that has the keys."""
+        return self.format.removeprefix(OFFLOADED).startswith(ENCRYPTED)
+
     def to_bytes(self) -> bytes:
         """Returns format and body in one value."""
         return self.format.encode() + b"\n" + self.body
@@ -35,9 +40,15 @@ def step_field(name: str) -> str:
     return f"step {name!r}"
 
 
+def message_field(task_id: str) -> str:
+    """Returns the field that holds the message which is kept for a task id."""
+    return f"{MESSAGE} {task_id!r}"
+
+
 def subject(key: str, field: str) -> str:
     """Returns the subject of a sentence about a missing value."""
-    verb = {RESULT: "completed", ERROR: "failed", MESSAGE: "ended"}.get(field)
+    kind = field.partition(" ")[0]
+    verb = {RESULT: "completed", ERROR: "failed", MESSAGE: "ended"}.get(kind)
     if verb is None:
         return f"{field} of {key} has completed, but its value"
-    return f"{key} has {verb}, but its {field}"
+    return f"{key} has {verb}, but its {kind}"

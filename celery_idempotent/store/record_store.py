@@ -66,6 +66,7 @@ class RecordStore:
 
     Args:
         decode: returns the result that a finished record's body encodes.
+        view: the same for a person; by default `decode`.
         is_async: for event loops.
 
     Raises:
@@ -79,6 +80,7 @@ class RecordStore:
         self,
         config: StoreConfig,
         decode: Callable[[Record], Any],
+        view: Callable[[Record], Any] | None = None,
         *,
         is_async: bool = False,
     ) -> None:
@@ -86,7 +88,7 @@ class RecordStore:
         self.is_async = is_async
         self.breaker = Breaker(self._probe)
         self.outage = OutageLogger(config)
-        self.decode = decode
+        self.decode, self.view = decode, view or decode
         names_server = config.client is None and not names_cluster(config.url)
         transport = ServerTransport if names_server else ClientTransport
         self._transport = transport(config, is_async=is_async)

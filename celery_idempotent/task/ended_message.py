@@ -1,7 +1,11 @@
 """The message of a task that has ended for good is kept, so that a person can run it again.
 
-It is kept as the signature that publishes it, in the serializer of the message. A rerun is a new
-publish under the old task id, whose result then replaces the failure:
+It is kept as JSON: task, task id, arguments, and those options that a rerun publishes. A client
+that can write to Redis can forge one that is not encrypted. So it must be of the record's own task
+and task id, its queue must be one of the app's, and a person sees all that is published
+(:func:`parts`).
+
+A rerun is a new publish under the old task id, whose result then replaces the failure:
 
 - Its root is derived from the message and the outcome that it replaces. If two people
   rerun it at once, or one repeats it after an error, the publishes are copies of one message, and
@@ -17,15 +21,17 @@ publish under the old task id, whose result then replaces the failure:
 
 from __future__ import annotations
 
-import json
 import time
+from collections import deque
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
 
-from celery import Celery
+from celery import Task
 from celery.app.task import Context
 from celery.canvas import Signature
 from kombu.entity import Queue
-from kombu.serialization import registry
 
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
@@ -38,63 +44,186 @@ from celery_idempotent.flow.executor import Executor
 from celery_idempotent.flow.soft_limit import at_row
 from celery_idempotent.key.canonical import digest
 from celery_idempotent.key.key import ROOT_BYTES, Key
-from celery_idempotent.record.payload import MESSAGE, Payload
+from celery_idempotent.payload.value_codec import JSON, dump, load
+from celery_idempotent.record.payload import message_field
 from celery_idempotent.record.record import Record
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.task import message_headers, outbox, republish
+from celery_idempotent.task import message_headers, republish
 from celery_idempotent.task.message_headers import MessageHeaders
 
-#: Options of the message that a rerun does not keep.
-_DROPPED = ("chord", "countdown", "eta", "expires", "retries")
+#: Options that hold signatures, and when those run.
+_CONTINUATION = {"chain": "then", "link": "then", "link_error": "after an error"}
+#: Options that Celery takes from headers only.
+_STAMPS = {"stamps": (dict,), "stamped_headers": (list,)}
+#: The types of the options that a rerun keeps.
+_OPTIONS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(_CONTINUATION, (list,)),
+    **dict.fromkeys(("group_id", "root_id", "parent_id", "reply_to", "shadow"), (str,)),
+    **dict.fromkeys(("argsrepr", "kwargsrepr", "queue"), (str,)),
+    **dict.fromkeys(("group_index", "priority"), (int,)),
+    **dict.fromkeys(("time_limit", "soft_time_limit"), (int, float)),
+    "ignore_result": (bool,),
+    "headers": (dict,),
+    **_STAMPS,
+}
+#: Headers that Celery writes. As custom headers, they would replace what is published.
+_OF_CELERY = frozenset({*vars(Context), "lang", "task", "compression", "argsrepr", "kwargsrepr"})
 
 
 def keep(call: ActiveCall, request: Context) -> None:
     """Keeps the message of `request` for ``idempotency_error_ttl``. Never raises."""
-    settings, key, task = call.settings, call.key, call.sender
+    settings, key, task_id = call.settings, call.key, call.task_id
     try:
-        signature = task.signature_from_request(request, request.args, request.kwargs)
-        options = {name: value for name, value in signature.options.items() if value is not None}
-        if isinstance(queue := options.get("queue"), Queue):
-            options["queue"] = {"name": queue.name}  # as JSON
-        signature["options"] = options
-        content_type = (request.properties or {}).get(republish.CONTENT_TYPE)
-        serializer = registry.type_to_name.get(content_type) or task.serializer
-        body = json.dumps(outbox.dump(signature, serializer)).encode()
+        message = _written(call.sender, request)
+        payload = dump(message, "json", settings.compression)
+        if load(payload, JSON) != message:
+            raise TypeError("JSON would change its arguments")
         token = call.token or time.time_ns() // 1000
-        message = run_sync(
-            call.codec.protect(
-                Payload("json", body), settings, key=str(key), token=token, field=MESSAGE
-            )
-        )
-        if not message.format:
-            report(table.MESSAGE_NOT_KEPT, call, error=message.body.decode())
+        protect, field = call.codec.protect, message_field(task_id)
+        payload = run_sync(protect(payload, settings, key=str(key), token=token, field=field))
+        if not payload.format:
+            report(table.MESSAGE_NOT_KEPT, call, error=payload.body.decode())
             return
         store = call.runtime.store
-        name = store.name(key.kept_message(call.task_id))
-        store.query("SET", name, message.to_bytes(), "PX", settings.error_ms)
+        name = store.name(key.kept_message(task_id))
+        store.query("SET", name, payload.to_bytes(), "PX", settings.error_ms)
     except Exception as error:
         report(table.MESSAGE_NOT_KEPT, call, error=error)
 
 
-def find(app: Celery, configuration: TaskConfiguration, key: Key, task_id: str) -> Signature | None:
+def _written(task: Task, request: Context) -> dict[str, Any]:
+    """Returns the message of `request` as it is kept."""
+    signature = task.signature_from_request(request, request.args, request.kwargs)
+    headers: dict[str, Any] = signature.options.get("headers") or {}
+    options = {**headers, **signature.options, "stamps": request.stamps or None}
+    options["headers"] = {n: value for n, value in headers.items() if n not in _OF_CELERY}
+    if isinstance(queue := options.get("queue"), Queue):
+        options["queue"] = queue.name
+    return {
+        "task": task.name,
+        "task_id": request.id,
+        "args": [*signature.args],
+        "kwargs": dict(signature.kwargs),
+        "options": {name: value for name in _OPTIONS if (value := options.get(name)) is not None},
+    }
+
+
+def find(task: Any, configuration: TaskConfiguration, key: Key, task_id: str) -> Signature | None:
     """Returns the message that was kept for `task_id`; None without one.
 
     Raises:
-        IdempotencyError: if it cannot be read.
+        IdempotencyError: if it cannot be read, or is not a message of `task` and `task_id`.
     """
     executor = configuration.executor
-    message = executor.message(key, task_id)
-    if message is None:
+    payload = executor.message(key, task_id)
+    if payload is None:
         return None
-    stored = run_sync(executor.codec.decode_field(message, str(key), MESSAGE))
+    stored = run_sync(executor.codec.decode_field(payload, str(key), message_field(task_id)))
     try:
-        return outbox.load(app, stored)
+        message = _read(stored, task, key, task_id)
+        queue = message.options.get("queue")
+        if queue and not payload.is_encrypted and queue not in _queues(task):
+            raise ValueError(f"its queue {queue!r} is not one of the app's: add it to task_queues")
     except Exception as error:
-        raise CorruptRecordError(
-            f"{key}: its kept message cannot be read: {type(error).__name__}"
-        ) from error
+        reason = error if isinstance(error, ValueError) else type(error).__name__
+        raise CorruptRecordError(f"{key}: its kept message cannot be used: {reason}") from error
+    return message
+
+
+def _read(stored: Any, task: Task, key: Key, task_id: str) -> Signature:
+    """Returns the signature that :func:`_written` described.
+
+    Raises:
+        Exception: if it describes anything else. A ValueError has the reason.
+    """
+    args, kwargs, options = stored["args"], stored["kwargs"], stored["options"]
+    if (stored["task"], stored["task_id"]) != (task.name, task_id):
+        raise ValueError("it belongs to another task or task id")
+    if not (isinstance(args, list) and isinstance(kwargs, dict) and isinstance(options, dict)):
+        raise ValueError("its arguments or options have another type")
+    for name, value in options.items():
+        if not isinstance(value, _OPTIONS.get(name, ())):
+            raise ValueError(f"it has an option {name!r} that no message has")
+    headers = options.get("headers", {})
+    if of_celery := _OF_CELERY & headers.keys():
+        raise ValueError(f"it has the header {min(of_celery)!r}, which Celery writes")
+    carried = MessageHeaders.read(task.name, task_id, headers)
+    keys = {carried.key.digest} if carried.key else set()
+    if (explicit := carried.explicit_key) is not None:
+        rule = task.idempotency_configuration.rule
+        keys.add(explicit and rule.derive(args, kwargs, explicit_key=explicit).digest)
+    if not keys <= {key.digest}:
+        raise ValueError("it has another key")
+    for link in chain.from_iterable(options.get(name, ()) for name in _CONTINUATION):
+        if not (isinstance(link, dict) and isinstance(link.get("task"), str)):
+            raise ValueError("its continuation is malformed")
+    message: Signature = task.signature(args, kwargs).set(task_id=task_id, **options)
+    deque(parts(message), maxlen=0)  # raises if they are nested too deeply
+    return message
+
+
+def _queues(task: Task) -> set[str | None]:
+    """Returns the names of the app's queues, and of those to which `task` is routed."""
+    amqp = task.app.amqp
+    route = amqp.router.route({}, task.name).get("queue")
+    return {*amqp.queues, getattr(route, "name", route), getattr(task, "queue", None)}
+
+
+class Part(NamedTuple):
+    """A signature in a message that a rerun publishes."""
+
+    #: When it runs; empty for the call itself.
+    when: str
+    #: As in a message.
+    signature: Mapping[str, Any]
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return str(self.signature["task"])
+
+    @property
+    def queue(self) -> str:
+        """Its queue or exchange; empty if its task is routed."""
+        options = self.signature.get("options")
+        if not isinstance(options, Mapping):
+            return ""
+        return str(options.get("queue") or options.get("exchange") or "")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Its arguments."""
+        return {name: self.signature.get(name) for name in ("args", "kwargs")}
+
+    def __str__(self) -> str:
+        text = f"{self.when} {self.task}" if self.when else self.task
+        return f"{text} in queue {self.queue}" if self.queue else text
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the part without its arguments."""
+        return {"task": self.task, "when": self.when, "queue": self.queue}
+
+
+def parts(message: Signature) -> Iterator[Part]:
+    """Yields the call itself, then all signatures in its continuation, and in theirs."""
+    yield Part("", message)
+    for option, when in _CONTINUATION.items():
+        for signature in _signatures(message.options.get(option)):
+            yield Part(when, signature)
+
+
+def _signatures(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields all signatures inside of a value; any mapping that names a task may be one."""
+    if isinstance(value, Mapping):
+        if "task" in value:
+            yield value
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return
+    for member in value:
+        yield from _signatures(member)
 
 
 def publish(signature: Signature, key: Key, token: int) -> str:
@@ -114,13 +243,13 @@ def publish(signature: Signature, key: Key, token: int) -> str:
     headers = message_headers.with_derived_key(
         headers, carried.key or key, task_id, root, forgets=token
     )
-    for name in _DROPPED:
-        options.pop(name, None)
-    for link in options.get("chain") or ():
-        link["options"].pop("chord", None)
-    if isinstance(queue := options.get("queue"), dict):
-        known = signature.app.amqp.queues.get(queue["name"])
-        signature.set(**republish.to_queue(queue["name"]), declare=[known] if known else [])
+    headers |= {name: options.pop(name) for name in _STAMPS if name in options}
+    for link in options.get("chain", ()):
+        if isinstance(link.get("options"), dict):
+            link["options"].pop("chord", None)
+    if queue := options.get("queue"):
+        known = signature.app.amqp.queues.get(queue)
+        signature.set(**republish.to_queue(queue), declare=[known] if known else [])
     with republish.confirming_producer(signature.app) as producer:
         signature.set(headers=headers).apply_async(producer=producer)
     return str(task_id)

@@ -17,12 +17,11 @@ from celery import Celery, Task
 from celery.canvas import Signature
 from celery.utils import uuid
 from kombu import serialization
-from kombu.exceptions import OperationalError
 
-from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError, TransactionError
+from celery_idempotent.errors import CorruptRecordError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, report
-from celery_idempotent.task import call_options, message_headers
+from celery_idempotent.task import call_options, message_headers, republish
 from celery_idempotent.task.canvas import last_signature, signatures
 
 #: The arguments of `Task.apply_async` by position.
@@ -97,12 +96,7 @@ def publish(
         CorruptRecordError: if they cannot be read.
         Exception: the broker's error.
     """
-    connection = app.connection_for_write()
-    unavailable = (
-        *(OperationalError, OSError, StoreUnavailableError),
-        *connection.recoverable_connection_errors,
-        *connection.recoverable_channel_errors,
-    )
+    unavailable = republish.broker_errors(app)
     try:
         stored = [load(app, message) for message in messages]
     except Exception as error:

@@ -28,12 +28,14 @@ from celery.utils.saferepr import saferepr
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import pools
 from kombu.entity import Exchange, Queue
+from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 from kombu.transport.virtual.exchange import TopicExchange
 
 from celery_idempotent import shared_counters
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration import broker
+from celery_idempotent.errors import StoreUnavailableError
 
 #: Seconds before the first requeue of a message, and between two attempts to publish it.
 REQUEUE_PAUSE = 1.0
@@ -197,6 +199,13 @@ def confirming_producer(app: Celery) -> Iterator[Any]:
     # Equal connections share one pool; this one only serves as its key.
     with pools.producers[connection].acquire(block=True) as producer:
         yield producer
+
+
+def broker_errors(app: Celery) -> tuple[type[Exception], ...]:
+    """Returns the errors of a publish after which another attempt may succeed."""
+    connection = app.connection_for_write()
+    errors = connection.recoverable_connection_errors + connection.recoverable_channel_errors
+    return (OperationalError, OSError, StoreUnavailableError, *errors)
 
 
 class RequeuePause:

@@ -239,22 +239,23 @@ def _all_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None
         store: RecordStore,
         config: StoreConfig,
         decode: Callable[[Record], Any],
+        view: Callable[[Record], Any] | None = None,
         *,
         is_async: bool = False,
     ) -> None:
-        arguments.setdefault(store, (config, decode, is_async))  # isolations may be nested
-        original(store, isolated(config), decode, is_async=is_async)
+        arguments.setdefault(store, (config, decode, view, is_async))  # isolations may be nested
+        original(store, isolated(config), decode, view, is_async=is_async)
 
     for store in list(RecordStore.instances):
         before[store] = vars(store).copy()
         vars(store).clear()
         old = before[store]
-        init(store, old["config"], old["decode"], is_async=old["is_async"])
+        init(store, old["config"], old["decode"], old["view"], is_async=old["is_async"])
     try:
         with patch.object(RecordStore, "__init__", init):
             yield
     finally:
-        for store, (config, decode, is_async) in arguments.items():
+        for store, (config, decode, view, is_async) in arguments.items():
             # An event loop closes its own connections when it ends.
             if not is_async:
                 run_sync(store.aclose())
@@ -262,7 +263,7 @@ def _all_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None
             if store in before:
                 vars(store).update(before[store])
             else:
-                original(store, config, decode, is_async=is_async)
+                original(store, config, decode, view, is_async=is_async)
 
 
 def _forget_configurations() -> None:

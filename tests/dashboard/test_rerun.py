@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import json
+import os
+import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from celery.app.trace import build_tracer
+from cryptography.fernet import Fernet
 
 from celery_idempotent import signals
 from celery_idempotent.dashboard import Access
@@ -26,9 +31,9 @@ def with_messages(shop: Shop) -> None:
     shop.app.conf.task_always_eager = False
 
 
-def receive(shop: Shop, task: Any, *args: Any) -> str:
+def receive(shop: Shop, task: Any, *args: Any, task_id: str = "") -> str:
     """Runs a message of `task` as a pool child does; returns the key."""
-    task_id = task.idempotency_key_of(*args).digest
+    task_id = task_id or task.idempotency_key_of(*args).digest
     request = {
         "id": task_id,
         "task": task.name,
@@ -88,6 +93,21 @@ def test_arguments_are_shown_to_those_who_may_see_results(shop: Shop, open_dashb
 
     assert "You may not see arguments." in page
     assert "4711" not in page
+
+
+def test_a_completed_call_needs_a_right_of_its_own(shop: Shop, open_dashboard: Open) -> None:
+    shop.app.conf.result_extended = True
+    key = receive(shop, shop.charge, 42, 999)
+    secret = {"secret_key": "shared"}
+    web = open_dashboard(authorize=lambda _: Access("local", forget=True, results=True), **secret)
+    may = open_dashboard(**secret)
+    form = {**fields_of(may.get("/rerun", params={"key": key})), "repeat": "yes"}
+
+    assert "Run again" not in web.get(f"/records/{key}").text
+    assert web.get("/rerun", params={"key": key}).status_code == 403
+    assert web.post("/rerun", data=form).status_code == 403
+    assert published(shop) == []
+    assert may.post("/rerun", data=form).status_code == 200
 
 
 @pytest.mark.parametrize("options", [{"read_only": True}, {}], ids=["read-only", "viewer"])
@@ -171,18 +191,191 @@ def test_a_message_that_cannot_be_read_is_reported(
     assert (response.status_code, str(error) in response.text) == (status, True)
 
 
+class TestForgedMessages:
+    """A client that can write to Redis can write what a rerun publishes, unless it is encrypted."""
+
+    def forge(self, shop: Shop, key: str, change: Any) -> None:
+        """Changes the message that is kept for a key, or replaces it by a list."""
+        (name,) = shop.client.keys(f"idem:{{idem:{key}}}:message:*")
+        form, _, body = shop.client.get(name).partition(b"\n")
+        forged = {**json.loads(body), **change} if isinstance(change, dict) else change
+        shop.client.set(name, form + b"\n" + json.dumps(forged).encode(), px=60_000)
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"task": "shop.tidy", "args": []}, "belongs to another task"),
+            ({"task_id": "another"}, "belongs to another task"),
+            ({"options": {"queue": "root"}}, "queue 'root' is not one of the app's"),
+            ({"options": {"exchange": "root"}}, "has an option 'exchange'"),
+            ({"options": {"task_id": "x"}}, "has an option 'task_id'"),
+            ({"options": {"priority": "x"}}, "has an option 'priority'"),
+            ({"options": {"link": [5]}}, "its continuation is malformed"),
+            ({"options": {"headers": {"id": "x"}}}, "the header 'id'"),
+            ({"options": {"headers": {"task": "x"}}}, "the header 'task'"),
+            ({"options": {"headers": {"idempotency_key": "x"}}}, "has another key"),
+            ({"options": {"headers": {"idempotency_key": False}}}, "has another key"),
+            ({"options": None}, "have another type"),
+            ({"kwargs": []}, "have another type"),
+            ([1, 2], "TypeError"),
+            ({"task_id": ["x"]}, "belongs to another task"),
+        ],
+        ids=str,
+    )
+    def test_publish_nothing_but_the_call_itself(
+        self, shop: Shop, web: httpx.Client, change: Any, reason: str
+    ) -> None:
+        key = receive(shop, shop.charge, 42, 13)
+        form = fields_of(web.get("/rerun", params={"key": key}))
+        self.forge(shop, key, change)
+
+        responses = [web.get("/rerun", params={"key": key}), web.post("/rerun", data=form)]
+        output = shop.celery("rerun", key, "--yes", code=1)
+
+        assert [response.status_code for response in responses] == [409, 409]
+        texts = [output, *(html.unescape(response.text) for response in responses)]
+        assert [reason in text for text in texts] == [True] * 3
+        assert published(shop) == []
+        assert shop.client.keys("root*") == []
+
+    def test_a_message_that_was_replaced_since_the_question(
+        self, shop: Shop, web: httpx.Client
+    ) -> None:
+        key = receive(shop, shop.charge, 42, 13)
+        form = fields_of(web.get("/rerun", params={"key": key}))
+        self.forge(shop, key, {"args": [42, 1_000_000]})
+
+        response = web.post("/rerun", data=form)
+
+        assert (response.status_code, "it has changed" in response.text) == (409, True)
+        assert published(shop) == []
+
+    def test_all_that_is_published_is_shown(
+        self, shop: Shop, web: httpx.Client, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", "celery_idempotent.audit")
+        link = {"task": "evil", "args": [], "options": {"queue": "root", "link": [{"task": "sly"}]}}
+        group = {"task": "celery.group", "kwargs": {"tasks": [{"task": "also", "args": [4711]}]}}
+        key = receive(shop, shop.charge, 42, 13)
+        options = {"link": [link], "chain": [group], "link_error": [{"task": "on.error"}]}
+        self.forge(shop, key, {"options": options})
+
+        page = html.unescape(web.get("/rerun", params={"key": key}).text)
+        question = shop.celery("rerun", key, answer="n\n", code=1)
+        shop.celery("rerun", key, "--yes")
+
+        (line,) = [line for line in caplog.messages if "is run again by" in line]
+        for part in ("then evil in queue root", "then sly", "then also", "after an error on.error"):
+            assert part in page
+            assert part in question
+            assert part in line
+        assert "4711" in page
+        (message,) = published(shop)
+        assert message["headers"]["task"] == "shop.charge"
+
+    def test_arguments_that_do_not_fit_are_refused(self, shop: Shop) -> None:
+        key = receive(shop, shop.charge, 42, 13)
+        self.forge(shop, key, {"kwargs": {"x\n": 1}})
+
+        output = shop.celery("rerun", key, "--yes", code=1)
+
+        assert "cannot be published: TypeError" in output
+        assert output.count("\n") == 1
+        assert published(shop) == []
+
+
+class TestEncryptedMessages:
+    @pytest.fixture(autouse=True)
+    def encrypted(self, shop: Shop) -> None:
+        shop.app.conf.idempotency_encryption_keys = [Fernet.generate_key().decode()]
+
+    def test_a_plain_one_is_refused(self, shop: Shop, web: httpx.Client) -> None:
+        key = receive(shop, shop.charge, 42, 13)
+        (name,) = shop.client.keys(f"idem:{{idem:{key}}}:message:*")
+        message = {"task": "shop.charge", "task_id": "x", "args": [], "kwargs": {}, "options": {}}
+        shop.client.set(name, b"json\n" + json.dumps(message).encode())
+
+        response = web.get("/rerun", params={"key": key})
+
+        assert (response.status_code, "is not encrypted" in response.text) == (409, True)
+
+    def test_one_of_another_task_id_is_refused(self, shop: Shop, web: httpx.Client) -> None:
+        key = receive(shop, shop.charge, 42, 13)
+        (name,) = shop.client.keys(f"idem:{{idem:{key}}}:message:*")
+        older = shop.client.get(name)
+        shop.charge.idempotency_forget(42, 13)
+        receive(shop, shop.charge, 42, 13, task_id="the newer")
+        (name,) = shop.client.keys(f"idem:{{idem:{key}}}:message:*")
+        assert web.get("/rerun", params={"key": key}).status_code == 200
+        shop.client.set(name, older)
+
+        response = web.get("/rerun", params={"key": key})
+
+        assert (response.status_code, "cannot be decrypted" in response.text) == (409, True)
+
+
+class RunsCode:
+    """Creates a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("where", ["message", "record", "result backend"])
+def test_nothing_is_unpickled(shop: Shop, web: httpx.Client, tmp_path: Path, where: str) -> None:
+    """Not even where the app accepts pickle."""
+    shop.app.conf.update(accept_content=["json", "pickle"], result_extended=True)
+    task, pickled = shop.charge, pickle.dumps(RunsCode(tmp_path / "pickled"))
+    key = receive(shop, task, 42, 13 if where == "message" else 999)
+    (name,) = shop.client.keys(f"idem:{{idem:{key}}}:message:*") or [f"idem:{key}"]
+    if where == "message":
+        shop.client.set(name, b"pickle\n" + pickled)
+    elif where == "record":
+        head = shop.client.get(name).partition(b"\x04json")[0]
+        shop.client.set(name, head + b"\x06pickle" + pickled)
+    else:
+        shop.app.conf.result_serializer = "pickle"
+        task.app.backend.content_type = "application/x-python-serialize"
+        shop.client.set(f"celery-task-meta-{task.idempotency_record(42, 999).task_id}", pickled)
+
+    for path in (f"/records/{key}", f"/api/records/{key}", f"/rerun?key={key}", "/", "/records"):
+        assert web.get(path).status_code < 500
+    for command in (["show", key], ["list"], ["stats"], ["explain", "shop.charge", "[42, 999]"]):
+        shop.celery(*command)
+    shop.celery("rerun", key, "--yes", "--completed", code=int(where != "record"))
+    assert not (tmp_path / "pickled").exists()
+
+
 class TestJson:
     def test_a_failed_call_is_run_again(self, shop: Shop, web: httpx.Client) -> None:
-        path = f"/api/records/{receive(shop, shop.charge, 42, 13)}"
-        read = web.get(path).headers
-        token, etag = {"x-csrf-token": read["x-csrf-token"]}, {"if-match": read["etag"]}
+        key = receive(shop, shop.charge, 42, 13)
+        path = f"/api/records/{key}/rerun"
+        read = web.get(path)
+        token = {"x-csrf-token": read.headers["x-csrf-token"]}
+        etag = {"if-match": read.headers["etag"]}
 
-        assert web.post(f"{path}/rerun", headers=etag).status_code == 403
-        assert web.post(f"{path}/rerun", headers=token).status_code == 428
-        stale = web.post(f"{path}/rerun", headers={**token, "if-match": '"F-1"'})
-        assert stale.status_code == 412
+        assert read.json() == {
+            "key": key,
+            "task_id": shop.charge.idempotency_key_of(42, 13).digest,
+            "publishes": [
+                {
+                    "task": "shop.charge",
+                    "when": "",
+                    "queue": "celery",
+                    "args": [42, 13],
+                    "kwargs": {},
+                }
+            ],
+        }
+        assert web.post(path, headers=etag).status_code == 403
+        assert web.post(path, headers=token).status_code == 428
+        for other in ('"F-1"', web.get(f"/api/records/{key}").headers["etag"]):
+            assert web.post(path, headers={**token, "if-match": other}).status_code == 412
         assert published(shop) == []
-        response = web.post(f"{path}/rerun", headers={**token, **etag})
+        response = web.post(path, headers={**token, **etag})
 
         assert (response.status_code, response.json()["case"]) == (202, "published")
         (message,) = published(shop)
@@ -190,24 +383,21 @@ class TestJson:
 
     def test_a_completed_call_needs_a_second_word(self, shop: Shop, web: httpx.Client) -> None:
         shop.app.conf.result_extended = True
-        path = f"/api/records/{receive(shop, shop.charge, 42, 999)}"
+        path = f"/api/records/{receive(shop, shop.charge, 42, 999)}/rerun"
         read = web.get(path).headers
         headers = {"x-csrf-token": read["x-csrf-token"], "if-match": read["etag"]}
 
-        assert web.post(f"{path}/rerun", headers=headers).status_code == 400
+        assert web.post(path, headers=headers).status_code == 400
         assert published(shop) == []
-        assert web.post(f"{path}/rerun?repeat=true", headers=headers).status_code == 202
+        assert web.post(f"{path}?repeat=true", headers=headers).status_code == 202
         assert len(published(shop)) == 1
 
     def test_it_needs_a_message_and_the_right_to(self, shop: Shop, open_dashboard: Open) -> None:
         shop.charge.apply((42, 999))
-        path = f"/api/records/{shop.charge.idempotency_key_of(42, 999)}"
-        web = open_dashboard()
-        read = web.get(path).headers
-        headers = {"x-csrf-token": read["x-csrf-token"], "if-match": read["etag"]}
+        path = f"/api/records/{shop.charge.idempotency_key_of(42, 999)}/rerun"
 
-        response = web.post(f"{path}/rerun?repeat=true", headers=headers)
+        response = open_dashboard().get(path)
 
-        assert (response.status_code, response.json()["case"]) == (409, "no message")
+        assert (response.status_code, "not kept" in response.json()["error"]) == (409, True)
         viewer = open_dashboard(authorize=lambda _: Access("local", forget=False))
-        assert viewer.post(f"{path}/rerun", headers=headers).status_code == 403
+        assert viewer.get(path).status_code == viewer.post(path).status_code == 403

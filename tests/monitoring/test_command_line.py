@@ -256,24 +256,23 @@ class TestShow:
         }
 
     @pytest.mark.parametrize(
-        ("result", "shown"),
+        ("serializer", "result", "shown"),
         [
-            ([math.inf], "[inf]"),
-            ({(1, 2): 3}, "{(1, 2): 3}"),
-            ("half \ud800", "half \ud800"),
-            ({1: b"x"}, {"1": "b'x'"}),
+            ("json", [math.inf], "[inf]"),
+            ("json", "half \ud800", "half \ud800"),
+            ("msgpack", {"1": b"x"}, {"1": "b'x'"}),
         ],
-        ids=["infinite", "key", "lone-surrogate", "bytes"],
+        ids=["infinite", "lone-surrogate", "bytes"],
     )
     def test_prints_json_whatever_the_task_returned(
-        self, shop: Shop, result: Any, shown: Any
+        self, shop: Shop, serializer: str, result: Any, shown: Any
     ) -> None:
-        shop.app.conf.accept_content = ["json", "pickle"]
+        shop.app.conf.accept_content = ["json", "msgpack"]
 
         def give() -> Any:
             return result
 
-        shop.add_task(give, "shop.give", serializer="pickle").apply()
+        shop.add_task(give, "shop.give", serializer=serializer).apply()
 
         document = json.loads(
             shop.celery("show", "shop.give", "--json"), parse_constant=pytest.fail
@@ -281,6 +280,22 @@ class TestShow:
 
         assert document["result"] == shown
         assert shop.celery("show", "shop.give")
+
+    @pytest.mark.parametrize("serializer", ["pickle", "yaml"])
+    def test_decodes_only_json_and_msgpack(self, shop: Shop, serializer: str) -> None:
+        shop.app.conf.accept_content = ["json", serializer]
+
+        def give() -> str:
+            return "decoded"
+
+        task = shop.add_task(give, "shop.give", serializer=serializer)
+        task.apply()
+
+        text = shop.celery("show", "shop.give")
+
+        assert "tools decode only JSON and msgpack, not application/x-" in text
+        assert "decoded" not in shop.celery("show", "shop.give", "--json")
+        assert task.idempotency_record().result == "decoded"
 
     def test_shows_the_type_of_an_error_whose_str_fails(self, shop: Shop) -> None:
         def lose() -> None:

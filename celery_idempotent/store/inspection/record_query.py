@@ -70,7 +70,11 @@ def read_view(store: RecordStore, key: Key) -> RecordView | None:
 
 
 def record_views(
-    stores: Iterable[RecordStore], record_filter: RecordFilter, *, expiry: bool = True
+    stores: Iterable[RecordStore],
+    record_filter: RecordFilter,
+    *,
+    expiry: bool = True,
+    for_people: bool = True,
 ) -> Iterator[list[RecordView]]:
     """Yields the records in pages, which may be empty.
 
@@ -80,7 +84,7 @@ def record_views(
         StoreUnavailableError: if Redis does not reply.
     """
     for store in stores:
-        with RecordReader.open(store) as reader:
+        with RecordReader.open(store, for_people=for_people) as reader:
             for page in reader.scan(record_filter.task, expiry=expiry):
                 yield [view for view in page if record_filter.matches(view)]
 
@@ -111,7 +115,7 @@ def records(
         older_than = timedelta(seconds=older_than)
     state = None if state is None else State(state)
     record_filter = RecordFilter(state, task, older_than, label=label)
-    for page in record_views(stores, record_filter):
+    for page in record_views(stores, record_filter, for_people=False):
         for record_view in page:
             if record_view.record is None:
                 logger.warning(

@@ -9,7 +9,7 @@ during the scan may be missed, and a record may be returned twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,8 +37,8 @@ PAGE = 500
 NO_KEY = -2
 #: Bytes that hold every field before the outcome, unless a task id is unusually long.
 HEAD = 640
-#: More bytes than Redis can store in a string.
-WHOLE = 2**29
+#: Maximum bytes to read of a record that is shown to a person.
+WHOLE = 2**25
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +92,24 @@ class RecordReader:
     #: Used by this reader alone.
     client: Any
     store: RecordStore
+    #: Whether outcomes are only shown: decoding them executes no code, and takes bounded memory.
+    for_people: bool = True
 
     @classmethod
-    def open(cls, store: RecordStore, timeout: float = 5.0) -> RecordReader:
+    def open(
+        cls, store: RecordStore, timeout: float = 5.0, *, for_people: bool = True
+    ) -> RecordReader:
         """Returns a reader of the records of `store`, with its own client; for blocking code.
 
         Args:
             timeout: seconds that one of its commands may take.
+            for_people: as the attribute.
 
         Raises:
             StoreUnavailableError: if a cluster's nodes do not reply.
         """
         with translated_errors():
-            return cls(connect(store.config, timeout=timeout, retries=0), store)
+            return cls(connect(store.config, timeout=timeout, retries=0), store, for_people)
 
     def __enter__(self) -> RecordReader:
         return self
@@ -191,7 +196,7 @@ class RecordReader:
             if head and not layout.is_absent(head):
                 expires_at = utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
                 whole = len(head) < max(size, needed)
-                decode = self.store.decode if whole else partial(self._decode_whole, key)
+                decode = self._decode if whole else partial(self._decode_whole, key)
                 record = None
                 with suppress(CorruptRecordError):
                     record = layout.read(head, str(key), key.task, decode, expires_at)
@@ -203,10 +208,17 @@ class RecordReader:
 
         It may be called after this reader was closed.
         """
+        size = self.store.query("STRLEN", self.store.name(key))
+        if self.for_people and size > WHOLE:
+            raise ResultNotStoredError(f"the value of {record.key} is not shown: {size:,} bytes")
         whole = run_sync(self.store.get(key))
         if whole is None or (whole.token, whole.state) != (record.token, record.state):
             raise ResultNotStoredError(f"the record of {record.key} has changed: read it again")
-        return self.store.decode(whole)
+        return self._decode(whole)
+
+    @property
+    def _decode(self) -> Callable[[Record], Any]:
+        return self.store.view if self.for_people else self.store.decode
 
     def find_message(self, task_id: str) -> Key | None:
         """Returns the key of the message with this task id, if it has a record of its own.

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from celery import Celery
 from celery.result import AsyncResult
-from kombu.compression import encoders
+from kombu.compression import compress, encoders
 
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.payload import value_codec
@@ -122,6 +122,22 @@ def test_data_that_does_not_shrink_is_not_compressed(monkeypatch: pytest.MonkeyP
 
     assert payload.format == "json"
     assert decode(payload) == value
+
+
+@pytest.mark.parametrize("compression", ["gzip", "bzip2", "lzma"])
+def test_decompression_ends_at_a_limit(compression: str) -> None:
+    size = value_codec.MAX_DECODED
+    for length in (size, size + 1):
+        text = "x" * (length - 2)  # and two quotation marks
+        is_compressed = value_codec.dump(text, "json", compression).format != "json"
+        payload = Payload(f"json+{compression}", compress(f'"{text}"', compression)[0])
+        if length == size:
+            assert is_compressed
+            assert value_codec.load(payload, value_codec.JSON) == text
+        else:
+            assert not is_compressed
+            with pytest.raises(ValueError, match="or larger than 16777216 bytes"):
+                value_codec.load(payload, value_codec.JSON)
 
 
 def test_the_maximum_size_applies_to_compressed_bytes() -> None:
