@@ -205,8 +205,8 @@ class Settings:
     redis_url: str | None = _secret(*_text("the URL of a Redis server"))
     #: First part of every name in Redis.
     key_prefix: str = _option("idem", _is_prefix, "printable text without spaces and braces")
-    #: Options of the client, such as master_name, sentinel_kwargs or ssl_ca_certs; by default those
-    #: of the result backend or the broker, whichever gave the URL.
+    #: Options of the client, such as master_name, sentinel_kwargs or ssl_ca_certs, in addition to
+    #: those of the result backend or the broker if that has the records.
     redis_options: Mapping[str, Any] | None = _secret(
         lambda value: isinstance(value, Mapping), "a mapping of option to value"
     )

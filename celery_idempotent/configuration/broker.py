@@ -7,9 +7,11 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from celery import Celery
-from kombu.transport import get_transport_cls, redis
+from kombu.transport import redis
+from kombu.transport.base import Transport
 
 from celery_idempotent import settings
+from celery_idempotent.errors import SettingsError
 
 T = TypeVar("T")
 
@@ -19,23 +21,48 @@ VISIBILITY_TIMEOUT = {"sqs": 1800.0}
 #: Amazon's default in seconds, for queues that kombu has not created.
 SQS_VISIBILITY_TIMEOUT = 30.0
 
-#: Schemes of AMQP, which drops the properties of a message that it does not define.
-AMQP = ("amqp", "amqps", "pyamqp", "librabbitmq", "qpid")
+#: Transports of AMQP, which drops the properties of a message that it does not define.
+AMQP = ("amqp", "qpid")
+
+
+def connection(app: Celery) -> Any:
+    """Returns kombu's connection, with the parameters that it has resolved; it is not open.
+
+    Raises:
+        SettingsError: if kombu refuses the URL.
+    """
+    try:
+        connection = app.connection_for_read()
+        connection.get_transport_cls()
+    except Exception as error:  # quotes the URL
+        raise SettingsError(
+            f"broker_url cannot be used: kombu raises {type(error).__name__}"
+        ) from None
+    return connection
+
+
+def uses_redis(app: Celery) -> bool:
+    """Returns whether the broker is Redis, or Valkey, with kombu's transport or another one."""
+    return connection(app).get_transport_cls().driver_type in ("redis", "valkey")
 
 
 def transport(app: Celery) -> str:
-    """Returns the name of the broker's transport: ``redis``, ``amqp``, ``sqs`` … or a path."""
-    url = str(app.conf.broker_read_url or "")
-    return str(app.conf.broker_transport or url.split("://", 1)[0].split("+", 1)[0].lower())
+    """Returns the type of kombu's transport: ``redis``, ``amqp``, ``sqs`` …; else its name."""
+    cls = _transport_class(app)
+    is_kombus = cls.__module__.startswith("kombu.")
+    return str(cls.driver_type if is_kombus else f"{cls.__module__}:{cls.__qualname__}")
 
 
 def is_redis(app: Celery) -> bool:
     """Returns whether the transport is kombu's own for Redis, or derived from it."""
+    return issubclass(_transport_class(app), redis.Transport)
+
+
+def _transport_class(app: Celery) -> Any:
     try:
-        transport_class = get_transport_cls(transport(app))
-    except (ImportError, AttributeError, KeyError):
-        return False  # the worker will not start
-    return issubclass(transport_class or object, redis.Transport)
+        return connection(app).get_transport_cls()
+    except SettingsError:
+        return Transport  # the worker will not start
 
 
 def acknowledges(app: Celery) -> bool:

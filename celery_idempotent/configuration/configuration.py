@@ -394,7 +394,9 @@ def _fusion_obstacle(
     # A user's client, Sentinels and cluster nodes have no address to compare.
     if not names_one_server(store.config.url):
         return "the records are not on a single server with a URL"
-    if _identity(backend.connparams) != _identity(store.client.get_connection_kwargs()):
+    provider = {"credential_provider": store.config.options.get("credential_provider")}
+    records = store.client.get_connection_kwargs() | provider
+    if _identity(backend.connparams) != _identity(records):
         return "the records and the results use different servers, databases or users"
     return ""
 

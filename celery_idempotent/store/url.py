@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
-_ONE_SERVER = ("redis", "rediss", "redis+socket", "unix")
+_ONE_SERVER = ("redis", "rediss", "valkey", "valkeys", "redis+socket", "unix")
 SENTINEL = "sentinel"
 _CLUSTER = ("redis+cluster", "rediss+cluster")
 SCHEMES = (*_ONE_SERVER, SENTINEL, *_CLUSTER)
@@ -15,11 +15,6 @@ def scheme_of(url: str) -> str:
     """Returns the part before ``://``; empty if there is none."""
     scheme, separator, _ = url.partition("://")
     return scheme if separator else ""
-
-
-def is_redis_url(url: object) -> bool:
-    """Returns whether the URL of a result backend or broker names Redis."""
-    return isinstance(url, str) and scheme_of(url) in SCHEMES
 
 
 def names_one_server(url: str) -> bool:
@@ -58,7 +53,8 @@ def redis_py_url(url: str) -> str:
     """Returns the URL of one server, or of one node of a cluster, for redis-py."""
     parts = urlsplit(url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    scheme = parts.scheme.removesuffix("+cluster")
+    query.pop("credential_provider", None)  # an option of the StoreConfig
+    scheme = parts.scheme.removesuffix("+cluster").replace("valkey", "redis")
     if scheme == "redis+socket":
         scheme = "unix"
         if "virtual_host" in query:

@@ -11,6 +11,7 @@ import pytest
 from celery import signals
 from celery.exceptions import Ignore, Reject
 from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
+from redis import CredentialProvider
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
@@ -347,6 +348,21 @@ def test_a_database_transaction(
     with engine.connect() as connection:
         assert len(connection.execute(effects.select()).all()) == 1
     engine.dispose()
+
+
+class Credentials(CredentialProvider):
+    """The default user's, who needs none."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "default", "any"
+
+
+def test_records_and_results_may_have_the_same_credential_provider(
+    server: RedisServer, offer: Offer
+) -> None:
+    deliveries = offer(result_backend=f"{server.url}?credential_provider={__name__}:Credentials")
+
+    assert sent_by(server, deliveries) == FUSED
 
 
 def test_the_documented_rights_suffice(server: RedisServer, offer: Offer) -> None:

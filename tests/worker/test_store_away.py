@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -24,22 +26,57 @@ def durable_store() -> Iterator[RedisServer]:
         yield store
 
 
+class Locked:
+    """A store for which no one has credentials any more, after `kill`."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._file = Path(os.environ["SHOP_NO_CREDENTIALS"])
+
+    def kill(self) -> None:
+        self._file.touch()
+        with self._server.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+
+    def restart(self) -> None:
+        self._file.unlink(missing_ok=True)
+
+
 @pytest.fixture
-def store(durable_store: RedisServer) -> Iterator[RedisServer]:
-    yield durable_store
-    durable_store.restart()
+def store(
+    request: pytest.FixtureRequest, durable_store: RedisServer
+) -> Iterator[RedisServer | Locked]:
+    store = Locked(durable_store) if getattr(request, "param", "") == "locked" else durable_store
+    yield store
+    store.restart()
+
+
+each_outage = pytest.mark.parametrize("store", ["killed", "locked"], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop], durable_store: RedisServer) -> Iterator[Shop]:
-    with open_shop(idempotency_redis_url=durable_store.url) as shop:
-        shop.start_worker(concurrency=2)
+def shared_shop(
+    open_shop: Callable[..., Shop],
+    durable_store: RedisServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Shop]:
+    options = {"credential_provider": "tests.worker.shop:Credentials"}
+    file = tmp_path_factory.mktemp("credentials") / "none"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open_shop(
+            idempotency_redis_url=durable_store.url, idempotency_redis_options=options
+        ) as shop,
+    ):
+        patch.setenv("SHOP_NO_CREDENTIALS", str(file))
+        shop.start_worker(concurrency=2, SHOP_NO_CREDENTIALS=str(file))
         yield shop
 
 
 class TestAtPublish:
     """``idempotency_dedupe_publish``."""
 
+    @each_outage
     @pytest.mark.exhaustive
     def test_message_is_published_without_a_reservation(
         self, shop: Shop, store: RedisServer, order: str
@@ -55,6 +92,7 @@ class TestAtPublish:
 
 
 class TestAtBegin:
+    @each_outage
     @pytest.mark.exhaustive
     def test_retry_requeues_until_the_store_is_available(
         self, shop: Shop, store: RedisServer, order: str
@@ -137,6 +175,7 @@ class TestAtBegin:
 
 
 class TestAtComplete:
+    @each_outage
     def test_complete_is_retried_during_the_lease(
         self, shop: Shop, store: RedisServer, order: str
     ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from celery_idempotent.store.transport.connection import (
     aclose_client,
     connect,
     result_of,
+    user_code,
 )
 from celery_idempotent.store.transport.server import BaseTransport, with_sources
 
@@ -67,7 +68,8 @@ class ClientTransport(BaseTransport):
         if len(commands) == 1:
             replies = await self._send_alone(commands[0], followup)
         else:
-            replies = await self._send_to_nodes(commands)
+            with self._user_code():
+                replies = await self._send_to_nodes(commands)
         if commands and all(isinstance(reply, NO_REPLY) for reply in replies):
             raise replies[0]
         return replies
@@ -81,8 +83,13 @@ class ClientTransport(BaseTransport):
             return [error]
 
     async def _within_timeout(self, sent: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-        replies: list[Any] = await (result_of(sent, self.timeout) if self.is_async else sent)
+        with self._user_code():
+            replies: list[Any] = await (result_of(sent, self.timeout) if self.is_async else sent)
         return replies
+
+    def _user_code(self) -> AbstractContextManager[None]:
+        """Returns a context for calls of the client, which may be the user's."""
+        return user_code("idempotency_redis_client") if self.config.client else nullcontext()
 
     async def _call(self, call: Sequence[Any], followup: Sequence[Any]) -> list[Any]:
         client = self._clients.get()
@@ -132,8 +139,9 @@ class ClientTransport(BaseTransport):
             pipeline = node.pipeline(transaction=False)
             for call in calls:
                 pipeline.execute_command(*call)
-            sent = pipeline.execute(raise_on_error=False)
-            replies: list[Any] = await result_of(sent, self.timeout)
+            with self._user_code():
+                sent = pipeline.execute(raise_on_error=False)
+                replies: list[Any] = await result_of(sent, self.timeout)
         except NO_REPLY as error:
             if not self._is_cluster(client):
                 raise
@@ -175,7 +183,8 @@ class ClientTransport(BaseTransport):
 
     async def ping(self) -> None:
         """See `ServerTransport`."""
-        await result_of(self._clients.get().ping(), self.timeout)
+        with self._user_code():
+            await result_of(self._clients.get().ping(), self.timeout)
 
     def pool_of(self, name: str) -> Any:
         """See `ServerTransport`."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterator, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import isawaitable
 from typing import Any
 
 import redis
-from redis import RedisCluster
+from billiard.exceptions import SoftTimeLimitExceeded
+from redis import CredentialProvider, RedisCluster
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.errors import IdempotencyError, SettingsError, StoreUnavailableError
+from celery_idempotent.printable import one_line
 from celery_idempotent.record.layout import corrupt
 from celery_idempotent.store import url as urls
 from celery_idempotent.store.config import StoreConfig
@@ -75,6 +78,10 @@ def connect(
         "max_connections": _UNLIMITED,
         **{name: value for name, value in config.options.items() if name not in _SENTINEL_OPTIONS},
     }
+    if connect_func := options.get("redis_connect_func"):
+        options["redis_connect_func"] = _guarded(connect_func, library)
+    if provider := options.get("credential_provider"):
+        options["credential_provider"] = _GuardedProvider(provider)
     try:
         if is_cluster:
             first, *others = urls.parts_of(config.url)
@@ -93,9 +100,11 @@ def connect(
         if isinstance(error, RedisError) and is_cluster:
             raise
         # Without redis-py's message, which may contain a password.
+        unknown = isinstance(error, TypeError) and re.search(r"argument '(\w+)'", str(error))
         raise SettingsError(
             "idempotency_redis_url is invalid: check its port, database and query parameters, and "
-            "idempotency_redis_options"
+            "idempotency_redis_options, or those of the result backend or broker"
+            + (f"; redis-py does not accept {unknown[1]!r}" if unknown else "")
         ) from None
     return client
 
@@ -108,8 +117,7 @@ def _master(config: StoreConfig, options: Mapping[str, Any], library: Any) -> An
         addresses,
         min_other_sentinels=config.options.get("min_other_sentinels", 0),
         sentinel_kwargs={**timeout, **(config.options.get("sentinel_kwargs") or {})},
-        **master,
-        **options,
+        **{**options, **{name: value for name, value in master.items() if value is not None}},
     )
     return sentinel.master_for(config.options["master_name"])
 
@@ -172,8 +180,58 @@ async def result_of(returned: Any, timeout: float | None = None) -> Any:
         raise ClosedConnectionError(f"the connection was closed: {error}") from error
 
 
+@contextmanager
+def user_code(name: str) -> Iterator[None]:
+    """Makes an error of the user's code an error of the connection."""
+    try:
+        yield
+    except (RedisError, RedisClusterException, IdempotencyError, SoftTimeLimitExceeded):
+        raise
+    except Exception as error:
+        raised = f"{type(error).__name__}: {one_line(str(error))}"
+        raise RedisConnectionError(f"{name} raised {raised}") from error
+
+
+def _guarded(connect_func: Callable[[Any], Any], library: Any) -> Callable[[Any], Any]:
+    """Returns `connect_func`, whose errors are those of the connection."""
+
+    def connect(connection: Any) -> None:
+        with user_code("redis_connect_func"):
+            connect_func(connection)
+
+    async def connect_async(connection: Any) -> None:
+        with user_code("redis_connect_func"):
+            await result_of(connect_func(connection))
+
+    return connect if library is redis else connect_async
+
+
+class _GuardedProvider(CredentialProvider):
+    """A credential provider, whose errors are those of the connection."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_provider"], name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Its class, since redis-py distinguishes providers that stream credentials."""
+        return type(self._provider)
+
+    def get_credentials(self) -> Any:
+        with user_code("credential_provider"):
+            return self._provider.get_credentials()
+
+    async def get_credentials_async(self) -> Any:
+        with user_code("credential_provider"):
+            return await self._provider.get_credentials_async()
+
+
 def _user_client(client: Any, library: Any) -> Any:
-    created = client() if callable(client) else client
+    with user_code("idempotency_redis_client"):
+        created = client() if callable(client) else client
     if not isinstance(created, (library.Redis, library.RedisCluster)):
         found = f"{type(created).__module__}.{type(created).__qualname__}"
         raise SettingsError(

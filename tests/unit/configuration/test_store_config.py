@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from ssl import CERT_NONE, CERT_REQUIRED
 from typing import Any
 
+import kombu.transport
 import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
-from redis import Redis
+from redis import CredentialProvider, Redis, SSLConnection
 
 from tests.unit.conftest import celery, task_in
+
+PROVIDER = f"{__name__}:Provider"
+
+
+class Provider(CredentialProvider):
+    """Credentials that a user's code returns."""
+
+    def get_credentials(self) -> tuple[str]:
+        return ("secret",)
+
+
+def options_of(**settings: Any) -> dict[str, Any]:
+    """Returns the options of the connections to the records of an app with these settings."""
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(settings)
+    client = task_in(app).idempotency_configuration.executor.store.client
+    pool = client.connection_pool
+    options = dict(pool.connection_kwargs, connection_class=pool.connection_class)
+    if manager := getattr(pool, "sentinel_manager", None):
+        addresses = [s.connection_pool.connection_kwargs for s in manager.sentinels]
+        options["sentinels"] = [(each["host"], each["port"]) for each in addresses]
+        options["min_other_sentinels"] = manager.min_other_sentinels
+    return options
+
+
+SSL = {"ssl_ca_certs": "/etc/ca.pem", "ssl_cert_reqs": CERT_REQUIRED}
 
 
 class TestRedis:
@@ -35,34 +63,113 @@ class TestRedis:
 
         assert str(task_in(app).idempotency_configuration.executor.store.config) == config
 
-    def test_gets_the_connection_options_of_the_result_backend(self) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update(
-            result_backend="sentinel://one:1/0;sentinel://two:2/0",
-            result_backend_transport_options={"master_name": "shop", "visibility_timeout": 5},
-            redis_backend_use_ssl={"ssl_ca_certs": "/etc/ca.pem"},
-        )
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            (
+                {"result_backend": "redis", "redis_host": "shop", "redis_port": 1, "redis_db": 2},
+                {"host": "shop", "port": 1, "db": 2},
+            ),
+            (
+                {"result_backend": "redis://shop/3", "redis_username": "u", "redis_password": "p"},
+                {"host": "shop", "db": 3, "username": "u", "password": "p"},
+            ),
+            ({"result_backend": "redis://:p%2F@[::1]:7/1"}, {"host": "::1", "password": "p/"}),
+            (
+                {"result_backend": "redis+socket:///run/redis?virtual_host=4"},
+                {"path": "/run/redis", "db": 4},
+            ),
+            (
+                {"result_backend": "redis://shop", "redis_backend_use_ssl": SSL},
+                {**SSL, "connection_class": SSLConnection},
+            ),
+            ({"result_backend": "rediss://shop?ssl_cert_reqs=none"}, {"ssl_cert_reqs": CERT_NONE}),
+            (
+                {
+                    "result_backend": "sentinel://u:p@one:1/3;sentinel://two:2",
+                    "result_backend_transport_options": {
+                        "master_name": "shop", "min_other_sentinels": 1, "visibility_timeout": 5,
+                    },
+                },
+                {"sentinels": [("one", 1), ("two", 2)], "min_other_sentinels": 1, "db": 3,
+                 "username": "u", "password": "p"},
+            ),
+            ({"idempotency_redis_url": "valkeys://shop/2"},
+             {"host": "shop", "db": 2, "connection_class": SSLConnection}),
+            ({"result_backend": "rpc://", "broker_url": "redis://:p%2F@[::1]:7/1"},
+             {"host": "::1", "port": 7, "password": "p/", "db": 1}),
+            (
+                {"broker_url": "redis://shop", "broker_user": "u", "broker_password": "p",
+                 "broker_vhost": "9", "broker_port": 5},
+                {"host": "shop", "port": 5, "username": "u", "password": "p", "db": 9},
+            ),
+            (
+                {"broker_host": "shop", "broker_transport": "redis", "broker_vhost": "4"},
+                {"host": "shop", "db": 4},
+            ),
+            ({"broker_url": "valkey://shop/2"}, {"host": "shop", "port": 6379, "db": 2}),
+            ({"broker_url": "redis+socket:///run/redis?virtual_host=4"},
+             {"path": "/run/redis", "db": 4}),
+            ({"broker_url": "redis://shop", "broker_use_ssl": SSL,
+              "broker_transport_options": {"socket_keepalive": True, "sep": ":"}},
+             {**SSL, "connection_class": SSLConnection, "socket_keepalive": True}),
+            ({"broker_url": "rediss://shop"}, {"ssl_cert_reqs": CERT_NONE}),
+            (
+                {"broker_url": ["sentinel://:p@one:1/3", "sentinel://two"],
+                 "broker_transport_options": {"master_name": "shop"}},
+                {"sentinels": [("one", 1), ("two", 26379)], "db": 3, "password": "p"},
+            ),
+        ],
+    )  # fmt: skip
+    def test_is_connected_to_as_celery_does(
+        self, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], expected: dict[str, Any]
+    ) -> None:
+        aliases = kombu.transport.TRANSPORT_ALIASES  # other packages add them
+        monkeypatch.setitem(aliases, "valkey", "kombu.transport.redis:Transport")
+        options = options_of(**settings)
 
-        config = task_in(app).idempotency_configuration.executor.store.config
+        assert {name: options[name] for name in expected} == expected
 
-        assert config.url == "sentinel://one:1/0;sentinel://two:2/0"
-        assert config.options == {
-            "master_name": "shop", "ssl": True, "ssl_ca_certs": "/etc/ca.pem",
-        }  # fmt: skip
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"result_backend": f"redis://u:p@shop?credential_provider={PROVIDER}"},
+            {"result_backend": "redis://", "redis_backend_credential_provider": PROVIDER},
+            {"broker_url": f"redis://u:p@shop?credential_provider={PROVIDER}"},
+            {"broker_url": f"redis+socket:///run/redis?credential_provider={PROVIDER}"},
+            {"idempotency_redis_url": f"redis://shop?credential_provider={PROVIDER}"},
+            {
+                "idempotency_redis_url": "redis://shop",
+                "idempotency_redis_options": {"credential_provider": PROVIDER},
+            },
+        ],
+    )
+    def test_gets_the_credentials_of_a_provider(self, settings: dict[str, Any]) -> None:
+        options = options_of(**settings)
 
-    @pytest.mark.parametrize("tls", [True, {"ssl_ca_certs": "/etc/ca.pem"}])
-    def test_gets_the_connection_options_of_the_broker(self, tls: Any) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update(
-            broker_url="redis://:pw@broker:1/0",
-            broker_use_ssl=tls,
-            broker_transport_options={"socket_keepalive": True, "queue_order_strategy": "sorted"},
-        )
+        assert options["credential_provider"].get_credentials() == ("secret",)
+        assert not options.get("username")
+        assert not options.get("password")
 
-        config = task_in(app).idempotency_configuration.executor.store.config
-
-        assert config.url == "rediss://:pw@broker:1/0"
-        assert config.options == {"socket_keepalive": True} | (tls if tls is not True else {})
+    @pytest.mark.parametrize(
+        ("settings", "error"),
+        [
+            ({"broker_url": "redis://:p@one;redis://two"}, "broker_url lists several servers"),
+            ({"broker_url": ["redis://:p@one", "redis://two"]}, "broker_url lists several servers"),
+            ({"broker_url": "redis://one?nonesuch=p"}, "broker_url cannot be used"),
+            ({"result_backend": "redis://:p@one?nonesuch=1"}, "nonesuch"),
+            (
+                {"idempotency_redis_url": "redis://?credential_provider=nonesuch.p"},
+                "credential_provider",
+            ),
+        ],
+    )
+    def test_with_what_cannot_be_taken_over_is_refused(
+        self, settings: dict[str, Any], error: str
+    ) -> None:
+        with pytest.raises(ImproperlyConfigured, match=error) as caught:
+            options_of(**settings)
+        assert ":p@" not in str(caught.value)
 
     def test_that_is_configured_gets_no_options_of_others(self) -> None:
         app = Celery("shop", set_as_current=False)

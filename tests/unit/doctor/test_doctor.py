@@ -204,7 +204,7 @@ class TestBroker:
             ("redis://", {"broker_transport": "kombu.transport.memory:Transport"}, "as the trans"),
             ("sqs://", {}, "60 s after its death (idempotency_redeliver_after)"),
             ("amqp://", {}, "when the broker notices that its connection is lost"),
-            ("valkey://", {}, "as the transport 'valkey' decides"),
+            ("filesystem://", {}, "as the transport 'filesystem' decides"),
         ],
     )
     def test_the_redelivery_depends_on_the_transport(
