@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.flow import conflict
 from celery_idempotent.flow.thread import BlockingRuntime
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
@@ -60,6 +61,28 @@ class Executor:
         if had_row is None:
             return "changed"
         return "ok" if had_row else cases[0]
+
+    def record_to_forget(self, key: Key) -> Record | str:
+        """Returns the record of `key` as :meth:`forget` takes it in `shown`.
+
+        Raises:
+            ConflictError: if a call of the key is running.
+            StoreUnavailableError: if Redis is unavailable.
+        """
+        try:
+            reply = run_sync(self.store.execute(commands.get(key)))
+            record = self.store.record_of(key, reply)
+        except CorruptRecordError:
+            return commands.UNREADABLE
+        if record is None:
+            return commands.NO_RECORD
+        if record.state is State.STARTED and record.held_until_ms > reply.now_ms:
+            raise conflict.error(
+                f"{key} is running as task {record.task_id}; pass force=True to forget it, so that "
+                "another execution can begin beside it",
+                record,
+            )
+        return record
 
     def _forget_record(self, key: Key, shown: Record | str | None) -> str:
         reply = run_sync(self.store.execute(commands.forget(key, shown)))

@@ -483,20 +483,33 @@ class IdempotentTask(Task):
         key = self.idempotency_key_of(*args, **kwargs)
         return run_sync(self.idempotency_configuration.executor.store.get(key))
 
-    def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:
+    def idempotency_forget(self, *args: Any, force: bool | None = None, **kwargs: Any) -> bool:
         """Deletes the record of a call with these arguments; returns whether there was one.
 
         The next call runs. Copies of messages that have ended in an error still get that error.
-        This also deletes the row of the call. A running execution is not stopped; its outcome will
-        be refused.
+        This also deletes the row of the call.
+
+        Args:
+            force: also forget a running call. It is not stopped, another execution can begin beside
+                it, and its outcome will be refused.
 
         Raises:
+            ConflictError: if the call is running, or its record has changed meanwhile.
             StoreUnavailableError: if Redis or the database does not reply.
+            TypeError: if the task has a parameter ``force``, too.
         """
-        key = self.idempotency_key_of(*args, **kwargs)
         configuration = self.idempotency_configuration
-        database = configuration.settings.transaction
-        return configuration.executor.forget(key, database=database) == "ok"
+        if force is not None and "force" in configuration.rule.signature.parameters:
+            raise TypeError(
+                f"{self.name}: the task also has a parameter force: pass its arguments by position,"
+                " and forget a running call with `celery idempotency forget --force`"
+            )
+        key, executor = self.idempotency_key_of(*args, **kwargs), configuration.executor
+        shown = None if force else executor.record_to_forget(key)
+        case = executor.forget(key, shown, configuration.settings.transaction)
+        if case == "changed":
+            raise ConflictError(f"{key} has changed since it was read, and is kept; try again")
+        return case == "ok"
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """Returns the key of a call with these arguments; its ``str()`` is `Record.key`.

@@ -90,7 +90,7 @@ def test_a_page_shows_records_as_they_are_now(shop: Shop, index: RecordIndex) ->
     shop.charge.apply((2, 13))
 
     assert found(index, task="charge") == [FAILED]
-    shop.pack.idempotency_forget(1)
+    shop.pack.idempotency_forget(1, force=True)
     assert found(index, state="STARTED") == []
 
 

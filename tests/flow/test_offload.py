@@ -86,7 +86,7 @@ def test_without_offloading_a_record_is_forgotten_in_one_round_trip(
 
     monkeypatch.setattr(store, "execute", record_script)
 
-    assert charge.idempotency_forget("1") is True
+    assert charge.idempotency_forget("1", force=True) is True
     assert scripts == ["forget"]
 
 

@@ -235,7 +235,7 @@ def lose_lease(scene: Scene) -> Iterator[AsyncResult]:
     scene.die_elsewhere(short_lease, scene.order)
     begin_elsewhere(short_lease, scene.order)
     yield result
-    short_lease.idempotency_forget(scene.order)
+    short_lease.idempotency_forget(scene.order, force=True)
     scene.shop.ledger.release(scene.order)
     result.get(timeout=SOON)
 
