@@ -10,7 +10,7 @@ from celery_idempotent.errors import IdempotencyError, LeaseLostError
 from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Complete, Fail
 from celery_idempotent.flow.end import Settlement
-from celery_idempotent.flow.outcome import Failure, Outcome, Result, restored
+from celery_idempotent.flow.outcome import Failure, Outcome, Result, restored, step_that_has_run
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload, step_field
 from celery_idempotent.store import commands
@@ -22,10 +22,10 @@ class Steps(Extension):
 
     def __init__(self, call: ActiveCall) -> None:
         super().__init__(call)
-        #: The values of the steps that this execution has run.
-        self._payloads: dict[str, Payload] = {}
-        #: The names of the running steps. The lock keeps two threads from beginning the same one.
+        #: The names of the steps that this execution runs or has run. The lock keeps two threads
+        #: from beginning the same one.
         self._running: set[str] = set()
+        self._finished: set[str] = set()
         self._lock = threading.Lock()
 
     async def run(
@@ -33,20 +33,15 @@ class Steps(Extension):
     ) -> Outcome:
         """Returns the outcome of the step: the value as the serializer restores it, or the error.
 
-        Each call restores the value again, because the caller may have changed the earlier one.
-
         Args:
             in_transaction: whether the body's transaction, not the record, keeps the value.
         """
         call = self.call
         key = str(call.key)
         with self._lock:
-            payload = self._payloads.get(name)
-            stored = None if payload else steps.read(call.steps_body, key).get(name)
-            if payload is None and stored is None:
-                self._claim(name)
-        if payload is not None:
-            return Result(call.codec.values.restore(payload))
+            self._check(name)
+            stored = steps.read(call.steps_body, key).get(name)
+            (self._running if stored is None else self._finished).add(name)
         if stored is not None:
             return Result(await call.codec.decode_field(Payload(*stored), key, step_field(name)))
         try:
@@ -54,26 +49,28 @@ class Steps(Extension):
         finally:
             self._running.discard(name)
 
-    def _claim(self, name: str) -> None:
-        """Marks the step as running; refuses one that may not run."""
+    def _check(self, name: str) -> None:
+        """Refuses a step that may not begin."""
         steps.write(name, "", b"")  # refuses an invalid name
-        key = self.call.key
         if self.call.settled:
-            raise IdempotencyError(f"{key}: step {name!r} begins after the end of its execution")
-        if name in self._running:
-            raise IdempotencyError(f"{key}: step {name!r} is running; give each step its own name")
-        self._running.add(name)
+            problem = "begins after the end of its execution"
+        elif name in self._running:
+            problem = "is running; give each step its own name"
+        elif name in self._finished:
+            problem = "has run before in this execution; give each step its own name"
+        else:
+            return
+        raise IdempotencyError(f"{self.call.key}: step {name!r} {problem}")
 
     async def _run(self, name: str, func: Callable[[], Any], *, in_transaction: bool) -> Outcome:
         call = self.call
         outcome = await call.runtime.run(func)
         if isinstance(outcome, Failure):
             return outcome
-        payload, outcome = self._restored(name, outcome.value)
+        payload, outcome = self._restored(name, step_that_has_run(name, outcome.value))
+        self._finished.add(name)
         if not in_transaction:
             await self._save(name, await self._protected(name, payload))
-        if payload.format:
-            self._payloads[name] = payload
         return outcome
 
     def _restored(self, name: str, value: Any) -> tuple[Payload, Outcome]:

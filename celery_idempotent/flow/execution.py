@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
 from celery_idempotent.errors import LeaseLostError, TransactionError
+from celery_idempotent.flow.outcome import step_that_has_run
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.sql.session import Session
 from celery_idempotent.sql.transaction import Transaction
@@ -89,6 +90,7 @@ class BaseExecution:
 
     def _returned_by(self, name: str, value: Any) -> Any:
         """Returns the value of a step that is not stored."""
+        value = step_that_has_run(name, value)
         return value if self._restore_step is None else self._restore_step(name, value)
 
 
@@ -112,14 +114,18 @@ class Execution(BaseExecution):
         JSON, a tuple becomes a list. An execution that takes over, or that follows an error, gets
         the value without a second run of `func`. If the worker dies between the end of `func` and
         that round trip, the step runs again: use `key` or `token` to make it idempotent where you
-        can. `name` must be unique in the task.
+        can.
 
         Args:
+            name: of the step. An execution runs one step of a name.
+            func: runs to its end; not a coroutine function.
             transaction: whether the effects of `func` belong to the body's transaction
                 (``idempotency_transaction``): the value is not stored, and `func` runs again if
                 that transaction is rolled back.
 
         Raises:
+            IdempotencyError: if a step of this name has run in this execution, or is running.
+            SettingsError: if `func` returns a coroutine or a generator, whose code has not run.
             TransactionError: with `transaction`, if the body has none.
             StoreUnavailableError: if Redis stays unavailable.
             LeaseLostError: before `func` runs, if another execution may have begun; afterwards, if

@@ -5,11 +5,12 @@ The first caller of a function gets the value that every duplicate will get: see
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from celery_idempotent.errors import LeaseLostError
+from celery_idempotent.errors import LeaseLostError, SettingsError
 from celery_idempotent.payload.codec import NOT_STORED, not_stored
 from celery_idempotent.payload.value_codec import ValueCodec
 from celery_idempotent.record.payload import RESULT, Payload, step_field
@@ -50,6 +51,27 @@ _ASYNCHRONOUS_ERRORS = (LeaseLostError, SoftTimeLimitExceeded)
 def is_asynchronous(error: BaseException) -> bool:
     """Returns whether `error` may have been raised in the middle of a statement."""
     return isinstance(error, _ASYNCHRONOUS_ERRORS) or not isinstance(error, Exception)
+
+
+def that_has_run(value: Any, of: str, advice: str) -> Any:
+    """Returns the value of the function `of`, unless its code has not run.
+
+    Raises:
+        SettingsError: for a coroutine or another awaitable, and for a generator.
+    """
+    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise SettingsError(
+            f"{of} returned a {type(value).__name__}, whose code has not run; {advice}"
+        )
+    return value
+
+
+def step_that_has_run(name: str, value: Any) -> Any:
+    """As :func:`that_has_run`, for the step `name`."""
+    advice = "pass a function that runs to its end, such as one that calls asyncio.run()"
+    return that_has_run(value, f"step {name!r}", advice)
 
 
 def restored(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -12,14 +11,14 @@ from uuid import uuid4
 
 from celery import Celery
 
-from celery_idempotent.errors import IdempotencyError, SettingsError, TransactionError
+from celery_idempotent.errors import IdempotencyError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Call, Complete, Disposition, Fail, Release
 from celery_idempotent.flow.end import Answer, End, Requeue
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.outcome import Failure, Outcome
+from celery_idempotent.flow.outcome import Failure, Outcome, that_has_run
 from celery_idempotent.key.key import Key, default_root
 from celery_idempotent.record.record import Record
 from celery_idempotent.record.reservation import Reservation
@@ -75,13 +74,8 @@ async def await_as_current(execution: BaseExecution, work: Callable[[], Any]) ->
 
 
 def _that_has_run(execution: BaseExecution, value: Any) -> Any:
-    """Refuses a coroutine or a generator, whose code would run without the key."""
-    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
-        raise SettingsError(
-            f"{execution.key}: the function returned a {type(value).__name__}, whose code has not "
-            "run; decorate the coroutine function itself, await it, or return a list"
-        )
-    return value
+    advice = "decorate the coroutine function itself, await it, or return a list"
+    return that_has_run(value, f"{execution.key}: the function", advice)
 
 
 def direct_call(

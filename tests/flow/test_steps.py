@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotencyError, IdempotentTask, ResultNotStoredError
+from celery_idempotent.errors import SettingsError
 
 Make = Callable[..., IdempotentTask]
 
@@ -69,6 +71,64 @@ def test_a_value_that_cannot_be_serialized_is_refused(task: Make) -> None:
         with pytest.raises(ResultNotStoredError, match=r"^step 'book' .*\.Money, inside a value"):
             shipping.delay("1")
     assert runs == [1]
+
+
+def test_a_name_that_repeats_in_an_execution_is_refused(task: Make) -> None:
+    """Also where an earlier execution has stored the value; a step that failed runs again."""
+
+    def book() -> int:
+        calls.append(1)
+        if len(calls) == 1:
+            raise OutOfStockError
+        return len(calls)
+
+    def ship(self: Any, order: str) -> None:
+        if not calls:
+            with pytest.raises(OutOfStockError):
+                self.idempotency.step("book", book)
+        values.append(self.idempotency.step("book", book))
+        values.append(self.idempotency.step("book", book))
+
+    calls: list[int] = []
+    values: list[int] = []
+    shipping = task(ship)
+    for _ in range(2):
+        with pytest.raises(IdempotencyError, match="step 'book' has run before in this execution"):
+            shipping.delay("1")
+    assert values == [2, 2]
+
+
+async def book() -> str:
+    return "booked"
+
+
+def book_lazily() -> Iterator[str]:
+    yield "booked"
+
+
+async def book_one_by_one() -> AsyncIterator[str]:
+    yield "booked"
+
+
+class Booking:
+    async def __call__(self) -> str:
+        return "booked"
+
+
+@pytest.mark.parametrize("protected", [True, False])
+@pytest.mark.parametrize(
+    "func", [book, partial(book), lambda: book(), Booking(), book_lazily, book_one_by_one]
+)
+def test_a_function_whose_code_has_not_run_is_refused(
+    task: Make, func: Any, protected: bool
+) -> None:
+    def ship(self: Any, order: str) -> Any:
+        with pytest.raises(SettingsError, match="^step 'book' returned an? .*, whose code has not"):
+            self.idempotency.step("book", func)
+        return self.idempotency.step("book", str, "booked")
+
+    shipping = task(ship)
+    assert (shipping.delay("1").get() if protected else shipping("1")) == "booked"
 
 
 def book_a_pair(self: Any, order: str) -> Any:

@@ -139,19 +139,17 @@ class Calls:
                 return execution.replay
             return execution.complete(value)
 
-    def step(
-        self, idem: Idempotency, key: str, body: Callable[[], Any], times: int = 1, **options: Any
-    ) -> list[Any]:
-        """Returns what the calls of one step return, in a block that does not complete."""
+    def step(self, idem: Idempotency, key: str, body: Callable[[], Any], **options: Any) -> Any:
+        """Returns what a step returns, in a block that does not complete."""
 
-        async def astep() -> list[Any]:
+        async def astep() -> Any:
             async with idem.execution(key, **options) as execution:
-                return [await execution.step("book", body) for _ in range(times)]
+                return await execution.step("book", body)
 
         if self._kind == "async":
             return self._loop.run_until_complete(astep())
         with idem.execution(key, **options) as execution:
-            return [execution.step("book", body) for _ in range(times)]
+            return execution.step("book", body)
 
 
 #: Seconds. On a busy machine a process may be paused for so long that its lease expires.

@@ -21,6 +21,7 @@ from celery_idempotent import (
     StoreUnavailableError,
     signals,
 )
+from celery_idempotent.errors import SettingsError
 from celery_idempotent.flow.continuation import pending
 from celery_idempotent.functions.context import BlockExecution
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
@@ -235,6 +236,33 @@ def test_finished_steps_are_not_repeated(open_context: OpenContext, run: Run, ke
 
     run(use_context())
     assert done == ["reserve"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_steps_with_one_name_or_without_an_end_are_refused(
+    open_context: OpenContext, run: Run, key: str
+) -> None:
+    async def reserve() -> str:
+        return "r-1"
+
+    def reserve_lazily() -> Any:
+        yield "r-1"
+
+    async def use_context() -> None:
+        async with open_context(key) as execution:
+            assert await execution.step("a", int) == 0
+            with pytest.raises(IdempotencyError, match="step 'a' has run before"):
+                await execution.step("a", int)
+            for func in (reserve_lazily, lambda: reserve_lazily()):
+                with pytest.raises(SettingsError, match="step 'b' returned a generator, whose"):
+                    await execution.step("b", func)
+            if isinstance(execution, Blocking):
+                with pytest.raises(SettingsError, match="step 'b' returned a coroutine, whose"):
+                    await execution.step("b", reserve)
+            else:
+                assert await execution.step("b", reserve) == "r-1"
+
+    run(use_context())
 
 
 def test_on_store_error_applies_to_blocks(open_context: OpenContext) -> None:

@@ -108,9 +108,9 @@ def test_steps_of_an_entry_run_once(idem: Idempotency, key: str) -> None:
     numbers = iter(range(9))
     with idem.begin_many([f"{key}:1", f"{key}:2"]) as batch:
         executions: list[Any] = [entry.execution for entry in batch]
-        booked = [each.step("book", numbers.__next__) for each in executions * 2]
+        booked = [each.step("book", numbers.__next__) for each in executions]
 
-    assert booked == [0, 1, 0, 1]
+    assert booked == [0, 1]
     with idem.begin_many([f"{key}:2"]) as again:
         execution: Any = again[0].execution
         assert execution.step("book", numbers.__next__) == 1
