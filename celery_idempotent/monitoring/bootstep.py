@@ -21,9 +21,18 @@ logger = logging.getLogger(__name__)
 #: Seconds between checks whether task events are enabled.
 POLL_INTERVAL = 1.0
 #: The settings to log if not at their default: an explicit list, since a new option may hold a
-#: secret.
+#: secret. The serializer is always logged.
 _LOGGED = (
-    *("until", "lease", "result_ttl", "error_ttl", "replay_errors", "max_attempts", "on_conflict"),
+    *(
+        "serializer",
+        "until",
+        "lease",
+        "result_ttl",
+        "error_ttl",
+        "replay_errors",
+        "max_attempts",
+        "on_conflict",
+    ),
     *("wait_timeout", "on_store_error", "dedupe_publish", "store_result"),
     *("compression", "max_result_size", "wait_replicas"),
 )
@@ -92,6 +101,12 @@ def _text(configuration: TaskConfiguration) -> str:
     texts.append(f"key by {configuration.rule.description}")
     values = {name: getattr(settings, name) for name in _LOGGED}
     texts += [f"{n} {_shown(v)}" for n, v in values.items() if v != getattr(default, n)]
+    if settings.transaction is not None:
+        texts.append(f"transaction in {settings.transaction.engine.name}")
+    if settings.offload_backend:  # its URL may hold a password
+        texts.append(f"offload to {settings.offload_backend.partition(':')[0]}")
+    if settings.encryption_keys:
+        texts.append("encrypted")
     if obstacle and not configuration.in_shadow:
         texts.append(f"fused completion off ({obstacle})")
     return ", ".join(texts)

@@ -15,6 +15,8 @@ from urllib.request import urlopen
 
 import pytest
 from celery import Celery
+from cryptography.fernet import Fernet
+from sqlalchemy import create_engine
 
 from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.configuration import app_tasks
@@ -286,6 +288,11 @@ class TestLogAtStart:
             "charge": {"idempotency_key": "order:{order_id}", "acks_late": True},
             "index": {"idempotency_until": "started"},
             "search": {"idempotency_until": "started", "idempotency_lease": 60},
+            "bill": {"idempotency_transaction": create_engine("sqlite://")},
+            "pay": {
+                "idempotency_offload_backend": "file:///tmp/secret",
+                "idempotency_encryption_keys": [Fernet.generate_key()],
+            },
             "ship": {"idempotency_lease": 5},
             "tidy": {"idempotency_enabled": False},
             "watch": {"idempotency_shadow": True},
@@ -293,11 +300,13 @@ class TestLogAtStart:
             app.task(by_order, base=IdempotentTask, name=name, lazy=False, shared=False, **options)
 
         assert list(describe_settings(app_tasks.tasks(app)))[1:] == [
-            "charge: key by the template 'order:{order_id}'",
-            "index, search: key by all arguments, until started",
-            "ship: key by all arguments, lease 5",
+            "bill: key by all arguments, serializer json, transaction in sqlite",
+            "charge: key by the template 'order:{order_id}', serializer json",
+            "index, search: key by all arguments, serializer json, until started",
+            "pay: key by all arguments, serializer json, offload to file, encrypted",
+            "ship: key by all arguments, serializer json, lease 5",
             "tidy: unprotected (idempotency_enabled is False)",
-            "watch: in shadow (every call runs), key by all arguments",
+            "watch: in shadow (every call runs), key by all arguments, serializer json",
         ]
 
     @pytest.mark.exhaustive
