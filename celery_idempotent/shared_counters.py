@@ -2,7 +2,8 @@
 
 Records do not count their replays, since that would cost each replay another round trip. Instead,
 each process of the pool increments counters in a row of its own, and readers add up the rows. A
-process that replaces a dead one continues in the dead one's row.
+process that replaces a dead one continues in the dead one's row. Forked processes inherit the
+memory; spawned ones map the file that `FILE_VARIABLE` names.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from celery_idempotent.lease.heartbeat import heartbeat
 
 #: Number of rows; processes beyond it are not counted.
 MAX_PROCESSES = 256
+#: The environment variable that names the file of the counters to spawned processes.
+FILE_VARIABLE = "CELERY_IDEMPOTENT_COUNTERS"
 #: Number of cells for the times at which messages have reached their tasks.
 _ENTRIES = 4096
 _CELL_BYTES = 8
@@ -42,9 +45,10 @@ class SharedCounters:
 
     Args:
         tasks: names of the tasks whose calls are counted.
+        file: a descriptor of the file that processes map; -1 for memory that forks inherit.
     """
 
-    def __init__(self, tasks: Iterable[str]) -> None:
+    def __init__(self, tasks: Iterable[str], file: int = -1) -> None:
         self._tasks = tuple(tasks)
         names = [(task, name) for task in self._tasks for name in COUNTED]
         self._columns = {name: column for column, name in enumerate(names)}
@@ -53,7 +57,9 @@ class SharedCounters:
         self._rows_end = len(names) * MAX_PROCESSES
         self._entries = self._rows_end + 2 * MAX_PROCESSES
         cells = self._entries + _ENTRIES + 2
-        self._cells = memoryview(mmap.mmap(-1, cells * _CELL_BYTES)).cast("Q")
+        if file != -1 and not os.fstat(file).st_size:
+            os.ftruncate(file, cells * _CELL_BYTES)
+        self._cells = memoryview(mmap.mmap(file, cells * _CELL_BYTES)).cast("Q")
         self._row_start: int | None = 0
         self._lock = threading.Lock()
 
@@ -139,11 +145,11 @@ def is_alive(pid: int) -> bool:
 current: SharedCounters | None = None
 
 
-def start(tasks: Iterable[str]) -> SharedCounters:
-    """Starts counting in this process and in those that it forks."""
+def start(tasks: Iterable[str], file: int = -1) -> SharedCounters:
+    """Starts counting in this process and in those that it forks; arguments as `SharedCounters`."""
     global current
     if current is not None:
         counters.remove(current.count)
-    current = SharedCounters(tasks)
+    current = SharedCounters(tasks, file)
     counters.append(current.count)
     return current

@@ -1,7 +1,7 @@
 """Checks for settings that weaken the guarantees: what is wrong, why, and what to set.
 
 A check is a function that yields findings. The command ``doctor`` runs all checks; a starting
-worker checks only the versions, the classes of tasks, the redelivery of messages and the servers.
+worker checks only the versions, tasks without protection, the redelivery, the pool and the servers.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def _reported(app: Celery, findings: Iterable[Finding]) -> list[Finding]:
 def check_at_start(app: Celery) -> list[Finding]:
     """Returns what a worker logs before its first message."""
     findings = [*versions.check(), *tasks.check_bases(app), *broker.check_visibility_timeout(app)]
+    findings += tasks.check_start_method()
     findings += broker.check_redelivery(app)
     findings += _check_servers(app, START_TIMEOUT)
     return [finding for finding in _reported(app, findings) if finding.severity >= Severity.WARNING]

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import billiard
 from celery import Celery
 from celery.backends.base import Backend
 from celery.utils.functional import firstmethod
@@ -39,6 +40,7 @@ def check(app: Celery) -> Iterator[Finding]:
             "chord that its dead worker did not send is lost"),
     )  # fmt: skip
     yield from check_bases(app)
+    yield from check_start_method()
     periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     for task in app_tasks.tasks(app):
         if task.idempotency_configuration.settings.enabled:
@@ -50,6 +52,19 @@ def check(app: Celery) -> Iterator[Finding]:
                 "idempotency_enabled is off", "idempotency_enabled = True",
                 "every duplicate runs",
             )  # fmt: skip
+
+
+def check_start_method() -> Iterator[Finding]:
+    """Yields a finding for a start method of processes with which Celery's pool stalls."""
+    # The processes name their pipes by numbers, which only forked and spawned ones share.
+    yield from applying(
+        "worker",
+        Check(billiard.get_start_method(allow_none=True) == "forkserver",
+            "start-method", Severity.ERROR,
+            "billiard starts the processes of the pool by 'forkserver'",
+            "worker_pool_start_method = 'spawn' (Celery 5.7 and later), or no set_start_method()",
+            "Celery's prefork pool gives a process one message, and no more: the worker stalls"),
+    )  # fmt: skip
 
 
 def check_bases(app: Celery) -> Iterator[Finding]:

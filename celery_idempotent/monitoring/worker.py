@@ -7,9 +7,14 @@ them.
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
+from pathlib import Path
+from tempfile import mkstemp
 from typing import Any
 
+import billiard
+from celery import current_app
 from celery import signals as celery_signals
 
 from celery_idempotent import shared_counters
@@ -57,11 +62,39 @@ def _on_set_up(instance: Any, **_: Any) -> None:
             level = logging.ERROR if finding.severity == Severity.ERROR else logging.WARNING
             logger.log(level, "A setting or fault weakens idempotency: %s", finding.line)
         if names := [task.name for task in app_tasks.tasks(app)]:
-            shared_counters.start(names)
+            shared_counters.start(names, _file_of_counters(instance))
             events.connect()
             _start_metrics(app.conf.get("idempotency_metrics"), names)
     except SettingsError as error:
         raise SystemExit(f"Error: {error}") from None
+
+
+def _file_of_counters(instance: Any) -> int:
+    """Returns the descriptor of a new file for the counters; -1 if the pool forks its processes."""
+    method = getattr(instance, "pool_start_method", "fork")  # since Celery 5.7
+    if {method, billiard.get_start_method()} == {"fork"}:
+        return -1
+    descriptor, file_name = mkstemp(prefix="idempotency-counters-")
+    os.environ[shared_counters.FILE_VARIABLE] = file_name
+    celery_signals.worker_shutdown.connect(lambda **_: Path(file_name).unlink(), weak=False)
+    return descriptor
+
+
+def _join_worker(file_name: str) -> None:
+    """Makes a spawned process, which inherits no memory, count and send events as a forked one."""
+    from celery_idempotent.configuration import app_tasks
+    from celery_idempotent.monitoring import events
+
+    with Path(file_name).open("r+b") as file:
+        names = [task.name for task in app_tasks.tasks(current_app)]
+        shared_counters.start(names, file.fileno())
+    events.connect()
+    if current_app.conf.get("idempotency_metrics") is not None:
+        from prometheus_client import CollectorRegistry
+
+        from celery_idempotent.contrib import prometheus
+
+        prometheus.connect(CollectorRegistry())  # writes to the worker's files
 
 
 def _start_metrics(setting: Any, tasks: list[str]) -> None:
@@ -89,6 +122,9 @@ def _start_metrics(setting: Any, tasks: list[str]) -> None:
 
 @celery_signals.worker_process_init.connect(weak=False)
 def _on_process_start(**_: Any) -> None:
+    file_name = os.environ.get(shared_counters.FILE_VARIABLE)
+    if shared_counters.current is None and file_name is not None:
+        _join_worker(file_name)
     if shared_counters.current is not None:
         shared_counters.current.enter_process()
 

@@ -269,6 +269,25 @@ def test_a_worker_that_is_restarted_by_a_signal_serves_metrics(
         assert len(list(tmp_path.glob("idempotency-metrics-*"))) == 1, "the first one is removed"
 
 
+def test_spawned_processes_are_counted(
+    open_shop: Callable[..., Shop], order: str, tmp_path: Path
+) -> None:
+    with (
+        Ports(1) as ports,
+        open_shop(worker_pool_start_method="spawn", idempotency_metrics=ports.numbers[0]) as shop,
+    ):
+        worker = shop.start_worker(TMPDIR=str(tmp_path))
+        for _ in range(3):
+            pack.delay(order).get(timeout=SOON)
+
+        assert counts_of(shop, "shop.pack") == {"run": 1, "completed": 1, "replay": 2}
+        with urlopen(f"http://127.0.0.1:{ports.numbers[0]}/metrics", timeout=SOON) as response:
+            text = response.read().decode()
+        assert 'decisions_total{decision="replay",task="shop.pack"} 2.0' in text
+        worker.container.stop()
+        assert list(tmp_path.iterdir()) == []
+
+
 def tidy() -> None: ...
 
 

@@ -219,6 +219,14 @@ class TestBroker:
         has_effect = expected.startswith(("60 s", "3600 s"))
         assert ("recovery" in names(broker.check_redelivery(app))) is not has_effect
 
+    def test_a_start_method_with_which_the_pool_stalls_is_found(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert list(tasks.check_start_method()) == []
+
+        monkeypatch.setattr("billiard.get_start_method", lambda **_: "forkserver")
+        assert "start-method" in names(check_at_start(shop()))
+
     def test_messages_that_are_not_acknowledged_are_found(self) -> None:
         app = shop(task_queues=[Queue("orders"), Queue("mails", no_ack=True)])
         assert "no-ack" not in names(check_at_start(app))
