@@ -9,10 +9,10 @@ import click
 
 from celery_idempotent.cli import console
 from celery_idempotent.cli.command import AppCommand, CallKey, Tasks, key_option, print_json
-from celery_idempotent.cli.target import RECORD_HELP, describe, resolve_records
+from celery_idempotent.cli.target import RECORD_HELP, resolve_records
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting
-from celery_idempotent.monitoring.lookup import SqlOutcome, find_outcome
+from celery_idempotent.monitoring.lookup import SqlOutcome, outcome_or_error, record_document
 from celery_idempotent.record import reservation
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_reader import RecordView
@@ -27,30 +27,19 @@ from celery_idempotent.store.inspection.record_reader import RecordView
 def show(tasks: Tasks, names: tuple[str, ...], explicit_key: CallKey, as_json: bool) -> None:
     """Shows records. Its help is the text above, a part of which is shared."""
     for key, view, *_ in resolve_records(tasks, names, explicit_key):
-        if view is None:
-            document = formatting.key_fields(key, "ABSENT")
-            fields = {"key": str(key), "state": "ABSENT: Redis has no record of this key"}
-        else:
-            document = formatting.view_fields(view) | formatting.outcome_fields(view.record)
-            fields = _fields(view)
-        try:
-            outcome = find_outcome(tasks, key)
-        except IdempotencyError as error:
-            document["sql_outcome"] = {"error": str(error)}
-            fields["database"] = str(error)
-        else:
-            if outcome is not None:
-                if not {"result", "error", "not_stored"} & document.keys():
-                    document |= outcome.outcome_fields()
-                document["sql_outcome"] = outcome.to_json()
-                fields |= _database_fields(outcome)
+        outcome = outcome_or_error(tasks, key)
+        document = record_document(key, view, outcome)
         if as_json:
             print_json(document)
-        else:
-            console.create().print(console.grid(fields | _outcome(document)))
+            continue
+        absent = {"key": str(key), "state": "ABSENT: Redis has no record of this key"}
+        fields = (absent if view is None else _fields(view)) | _database_fields(outcome)
+        console.create().print(console.grid(fields | _outcome(document)))
 
 
-def _database_fields(outcome: SqlOutcome) -> dict[str, str]:
+def _database_fields(outcome: SqlOutcome | IdempotencyError | None) -> dict[str, str]:
+    if not isinstance(outcome, SqlOutcome):
+        return {"database": str(outcome or "")}
     row, now = outcome.row, outcome.now
     return {
         "database": f"{outcome.name}: {row.state}{', expired' if row.expired else ''}",
@@ -63,7 +52,7 @@ def _database_fields(outcome: SqlOutcome) -> dict[str, str]:
 def _fields(view: RecordView) -> dict[str, str]:
     """Returns the fields; those without a value are not printed."""
     record, now = view.record, view.now
-    fields = {} if view.reference is None else {"duplicate": describe(view.reference)}
+    fields = {} if view.reference is None else {"duplicate": view.reference.description}
     fields["key"] = str(view.key)
     if record is None:
         state = "CORRUPT: the record cannot be read; forget the key to let it run again"

@@ -22,7 +22,6 @@ from celery_idempotent.store.inspection.record_query import (
 )
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
-from celery_idempotent.store.reference import Reference
 
 RECORD_HELP = """\b
 RECORD is one of:
@@ -108,10 +107,6 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str, may_be_absent: bool) -
     keys = (key_of(found.key, store.config.prefix) for store in stores if may_be_absent)
     if (key := next(keys, None)) is not None:
         return [Target(key, None, duplicate=name)]
-    raise click.ClickException(f"{shown} {describe(found)}, under {found.key}, which is absent now")
-
-
-def describe(reference: Reference) -> str:
-    """Returns the end of a sentence about a duplicate: the execution that it found."""
-    verb = "got the outcome of" if reference.replayed else "found the execution of"
-    return f"{verb} task {reference.task_id} (attempt {reference.attempt})"
+    raise click.ClickException(
+        f"{shown} {found.description}, under {found.key}, which is absent now"
+    )

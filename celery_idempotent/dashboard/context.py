@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from celery import Celery
@@ -117,18 +118,23 @@ class Context:
             raise HTTPException(400, str(invalid)) from None
         return views[:limit], str(int(offset) + limit) if len(views) > limit else ""
 
-    def find(self, text: str, *, whole: bool = False) -> RecordView | None:
+    def find(self, text: str, *, whole: bool = False, duplicate: str = "") -> RecordView | None:
         """Returns the record of a key, as :func:`find_record` does.
 
         Args:
             whole: also read the part of a long record that a scan omits.
+            duplicate: the id of a duplicate, whose reference the view has if it leads there.
         """
         index = self.sampler.index
 
         def read(store: RecordStore, key: Key) -> RecordView | None:
             return index.read(store, [key], whole=whole).get(key)
 
-        return find_record(self.tasks, text, read)
+        view = find_record(self.tasks, text, read)
+        found = view and duplicate and find_duplicate(self.stores, duplicate)
+        if isinstance(found, RecordView) and view and found.key == view.key:
+            return replace(view, reference=found.reference)
+        return view
 
     def search(self, text: str) -> RecordView | None:
         """Returns the only record with a key, a task id (also a duplicate's) or another text."""

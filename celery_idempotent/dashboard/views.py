@@ -30,8 +30,9 @@ from celery_idempotent.dashboard.presentation import (
 )
 from celery_idempotent.dashboard.protection import Access, parse_json, read_body, read_form
 from celery_idempotent.doctor import versions
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting
-from celery_idempotent.monitoring.lookup import find_outcome
+from celery_idempotent.monitoring.lookup import outcome_or_error, record_document
 from celery_idempotent.record.payload import OFFLOADED
 from celery_idempotent.record.record import Record
 from celery_idempotent.signals import SHADOW
@@ -145,33 +146,38 @@ class Views:
             raise HTTPException(400, "Enter a key, a task id or a part of a label.")
         view = self._context.search(text)
         path = f"/records?{urlencode({'text': text})}" if view is None else key_path(view.key)
+        if view is not None and view.reference is not None:
+            path += f"?{urlencode({'task_id': text})}"
         return RedirectResponse(f"{request.state.root}{path}", 303)
 
     def record(self, request: Request) -> Response:
         """Returns one record; the headers of its document carry what a change needs."""
         key, access = request.path_params["key"], request.state.access
-        view = self._context.find(key, whole=True)
+        duplicate = request.query_params.get("task_id", "")
+        view = self._context.find(key, whole=True, duplicate=duplicate)
+        sql_outcome = outcome_or_error(self._context.tasks, key)
         if is_api(request):
-            if view is None:
+            found = view or sql_outcome
+            if found is None:
                 raise HTTPException(404, "There is no such record.")
-            document = formatting.view_fields(view)
-            if access.results:
-                document |= formatting.outcome_fields(view.record)
+            if isinstance(found, IdempotencyError):
+                raise found
+            document = record_document(found.key, view, sql_outcome, results=access.results)
             headers = {"etag": f'"{version(view)}"'}
             if access.forget:
                 shown = [(key, version(view))]
                 headers["x-csrf-token"] = self._context.sign(access.user, shown)
             return json_response(document, headers=headers)
-        sql_outcome = find_outcome(self._context.tasks, key)
         if view is None:
-            found = self._context.sampler.known_findings() or ()
-            evicted = [finding for finding in found if finding.name == "evicted"]
+            findings = self._context.sampler.known_findings() or ()
+            evicted = [finding for finding in findings if finding.name == "evicted"]
             values = {"key": key, "evicted": evicted, "sql_outcome": sql_outcome}
             return render(request, "absent.html", status=404, **values)
         return render(
             request,
             "record.html",
             view=view,
+            duplicate=duplicate,
             record=view.record,
             outcome=_outcome(view.record, access),
             steps=formatting.finished_steps(view.record),

@@ -121,7 +121,10 @@ def view_fields(view: RecordView) -> dict[str, Any]:
     """
     key = view.key
     fields = key_fields(key, view.state) if view.record is None else record_fields(view.record)
-    return fields if view.reference is None else fields | {"duplicate": view.reference._asdict()}
+    if view.reference is None:
+        return fields
+    duplicate = {"replayed": view.reference.replayed} | view.reference._asdict()
+    return fields | {"duplicate": duplicate}
 
 
 def key_fields(key: Key, state: str) -> dict[str, Any]:

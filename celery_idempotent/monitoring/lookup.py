@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring import formatting
-from celery_idempotent.record.record import utc
+from celery_idempotent.record.record import Record, utc
 from celery_idempotent.sql.outcomes import CLAIMED, Row, committed_without_outcome
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
@@ -34,8 +35,13 @@ class SqlOutcome(NamedTuple):
         """Decodes the outcome; returns it like a record's."""
         if self.row.state == CLAIMED:
             return {"not_stored": str(committed_without_outcome())}
+        return formatting.outcome_fields(self.record)
+
+    @property
+    def record(self) -> Record:
+        """The record that Redis would have; not for a row without an outcome."""
         codec = self.task.idempotency_configuration.executor.codec
-        return formatting.outcome_fields(self.row.record(self.key, codec.view))
+        return self.row.record(self.key, codec.view)
 
     @property
     def finished_at(self) -> datetime:
@@ -102,6 +108,40 @@ def find_outcome(tasks: Iterable[IdempotentTaskLike], name: Key | str) -> SqlOut
             row = None if database is None else database.find(prefix, key)
             return None if row is None else SqlOutcome(task, key, row)
     return None
+
+
+def outcome_or_error(
+    tasks: Iterable[IdempotentTaskLike], name: Key | str
+) -> SqlOutcome | IdempotencyError | None:
+    """As :func:`find_outcome`, but returns the error of an unavailable database."""
+    try:
+        return find_outcome(tasks, name)
+    except IdempotencyError as error:
+        return error
+
+
+def record_document(
+    key: Key,
+    view: RecordView | None,
+    outcome: SqlOutcome | IdempotencyError | None,
+    *,
+    results: bool = True,
+) -> dict[str, Any]:
+    """Returns a record, or a row without a record, as a JSON object.
+
+    Args:
+        results: whether to include the result or the error.
+    """
+    record = view.record if view else None
+    document = formatting.view_fields(view) if view else formatting.key_fields(key, "ABSENT")
+    fields = formatting.outcome_fields(record) if results else {}
+    if isinstance(outcome, SqlOutcome):
+        if results and not fields:
+            fields = outcome.outcome_fields()
+        fields["sql_outcome"] = outcome.to_json()
+    elif outcome is not None:
+        fields["sql_outcome"] = {"error": str(outcome)}
+    return document | fields
 
 
 def find_record(

@@ -13,10 +13,12 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.key.parameters import Argument
 from celery_idempotent.key.rule import TASK_ID, Explanation
 from celery_idempotent.monitoring import formatting
+from celery_idempotent.monitoring.lookup import SqlOutcome, find_outcome
 from celery_idempotent.printable import did_you_mean
-from celery_idempotent.record import reservation
+from celery_idempotent.record import layout, reservation
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
+from celery_idempotent.sql.outcomes import CLAIMED, committed_without_outcome
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
 
@@ -29,6 +31,7 @@ class Prediction(NamedTuple):
     sentence: str
 
 
+_NOUNS = {State.COMPLETED: "result", State.FAILED: "error"}
 _ON_CONFLICT = {
     "retry": "it is retried later",
     "wait": "it waits in the worker, then is retried later",
@@ -38,14 +41,42 @@ _ON_CONFLICT = {
 }
 
 
-def predict(key: Key, settings: Settings, view: RecordView | None) -> Prediction:
-    """Predicts the reply of lua/begin.lua to a call with `key`, and its consequence."""
+def predict(
+    key: Key, settings: Settings, view: RecordView | None, outcome: SqlOutcome | None = None
+) -> Prediction:
+    """Predicts the reply of lua/begin.lua to a call with `key`, and its consequence.
+
+    Args:
+        outcome: the row of the key in the user's database.
+    """
     if not settings.enabled:
         return Prediction("unprotected", "runs unprotected: idempotency_enabled is False")
     prediction = _predict(key, settings, view)
+    is_poisoned = view is not None and view.record is not None and layout.is_poisoned(view.record)
+    if outcome is not None and (is_poisoned or prediction.case in _CLAIMS):
+        prediction = _predict_by_row(key, settings, outcome) or prediction
     if settings.shadow:
         return prediction._replace(sentence=f"runs in shadow; otherwise: {prediction.sentence}")
     return prediction
+
+
+#: The cases in which a call with ``idempotency_transaction`` asks for its row.
+_CLAIMS = ("run", "taken over", "poisoned")
+
+
+def _predict_by_row(key: Key, settings: Settings, outcome: SqlOutcome) -> Prediction | None:
+    """Predicts what a call that claims the row gets; None if it runs."""
+    row, where = outcome.row, f"in the database {outcome.name}"
+    if row.state == CLAIMED:
+        return Prediction("corrupt", f"fails with TransactionError: {committed_without_outcome()}")
+    if row.expired or replacement.error_of(outcome.record, settings) is not None:
+        return None
+    if key.fingerprint and row.fingerprint and key.fingerprint.hex() != row.fingerprint:
+        other = f"task {row.task_id} has the key {where}, with other arguments"
+        return Prediction("reused", f"fails with KeyReusedError: {other}")
+    return Prediction(
+        "replay", f"replays the {_NOUNS[State(row.state)]} of task {row.task_id} {where}"
+    )
 
 
 def _predict(key: Key, settings: Settings, view: RecordView | None) -> Prediction:
@@ -69,8 +100,7 @@ def _predict(key: Key, settings: Settings, view: RecordView | None) -> Predictio
             "reused", f"fails with KeyReusedError: {task} has the key, with other arguments"
         )
     if record.state.finished:
-        outcome = "result" if record.state is State.COMPLETED else "error"
-        return Prediction("replay", f"replays the {outcome} of {task}")
+        return Prediction("replay", f"replays the {_NOUNS[record.state]} of {task}")
     if not view.is_past_deadline:
         return _conflict(settings, record, collapses=settings.deduplicates)
     if record.state is State.RESERVED:
@@ -131,6 +161,8 @@ class ExplainedCall(NamedTuple):
     redis_name: str
     #: None if there is no record.
     view: RecordView | None
+    #: The row of the key in the database of its task's transaction, if any.
+    outcome: SqlOutcome | None
     prediction: Prediction
 
     @property
@@ -170,7 +202,7 @@ class ExplainedCall(NamedTuple):
             "redis_name": self.redis_name,
             "record": None if self.view is None else formatting.view_fields(self.view),
             "prediction": self.prediction._asdict(),
-        }
+        } | ({} if self.outcome is None else {"sql_outcome": self.outcome.to_json()})
 
 
 def explain_call(
@@ -192,7 +224,7 @@ def explain_call(
 
     Raises:
         KeyRuleError: if no task has this name or no key can be derived.
-        StoreUnavailableError: if Redis does not reply.
+        StoreUnavailableError: if Redis, or the database of the task's transaction, is unavailable.
         TypeError: if the arguments do not fit the task, or TASK_ID lacks a task id.
     """
     by_name = {task.name: task for task in tasks}
@@ -207,12 +239,13 @@ def explain_call(
     explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit_key=form)
     store = configuration.executor.store
     view = read_view(store, explanation.key)
-    prediction = predict(explanation.key, configuration.settings, view)
-    if explanation.missing and view is not None and configuration.settings.enabled:
+    outcome = find_outcome([task], explanation.key)
+    prediction = predict(explanation.key, configuration.settings, view, outcome)
+    if explanation.missing and (view or outcome) and configuration.settings.enabled:
         unknown = f"; {', '.join(explanation.missing)} would be compared"
         prediction = prediction._replace(sentence=prediction.sentence + unknown)
     redis_name = store.name(explanation.key)
-    return ExplainedCall(task.name, explanation, redis_name, view, prediction)
+    return ExplainedCall(task.name, explanation, redis_name, view, outcome, prediction)
 
 
 def text_of(canonical: bytes | None) -> str | None:

@@ -19,7 +19,18 @@ from celery_idempotent.record.record import Record
 #: Precedes the digest, where a record's name has the quoted name of its task.
 MARK = "@"
 
-_REPLAYED, _REFUSED = b"r", b"h"
+#: How a duplicate ended; their first letters are stored.
+REPLAYED, IGNORED, CONFLICT = "replayed", "ignored", "conflict"
+DEAD_LETTERED, OTHER_ARGUMENTS, WAITING = "dead-lettered", "other arguments", "waiting"
+_SENTENCES = {
+    REPLAYED: "got the outcome of",
+    IGNORED: "was ignored, because of",
+    CONFLICT: "failed with ConflictError, because of",
+    DEAD_LETTERED: "was rejected and dead-lettered, because of",
+    OTHER_ARGUMENTS: "failed with KeyReusedError: other arguments than",
+    WAITING: "was requeued until the end of",
+}
+_ENDS = {end[0].encode(): end for end in _SENTENCES}
 #: Bytes before the task id.
 _FIXED = 11
 
@@ -29,12 +40,22 @@ class Reference(NamedTuple):
 
     #: A `Record.key`.
     key: str
-    #: Whether it got the record's outcome; if not, the record only kept it from running.
-    replayed: bool
+    #: What became of the duplicate: `REPLAYED` and so on.
+    end: str
     #: Of the record's execution.
     task_id: str
     token: int
     attempt: int
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it got the record's outcome; if not, the record only kept it from running."""
+        return self.end == REPLAYED
+
+    @property
+    def description(self) -> str:
+        """The end of a sentence about the duplicate."""
+        return f"{_SENTENCES[self.end]} task {self.task_id} (attempt {self.attempt})"
 
 
 def name(prefix: str, task_id: str) -> str:
@@ -44,25 +65,26 @@ def name(prefix: str, task_id: str) -> str:
 
 
 def command(
-    prefix: str, task_id: str, record: Record, replayed: bool, retention_ms: int
+    prefix: str, task_id: str, record: Record, end: str, retention_ms: int
 ) -> tuple[Any, ...]:
     """Returns the command that writes a reference from `task_id` to `record`.
 
     Args:
+        end: what became of the duplicate.
         retention_ms: milliseconds to keep it, counted from the outcome if there is one.
     """
     expiry = (
         ("PXAT", record.at_ms + retention_ms) if record.state.finished else ("PX", retention_ms)
     )
-    return "SET", name(prefix, task_id), write(record, replayed=replayed), *expiry
+    return "SET", name(prefix, task_id), write(record, end), *expiry
 
 
-def write(record: Record, *, replayed: bool) -> bytes:
+def write(record: Record, end: str) -> bytes:
     """Returns the bytes of a reference to `record`."""
     task_id = layout.write_task_id(record.task_id)
     return b"".join(
         (
-            _REPLAYED if replayed else _REFUSED,
+            end[0].encode(),
             record.attempt.to_bytes(1, "big"),
             record.token.to_bytes(7, "big"),
             len(task_id).to_bytes(2, "big"),
@@ -75,12 +97,12 @@ def write(record: Record, *, replayed: bool) -> bytes:
 def read(raw: bytes) -> Reference | None:
     """Returns the reference that `raw` holds; None if it is damaged or from a newer version."""
     end = _FIXED + int.from_bytes(raw[9:_FIXED], "big")
-    if raw[:1] not in (_REPLAYED, _REFUSED) or not _FIXED < end < len(raw):
+    if raw[:1] not in _ENDS or not _FIXED < end < len(raw):
         return None
     try:
         return Reference(
             key=raw[end:].decode(),
-            replayed=raw[:1] == _REPLAYED,
+            end=_ENDS[raw[:1]],
             task_id=layout.read_task_id(raw[_FIXED:end]),
             token=int.from_bytes(raw[2:9], "big"),
             attempt=raw[1],

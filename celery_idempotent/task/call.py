@@ -29,7 +29,7 @@ from kombu.utils.encoding import bytes_to_str
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
-from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
+from celery_idempotent.errors import IdempotencyError, KeyReusedError, StoreUnavailableError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.extensions.shadow import Shadow
@@ -382,13 +382,26 @@ class TaskCall:
             retention_ms += settings.lease_ms
         store = self._configuration.executor.store
         prefix, task_id = store.config.prefix, self.data.task_id
-        refer = reference.command(prefix, task_id, record, replay is not None, retention_ms)
+        became = self._became(end)
+        refer = reference.command(prefix, task_id, record, became, retention_ms)
         if replay is not None and isinstance(replay.outcome, Result):
             result = self._backend_result(replay.outcome.value)
             if result and run_sync(store.write_result(self.active.key, result, refer)):
                 return True
         store.refer(refer)
         return False
+
+    def _became(self, end: End) -> str:
+        """Returns what became of this duplicate, for its reference."""
+        if isinstance(end, Answer):
+            is_reused = isinstance(end.outcome, Failure) and isinstance(
+                end.outcome.error, KeyReusedError
+            )
+            refused = reference.OTHER_ARGUMENTS if is_reused else reference.CONFLICT
+            return reference.REPLAYED if end.replayed else refused
+        if isinstance(end, Requeue):
+            return reference.CONFLICT if self._request.is_eager else reference.WAITING
+        return reference.IGNORED if isinstance(end, Drop) else reference.DEAD_LETTERED
 
     def requeue(self, end: Requeue) -> None:
         """Publishes the message again under its id; afterwards this copy can be acknowledged.

@@ -118,7 +118,7 @@ class Line:
         self.complete = self.store.template(complete, digest, name, b"%d" % token, body, meta)
         self.write_result = self.store.template(write_result(key, result), digest, name, meta)
         record = Record(State.COMPLETED, str(key), task.name, uuid(), "", token, 1, at_ms=10**12)
-        refer = reference.command(self.store.config.prefix, task_id, record, True, 0)
+        refer = reference.command(self.store.config.prefix, task_id, record, reference.REPLAYED, 0)
         _, name, body, _, expires_at = refer
         self.refer = self.store.template(refer, name.encode(), body, b"%d" % expires_at)
 
@@ -373,7 +373,7 @@ class StraightCall:
         slots: Any = self.key.digest.encode(), len(name), name, len(meta), meta
         packed = line.write_result.render(slots)
         name = reference.name(line.store.config.prefix, self.task_id).encode()
-        body = reference.write(record, replayed=True)
+        body = reference.write(record, reference.REPLAYED)
         expires_at = b"%d" % (record.at_ms + settings.result_ms)
         slots = len(name), name, len(body), body, len(expires_at), expires_at
         replies = line.store.send_packed(packed + line.refer.render(slots), 2)

@@ -185,8 +185,13 @@ class TestSearch:
         def location() -> str:
             return str(web.get("/search?q=the-duplicate").headers.get("location", ""))
 
-        expected = str(shop.charge.idempotency_key_of(42, 999)).replace(":", "%3A")
-        assert eventually(location, "the duplicate's reference is stored").endswith(expected)
+        key = str(shop.charge.idempotency_key_of(42, 999)).replace(":", "%3A")
+        found = eventually(location, "the duplicate's reference is stored")
+        assert found == f"/records/{key}?task_id=the-duplicate"
+        became = "got the outcome of task the-first (attempt 1)"
+        assert f"Task the-duplicate {became}." in web.get(found).text
+        assert web.get(f"/api{found}").json()["duplicate"]["end"] == "replayed"
+        assert became not in web.get(found.replace("the-duplicate", "the-first")).text
 
     def test_of_something_unknown_says_so(self, web: httpx.Client) -> None:
         found = web.get("/search?q=unknown", follow_redirects=True)

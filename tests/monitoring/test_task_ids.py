@@ -16,6 +16,7 @@ from celery_idempotent.store.inspection.record_query import find_task
 from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.reference import Reference
 from celery_idempotent.store.run_sync import run_sync
+from tests.flow.deliveries import Deliveries
 from tests.monitoring.conftest import Shop
 from tests.waiting import eventually
 
@@ -64,6 +65,35 @@ def test_show_names_the_execution_that_answered_a_duplicate(shop: Shop) -> None:
     assert lines[0].split(maxsplit=1)[0] == "duplicate"
     assert "got the outcome of task first-id (attempt 1)" in lines[0]
     assert any(line.split() == ["key", record.key] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("policy", "amount", "end", "became"),
+    [
+        ("ignore", 999, "ignored", "was ignored, because of"),
+        ("raise", 999, "conflict", "failed with ConflictError, because of"),
+        ("reject", 999, "dead-lettered", "was rejected and dead-lettered, because of"),
+        ("retry", 999, "waiting", "was requeued until the end of"),
+        ("retry", 1_000, "other arguments", "failed with KeyReusedError: other arguments than"),
+    ],
+)
+def test_show_tells_what_became_of_a_duplicate(
+    shop: Shop, policy: str, amount: int, end: str, became: str
+) -> None:
+    shop.app.conf.task_always_eager = False
+    type(shop.charge).idempotency_on_conflict = policy
+    key = shop.begin(shop.charge, 42, 999)
+    deliveries = Deliveries(shop.app, shop.charge)
+    deliveries.deliver(deliveries.publish(42, amount, task_id="duplicate-id"))
+    store = shop.charge.idempotency_configuration.executor.store
+    eventually(lambda: store.reference("duplicate-id") is not None)
+
+    first = f"task task-of-{key.digest} (attempt 1)"
+    assert f"{became} {first}" in shop.celery("show", "duplicate-id")
+    duplicate = shop.json("show", "duplicate-id")["duplicate"]
+    assert (duplicate["end"], duplicate["replayed"]) == (end, False)
+    shop.client.delete(store.name(key))
+    assert f"duplicate-id {became} {first}, under" in shop.celery("show", "duplicate-id", code=1)
 
 
 def test_a_duplicate_leads_to_a_record_that_cannot_be_read(shop: Shop) -> None:
@@ -192,7 +222,9 @@ class TestKeyThatRunsAgain:
         first = store.get(shop.pack.idempotency_key_of(42, 3000).of_message("first-id"))
         # As if it had met the first execution, before it ran.
         store.refer(
-            reference.command(store.config.prefix, "second-id", run_sync(first), False, 60_000)
+            reference.command(
+                store.config.prefix, "second-id", run_sync(first), reference.WAITING, 60_000
+            )
         )
         eventually(lambda: store.reference("second-id") is not None)
         shop.pack.apply((42, 3000), task_id="third-id")
@@ -209,7 +241,7 @@ def test_a_reference_to_a_task_of_another_app_is_none(shop: Shop) -> None:
     record = call_twice(shop, 42, "first-id", "duplicate-id")
     store = shop.charge.idempotency_configuration.executor.store
     other = replace(record, key=record.key.replace("shop.charge", "other.task"))
-    store.refer(reference.command(store.config.prefix, "lost-id", other, False, 60_000))
+    store.refer(reference.command(store.config.prefix, "lost-id", other, reference.WAITING, 60_000))
     eventually(lambda: store.reference("lost-id") is not None)
 
     assert outcome_of(AsyncResult("lost-id", app=shop.app)) is None

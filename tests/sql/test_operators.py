@@ -21,6 +21,7 @@ from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects
 from tests.sql.test_purge import insert_rows
+from tests.store.record_harness import RecordHarness
 from tests.waiting import SOON, eventually
 
 pytestmark = each_kind_in_full
@@ -82,6 +83,40 @@ def test_show_has_the_row_beside_the_record(shop: Shop, order: str) -> None:
     assert shown["token"] == shown["sql_outcome"]["token"]
     assert not shown["sql_outcome"]["expired"]
     assert "database" in shop.celery("show", "shop.charge", json.dumps([order]))
+
+
+def test_explain_predicts_by_the_row(shop: Shop, order: str) -> None:
+    call = "shop.charge", json.dumps([order])
+
+    def explained() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(shop.celery("explain", *call, "--json"))
+        return found
+
+    assert (explained()["prediction"]["case"], "sql_outcome" in explained()) == ("run", False)
+    shop.charge.apply((order,), task_id="first-id")
+    harness = RecordHarness(shop.executor.store, shop.executor.store.client, shop.key(order))
+    for state in ("no record", "an expired lease"):
+        shop.forget_record(order)
+        if state != "no record":
+            harness.expired(task_id="second-id")
+        found = explained()
+        assert found["prediction"]["case"] == "replay"
+        assert (
+            "replays the result of task first-id in the database "
+            in found["prediction"]["sentence"]
+        )
+        assert found["sql_outcome"]["task_id"] == "first-id"
+    assert shop.charge.apply((order,)).get() == f"<b>receipt</b> {order}"
+    mine = outcomes.c.record_key == str(shop.key(order))
+    for values, case in (
+        ({"fingerprint": "00" * 8}, "reused"),
+        ({"state": "CLAIMED", "finished_at": None, "expires_at": None}, "corrupt"),
+        ({"state": "COMPLETED", "finished_at": 1, "expires_at": 1}, "run"),
+    ):
+        shop.forget_record(order)
+        with shop.database.engine.begin() as connection:
+            connection.execute(outcomes.update().where(mine).values(values))
+        assert explained()["prediction"]["case"] == case
 
 
 def test_a_row_without_a_record_is_shown_and_forgotten(shop: Shop, order: str) -> None:

@@ -22,9 +22,9 @@ one_server = pytest.mark.parametrize(
 )
 
 
-def refer(harness: RecordHarness, task_id: str = SECOND, *, replayed: bool = True) -> None:
+def refer(harness: RecordHarness, task_id: str = SECOND, *, end: str = reference.REPLAYED) -> None:
     record = harness.record()
-    harness.store.refer(reference.command("idem", task_id, record, replayed, RETENTION_MS))
+    harness.store.refer(reference.command("idem", task_id, record, end, RETENTION_MS))
 
 
 def written(harness: RecordHarness, task_id: str = SECOND) -> Reference:
@@ -38,14 +38,14 @@ def written(harness: RecordHarness, task_id: str = SECOND) -> Reference:
 @pytest.mark.core
 def test_a_duplicate_leads_to_the_record_that_it_met(harness: RecordHarness) -> None:
     token = harness.started(task_id=FIRST).token
-    refer(harness, replayed=False)
-    assert written(harness) == Reference(str(harness.key), False, FIRST, token, 1)
+    refer(harness, end=reference.CONFLICT)
+    assert written(harness) == Reference(str(harness.key), reference.CONFLICT, FIRST, token, 1)
 
     harness.complete(token)
     refer(harness)
 
     eventually(lambda: written(harness).replayed)
-    assert written(harness) == Reference(str(harness.key), True, FIRST, token, 1)
+    assert written(harness) == Reference(str(harness.key), reference.REPLAYED, FIRST, token, 1)
     assert harness.store.reference(FIRST) is None
     # The connection goes on with the reply of its own commands.
     assert harness.begin(task_id=SECOND).case == "finished"
@@ -67,7 +67,7 @@ def test_it_expires_with_the_record(harness: RecordHarness) -> None:
 @one_server
 def test_one_of_a_running_execution_expires_too(harness: RecordHarness) -> None:
     harness.started()
-    refer(harness, replayed=False)
+    refer(harness, end=reference.CONFLICT)
     written(harness)
 
     assert 0 < harness.client.pttl(reference.name("idem", SECOND)) <= RETENTION_MS
@@ -125,7 +125,7 @@ class TestWriting:
         record = proxied.record()
         proxy.refuse()
         store = store_at(proxy.url)
-        command = reference.command("idem", SECOND, record, True, RETENTION_MS)
+        command = reference.command("idem", SECOND, record, reference.REPLAYED, RETENTION_MS)
         store.refer(command)
         proxy.heal()
 
@@ -170,7 +170,7 @@ def test_a_damaged_reference_counts_as_none(harness: RecordHarness, damage: byte
 @one_server
 def test_any_cut_of_a_reference_is_read_without_an_error(harness: RecordHarness) -> None:
     harness.completed()
-    raw = reference.write(harness.record(), replayed=True)
+    raw = reference.write(harness.record(), reference.REPLAYED)
 
     found = [reference.read(raw[:length]) for length in range(len(raw))]
 
