@@ -77,7 +77,7 @@ def test_show_names_the_execution_that_answered_a_duplicate(shop: Shop) -> None:
         ("retry", 1_000, "other arguments", "failed with KeyReusedError: other arguments than"),
     ],
 )
-def test_show_tells_what_became_of_a_duplicate(
+def test_show_has_what_became_of_a_duplicate(
     shop: Shop, policy: str, amount: int, end: str, became: str
 ) -> None:
     shop.app.conf.task_always_eager = False
