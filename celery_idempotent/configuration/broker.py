@@ -7,7 +7,6 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from celery import Celery
-from kombu.transport import redis
 from kombu.transport.base import Transport
 
 from celery_idempotent import settings
@@ -55,7 +54,8 @@ def transport(app: Celery) -> str:
 
 def is_redis(app: Celery) -> bool:
     """Returns whether the transport is kombu's own for Redis, or derived from it."""
-    return issubclass(_transport_class(app), redis.Transport)
+    # By name, since programs that only publish to another broker need not import it.
+    return "kombu.transport.redis" in {cls.__module__ for cls in _transport_class(app).__mro__}
 
 
 def _transport_class(app: Celery) -> Any:

@@ -54,7 +54,8 @@ _IDENTITY = {
 _UNPREFIXED = {option.removeprefix(PREFIX) for option in OPTIONS} - {"serializer", "compression"}
 #: Options whose names, without prefix, users may give to attributes of their classes.
 _COMMON_WORDS = frozenset(
-    {"enabled", "shadow", "label", "redis_url", "redis_client", "redis_options", "redis_timeout"}
+    {"enabled", "shadow", "label", "max_attempts", "key_prefix"}
+    | {"redis_url", "redis_client", "redis_options", "redis_timeout"}
 )
 
 
