@@ -62,11 +62,22 @@ def _on_set_up(instance: Any, **_: Any) -> None:
             level = logging.ERROR if finding.severity == Severity.ERROR else logging.WARNING
             logger.log(level, "A setting or fault weakens idempotency: %s", finding.line)
         if names := [task.name for task in app_tasks.tasks(app)]:
+            _check_pool(instance.pool_cls)
             shared_counters.start(names, _file_of_counters(instance))
             events.connect()
             _start_metrics(app.conf.get("idempotency_metrics"), names)
     except SettingsError as error:
         raise SystemExit(f"Error: {error}") from None
+
+
+def _check_pool(pool: Any) -> None:
+    if not pool.__module__.startswith("celery."):
+        logger.warning(
+            "A setting or fault weakens idempotency: the pool %s.%s is not one of Celery's; a body "
+            "that it runs outside the task's __call__ is unprotected, and an ERROR",
+            pool.__module__,
+            pool.__qualname__,
+        )
 
 
 def _file_of_counters(instance: Any) -> int:

@@ -136,3 +136,4 @@ def test_messages_that_end_without_a_decision_are_an_error(open_shop: Callable[.
         assert finding["subject"] == "shop.give"
         assert finding["what"].startswith("3 of its messages")
         assert worker.logs().count(BYPASSED) == 1
+        assert "the pool tests.worker.bypassing.Pool is not one of Celery's" in worker.logs()
