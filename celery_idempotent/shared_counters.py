@@ -90,7 +90,7 @@ class SharedCounters:
         self._cells[self._entry_of(task_id)] = now_ms()
 
     def has_entered(self, task_id: str, since_ms: int) -> bool:
-        """Returns whether a message has reached its task since a time of :func:`_now_ms`.
+        """Returns whether a message has reached its task since a time of :func:`now_ms`.
 
         Messages share cells: one that has not may seem to have, but not the other way around.
         """

@@ -23,17 +23,8 @@ POLL_INTERVAL = 1.0
 #: The settings to log if not at their default: an explicit list, since a new option may hold a
 #: secret. The serializer is always logged.
 _LOGGED = (
-    *(
-        "serializer",
-        "until",
-        "lease",
-        "result_ttl",
-        "error_ttl",
-        "replay_errors",
-        "max_attempts",
-        "on_conflict",
-    ),
-    *("wait_timeout", "on_store_error", "dedupe_publish", "store_result"),
+    *("serializer", "until", "lease", "result_ttl", "error_ttl", "replay_errors", "max_attempts"),
+    *("on_conflict", "wait_timeout", "on_store_error", "dedupe_publish", "store_result"),
     *("compression", "max_result_size", "wait_replicas"),
 )
 

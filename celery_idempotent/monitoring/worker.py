@@ -81,9 +81,10 @@ def _check_pool(pool: Any) -> None:
 
 
 def _file_of_counters(instance: Any) -> int:
-    """Returns the descriptor of a new file for the counters; -1 if the pool forks its processes."""
+    """Returns the descriptor of a new file for the counters; -1 if the pool spawns no processes."""
+    is_prefork = instance.pool_cls.__module__ == "celery.concurrency.prefork"
     method = getattr(instance, "pool_start_method", "fork")  # since Celery 5.7
-    if {method, billiard.get_start_method()} == {"fork"}:
+    if not is_prefork or {method, billiard.get_start_method()} == {"fork"}:
         return -1
     descriptor, file_name = mkstemp(prefix="idempotency-counters-")
     os.environ[shared_counters.FILE_VARIABLE] = file_name
