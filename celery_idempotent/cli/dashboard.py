@@ -10,8 +10,6 @@ import click
 from celery_idempotent.cli.command import AppCommand
 
 AUTH_VARIABLE = "CELERY_IDEMPOTENCY_DASHBOARD_AUTH"
-#: Maximum seconds for open requests to end.
-SHUTDOWN_SECONDS = 2
 
 
 @click.command(cls=AppCommand, has_json=False)
@@ -43,8 +41,7 @@ def dashboard(
     Without --auth, it listens on the loopback interface only.
     """
     try:
-        import uvicorn
-
+        from celery_idempotent.dashboard import server
         from celery_idempotent.dashboard.application import asgi
         from celery_idempotent.dashboard.protection import LOOPBACK_HOSTS, local_user
     except ImportError as error:
@@ -63,12 +60,6 @@ def dashboard(
         allowed_hosts=None if auth else LOOPBACK_HOSTS,
         **options,
     )
-    config = uvicorn.Config(
-        application,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
@@ -80,4 +71,4 @@ def dashboard(
         name = f"[{host}]" if ":" in host else host
         path = options["url_prefix"].rstrip("/")
         click.echo(f"Dashboard: http://{name}:{listener.getsockname()[1]}{path}/")
-        uvicorn.Server(config).run(sockets=[listener])
+        server.serve(application, listener)

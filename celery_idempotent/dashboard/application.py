@@ -86,7 +86,7 @@ def asgi(
         yield
         context.close()
 
-    return Starlette(
+    application = Starlette(
         routes=routes,
         middleware=[protection],
         exception_handlers={
@@ -96,6 +96,8 @@ def asgi(
         },
         lifespan=lifespan,
     )
+    application.router.redirect_slashes = False
+    return application
 
 
 async def _static_file(request: Request) -> Response:

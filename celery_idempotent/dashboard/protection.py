@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -16,15 +17,19 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery_idempotent.errors import SettingsError
+from celery_idempotent.events.repeats import Repeats, like_it
+from celery_idempotent.printable import printable
 
 logger = logging.getLogger(__name__)
 
 #: Maximum bytes of a request body; a selection of records is the largest.
 MAX_BODY = 256 * 1024
+#: Concurrent checks of passwords, and seconds that a wrong one takes.
+MAX_CHECKS, WRONG_PASSWORD_SECONDS = 4, 1.0
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 #: Pages that other sites may link to: read-only and cheap. A key may follow "records".
 LINKED_PAGES = frozenset({"", "records", "explain", "workers", "doctor"})
@@ -49,6 +54,15 @@ HEADERS = {
 }
 
 
+_refusals = Repeats()
+
+
+def _warn(reason: str, about: str) -> None:
+    """Logs the refusal of a request, and what it is about: once a minute for each reason."""
+    if (others := _refusals.left_out(reason)) is not None:
+        logger.warning("Refused %s %s%s", reason, printable(about), like_it(others))
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """A user of the dashboard. Every user may see the records, without their values."""
@@ -70,6 +84,9 @@ Authorize = Callable[[HTTPConnection], "Access | Awaitable[Access | None] | None
 class BasicAuth:
     """HTTP basic authentication of one user.
 
+    A wrong password occupies one of a few checks for a second, even if its client disconnects: a
+    guesser cannot try more, nor learn anything from a fast response.
+
     Args:
         credentials: ``USER:PASSWORD``.
 
@@ -86,8 +103,9 @@ class BasicAuth:
             raise SettingsError("the dashboard's credentials are not of the form USER:PASSWORD")
         self._expected = credentials.encode()
         self._access = Access(user, forget=True, results=True, repeat=True)
+        self._checks = asyncio.Semaphore(MAX_CHECKS)
 
-    def __call__(self, connection: HTTPConnection) -> Access | None:
+    async def __call__(self, connection: HTTPConnection) -> Access | None:
         """Checks the credentials in constant time."""
         scheme, _, encoded = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "basic":
@@ -96,7 +114,13 @@ class BasicAuth:
             given = base64.b64decode(encoded.strip(), validate=True)
         except (binascii.Error, ValueError):
             return None
-        return self._access if hmac.compare_digest(given, self._expected) else None
+        async with self._checks:
+            if hmac.compare_digest(given, self._expected):
+                return self._access
+            client = connection.client.host if connection.client else "an unknown address"
+            _warn("a wrong user or password from", client)
+            await asyncio.sleep(WRONG_PASSWORD_SECONDS)
+        return None
 
 
 def local_user(connection: HTTPConnection) -> Access:
@@ -132,6 +156,9 @@ class Protection:
         root = scope["root_path"] = scope.get("root_path", "") + self.url_prefix
         scope.setdefault("state", {})["root"] = root
         refusal = await self._refusal(scope)
+        if refusal is None and scope["path"] == root:
+            # By its path: a redirect of Starlette names the Host header of the request.
+            refusal = RedirectResponse(f"{root}/")
         await (refusal or self.app)(scope, receive, send_with_headers)
 
     async def _refusal(self, scope: Scope) -> Response | None:
@@ -148,7 +175,7 @@ class Protection:
             headers = {"www-authenticate": challenge}
             return _refuse(401, "The dashboard requires a user and a password.", headers)
         if not is_same_origin(connection) and not _is_link(connection):
-            logger.warning("Refused a request from another site for %r", access.user)
+            _warn("a request from another site for", access.user)
             return _refuse(403, "This request comes from another site.")
         scope["state"]["access"] = replace(access, forget=False) if self.read_only else access
         return None

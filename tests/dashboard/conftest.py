@@ -159,11 +159,10 @@ class Server(uvicorn.Server):
 
 
 @contextmanager
-def serving(application: Any) -> Iterator[str]:
-    """Serves an ASGI application in a thread; yields its URL."""
-    config = uvicorn.Config(
-        application, port=0, log_level="error", log_config=None, timeout_graceful_shutdown=1
-    )
+def serving(application: Any, **options: Any) -> Iterator[str]:
+    """Serves an ASGI application in a thread, with options of uvicorn; yields its URL."""
+    options = {"log_level": "error", "log_config": None, "timeout_graceful_shutdown": 1, **options}
+    config = uvicorn.Config(application, port=0, **options)
     server = Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -13,11 +13,12 @@ import pytest
 from fastapi import FastAPI
 
 from celery_idempotent.cli.dashboard import AUTH_VARIABLE
-from celery_idempotent.dashboard import asgi
+from celery_idempotent.dashboard import asgi, server
+from celery_idempotent.events.repeats import Repeats
 from tests.dashboard.conftest import dashboard, serving
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import URL_VARIABLE
-from tests.waiting import SOON
+from tests.waiting import SOON, eventually
 
 APP = "tests.monitoring.shop"
 #: A shop in a Django project whose system checks cannot run twice in one process.
@@ -74,6 +75,49 @@ def test_a_prefix_is_part_of_every_link(shop: Shop) -> None:
     links = re.findall(r'(?:href|src|action)="([^"]+)"', page)
     assert links
     assert [link for link in links if not link.startswith(("/ops/jobs/", "#"))] == []
+
+
+class TestConnections:
+    def open(self, url: str, request: bytes) -> socket.socket:
+        client = socket.create_connection(("127.0.0.1", httpx.URL(url).port), SOON)
+        client.sendall(request)
+        return client
+
+    def is_closed(self, client: socket.socket) -> bool:
+        """Reads some of a response; returns whether the server has closed the connection."""
+        try:
+            return client.recv(100_000) == b""
+        except ConnectionResetError:
+            return True
+
+    def test_that_send_no_request_do_not_block_others(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(server, "MAX_CONNECTIONS", 5)
+        monkeypatch.setattr(server, "_closed", Repeats())
+        with serving(asgi(shop.app, auth="ann:secret"), http=server.LimitedProtocol) as url:
+            clients = [self.open(url, b"GET / HTTP/1.1\r\n") for _ in range(50)]
+
+            assert httpx.get(url, auth=("ann", "secret"), timeout=SOON).status_code == 200
+            assert all(map(self.is_closed, clients[:46]))
+            for client in clients:
+                client.close()
+        assert caplog.messages.count("Closed a connection without a complete request") == 1
+
+    @pytest.mark.parametrize("after", [b"", b"content-length: 9\r\n\r\nx"], ids=["head", "body"])
+    @pytest.mark.parametrize("kept_alive", [False, True], ids=["first", "second"])
+    def test_that_send_a_part_of_a_request_are_closed(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch, after: bytes, kept_alive: bool
+    ) -> None:
+        monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
+        head = b"%s HTTP/1.1\r\nhost: localhost\r\nauthorization: Basic YW5uOnNlY3JldA==\r\n"
+        first, second = head % b"GET /absent" + b"\r\n", head % b"POST /explain" + after
+        with (
+            serving(asgi(shop.app, auth="ann:secret"), http=server.LimitedProtocol) as url,
+            self.open(url, first + second if kept_alive else second) as client,
+        ):
+            assert not kept_alive or client.recv(12) == b"HTTP/1.1 404"
+            eventually(lambda: self.is_closed(client), "it is closed")
 
 
 class TestRefuses:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -11,10 +14,11 @@ import httpx
 import pytest
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.dashboard import Access, asgi
+from celery_idempotent.dashboard import Access, asgi, protection
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.dashboard.protection import HEADERS, LOOPBACK_HOSTS, MAX_BODY
 from celery_idempotent.errors import SettingsError
+from celery_idempotent.events.repeats import Repeats
 from tests.dashboard.conftest import serving
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import make_app
@@ -43,6 +47,30 @@ class TestUsers:
         user, _, password = credentials.partition(":")
 
         assert web.get("/records", auth=(user, password)).status_code == 401
+
+    def test_guesses_of_the_password_are_slow(
+        self,
+        open_dashboard: Open,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr(protection, "WRONG_PASSWORD_SECONDS", 0.5)
+        monkeypatch.setattr(protection, "_refusals", Repeats())
+        web = open_dashboard(auth="ann:secret")
+
+        def guess(number: int) -> None:
+            # A guesser does not wait for the response.
+            with contextlib.suppress(httpx.ReadTimeout):
+                web.get("/records", auth=("ann", f"guess-{number}"), timeout=0.1)
+
+        started_at = time.monotonic()
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(guess, range(4 * protection.MAX_CHECKS)))
+        assert web.get("/records", auth=("ann", "secret")).status_code == 200
+        assert time.monotonic() - started_at >= 4 * 0.5
+
+        lines = [line for line in caplog.messages if "password" in line]
+        assert lines == ["Refused a wrong user or password from 127.0.0.1"]
 
     @pytest.mark.parametrize("header", ["Basic", "Basic ?", "Bearer YW5uOnNlY3JldA==", "é"])
     def test_a_malformed_header_is_refused(self, open_dashboard: Open, header: str) -> None:
@@ -80,6 +108,12 @@ def fetched(site: str, mode: str, destination: str) -> dict[str, str]:
 
 
 class TestRequestsOfOtherSites:
+    def test_a_host_is_never_part_of_a_redirect(self, open_dashboard: Open) -> None:
+        web, evil = open_dashboard(url_prefix="/ops"), {"host": "evil.example"}
+
+        assert web.get("/ops", headers=evil).headers["location"] == "/ops/"
+        assert web.get("/ops/records/", headers=evil).status_code == 404
+
     @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[", "x:1"])
     def test_a_name_that_was_pointed_to_the_loopback_is_refused(
         self, open_dashboard: Open, host: str
