@@ -34,7 +34,8 @@ NOT_ABOUT_A_CALL = (
     "Cannot serve the idempotency metrics",
     "Redelivery of a dead worker's messages",
     "Redis refuses fused completion",  # once in a process
-    "Refused a request from another site",  # to the dashboard
+    "Closed a connection",  # of the dashboard
+    "Refused %s %s",  # a request to the dashboard
     "Serving idempotency metrics",
     "Task ids of duplicates are not recorded",  # many at once
     "A setting or fault weakens idempotency",
