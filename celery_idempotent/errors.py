@@ -1,8 +1,8 @@
 """The errors of this library.
 
-Each has one complete sentence as its only argument, so that it survives any result backend: Celery
-rebuilds an exception from its type and its arguments. The first paragraph of a docstring is the
-cause of the error, the second the remedy.
+Each has one complete sentence as its first argument, and no attribute that its arguments lack:
+Celery rebuilds an exception from its type and its arguments. The first paragraph of a docstring is
+the cause of the error, the second the remedy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class SettingsError(IdempotencyError, ValueError):
 class KeyRuleError(IdempotencyError):
     """The key rule cannot derive a key from these arguments, or the key of a call is invalid.
 
-    Correct the rule or the publisher, and publish the call again: it has not run.
+    Correct the rule or the publisher, and publish the call again: it has not run. The rule's own
+    error, whose message may quote arguments, is its ``__cause__``.
     ``celery -A shop idempotency explain`` derives the key step by step.
     """
 
@@ -39,8 +40,16 @@ class ConflictError(IdempotencyError):
     other call.
     """
 
-    #: The task id of the other call, in the process that raised the error.
-    task_id: str | None = None
+    def __init__(self, message: str = "", task_id: str | None = None) -> None:
+        super().__init__(message, *([] if task_id is None else [task_id]))
+
+    @property
+    def task_id(self) -> str | None:
+        """The task id of the other call; None if it is not known."""
+        return self.args[1] if len(self.args) > 1 else None
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
 
 
 class KeyReusedError(IdempotencyError):

@@ -14,7 +14,7 @@ import click
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.doctor.tasks import check_bases
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.printable import one_line, plural
 from celery_idempotent.record.record import State
@@ -56,6 +56,8 @@ class AppCommand(click.Command):
             return super().invoke(ctx)
         except click.UsageError as error:
             raise click.UsageError(one_line(error.format_message()), error.ctx) from error
+        except KeyRuleError as error:
+            raise click.ClickException(one_line(formatting.key_error(error))) from error
         except (click.ClickException, IdempotencyError) as error:
             raise click.ClickException(one_line(str(error))) from error
 

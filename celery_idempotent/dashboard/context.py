@@ -20,6 +20,7 @@ from celery_idempotent.dashboard.index import Query
 from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.errors import KeyRuleError, StoreUnavailableError
 from celery_idempotent.key.key import Key
+from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.lookup import find_record
 from celery_idempotent.monitoring.prediction import ExplainedCall, explain_call
 from celery_idempotent.store.inspection.record_query import (
@@ -170,5 +171,5 @@ class Context:
         except TypeError as error:
             text = str(error)
         except KeyRuleError as error:
-            text = f"No key can be derived: {error}"
+            text = f"No key can be derived: {formatting.key_error(error)}"
         raise HTTPException(400, f"{text[:1].upper()}{text[1:]}.")

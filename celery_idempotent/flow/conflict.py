@@ -85,9 +85,7 @@ def held(call: ActiveCall, record: Record) -> ConflictError:
 
 def error(text: str, record: Record) -> ConflictError:
     """Returns the error of a call while `record` has its key."""
-    conflict = ConflictError(one_line(text))
-    conflict.task_id = record.task_id
-    return conflict
+    return ConflictError(one_line(text), record.task_id)
 
 
 def requeue(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Signature
+from inspect import Signature, signature
+from pathlib import PurePath
+from traceback import extract_tb
 from typing import Any, Final, NamedTuple
 
 from celery_idempotent.errors import KeyRuleError, SettingsError
@@ -284,10 +286,9 @@ class KeyRule:
         try:
             value = rule(*args, **kwargs)
         except Exception as error:
-            # Without its message, which may quote an argument.
             raise KeyRuleError(
-                f"{self.task}: idempotency_key raised {type(error).__name__}; it must return a "
-                "key for every call that does not pass its own"
+                f"{self.task}: idempotency_key raised {_described(error, rule, args, kwargs)}; it "
+                "must return a key for every call that does not pass its own"
             ) from error
         return b"key" + self._encode_value(value, "the value returned by idempotency_key")
 
@@ -315,6 +316,24 @@ class KeyRule:
             f"{self.task}: argument {name!r} {error}; give the task an idempotency_key that "
             "leaves it out"
         ) from None
+
+
+def _described(
+    error: Exception, rule: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str:
+    """Returns type and place of an error of `rule`; its message may quote an argument."""
+    frames = extract_tb(error.__traceback__)[1:]  # the first one called the rule
+    if frames:
+        place = f"{PurePath(frames[0].filename).name}, line {frames[0].lineno}"
+        return f"{type(error).__name__} in {frames[0].name} ({place})"
+    reason = ""
+    try:
+        signature(rule).bind(*args, **kwargs)
+    except TypeError as misfit:  # names parameters only
+        reason = f" ({misfit})"
+    except ValueError:  # not a Python function
+        pass
+    return type(error).__name__ + reason
 
 
 def _encode_any_type(name: str, error: NotCanonicalError) -> bytes:

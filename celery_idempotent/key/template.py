@@ -41,7 +41,7 @@ class Template:
                 "that matters in braces"
             )
         #: The arguments that the template uses.
-        self.names = [field.replace("[", ".").split(".", 1)[0] for field in fields]
+        self.names = [*map(_name_of, fields)]
         #: Those that it uses whole, without a format.
         self.whole = [
             field for _, field, spec, _ in self._pieces if field in self.names and not spec
@@ -102,9 +102,19 @@ class Template:
             if conversion:
                 value = self._formatter.convert_field(value, conversion)
             return format(value, spec)
+        except NotCanonicalError as error:
+            raise KeyRuleError(f"{self._subject} cannot fill {{{field}}}: {error}") from None
         except Exception as error:
-            reason = error if isinstance(error, NotCanonicalError) else type(error).__name__
-            raise KeyRuleError(f"{self._subject} cannot fill {{{field}}}: {reason}") from None
+            # Without its message, which may quote an argument.
+            name, reason = _name_of(field), type(error).__name__
+            if name in values:
+                reason += f" ({name!r} is of type {type(values[name]).__qualname__})"
+            raise KeyRuleError(f"{self._subject} cannot fill {{{field}}}: {reason}") from error
+
+
+def _name_of(field: str) -> str:
+    """Returns the argument that a field uses."""
+    return field.replace("[", ".").split(".", 1)[0]
 
 
 def _check_text_is_stable(value: Any, conversion: str | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kombu.utils.encoding import safe_repr
 
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.key.key import Key
 from celery_idempotent.printable import plural
 from celery_idempotent.record import layout, steps
@@ -157,6 +157,12 @@ def outcome_fields(record: Record | None) -> dict[str, Any]:
     if record.state is State.FAILED:
         return {"error": {"type": type(outcome).__name__, "message": _message(outcome)}}
     return {"result": outcome if _is_serializable(outcome) else safe_repr(outcome)}
+
+
+def key_error(error: KeyRuleError) -> str:
+    """Returns `error` with the message of its cause, for the person who gave the arguments."""
+    cause = error.__cause__
+    return str(error) if cause is None else f"{error} ({type(cause).__name__}: {_message(cause)})"
 
 
 def _message(error: BaseException) -> str:

@@ -268,7 +268,8 @@ class PayloadCodec:
         if layout.is_poisoned(record):
             return PoisonedTaskError(
                 f"{record.key} has begun {record.attempt} times, and each time its worker died "
-                "without an outcome; forget the key to let it run again"
+                "without an outcome; correct the cause, then rerun the task: celery idempotency "
+                "rerun (of a function: forget the key)"
             )
         return not_stored(payload, record.key, ERROR)
 

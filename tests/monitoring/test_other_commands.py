@@ -201,6 +201,23 @@ class TestExplain:
         shop.client.set(f"idem:{shop.charge.idempotency_key_of(46, 999)}", "Znewer")
         assert predicted_case(shop, "shop.charge", "[46, 999]") == "corrupt"
 
+    def test_quotes_the_error_of_a_rule_to_whoever_gave_the_arguments(self, shop: Shop) -> None:
+        def rule(order: dict[str, str]) -> str:
+            return order["tenant"]
+
+        def ship(order: dict[str, str]) -> None: ...
+
+        shop.add_task(ship, "shop.ship", key=rule)
+        shop.add_task(ship, "shop.load", key="{order[tenant]}")
+        for task, where in (
+            ("shop.ship", "raised KeyError in rule (test_other_commands.py, line "),
+            ("shop.load", "cannot fill {order[tenant]}: KeyError ('order' is of type dict)"),
+        ):
+            for command in ("explain", "show"):
+                output = shop.celery(command, task, '[{"id": "4711"}]', code=1)
+                assert where in output
+                assert "(KeyError: 'tenant')" in output
+
     def test_describes_each_kind_of_rule(self, shop: Shop) -> None:
         assert shop.json("explain", "shop.pack", "[1]")["rule"] == "all arguments"
         assert "id of the message" in shop.json("explain", "shop.tidy", "--task-id", "x")["rule"]

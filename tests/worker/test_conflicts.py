@@ -92,8 +92,9 @@ class TestRaise:
     def test_the_duplicate_alone_fails(self, ledger: Ledger, held: str) -> None:
         first = ledger.start(raising, held)
 
-        with pytest.raises(ConflictError, match=first.id):
+        with pytest.raises(ConflictError, match=first.id) as caught:
             raising.delay(held).get(timeout=SOON)
+        assert caught.value.task_id == first.id
         ledger.release(held)
         assert first.get(timeout=SOON)["receipt"]
         assert len(ledger.runs(held)) == 1

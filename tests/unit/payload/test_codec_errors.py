@@ -304,7 +304,7 @@ class TestErrors:
 
         assert type(error) is PoisonedTaskError
         assert "shop.charge:digest has begun 5 times" in str(error)
-        assert "forget" in str(error)
+        assert "rerun the task: celery idempotency rerun" in str(error)
 
     def test_that_were_not_stored_are_reported(self) -> None:
         error = decode(Payload("", b""), state=State.FAILED)
