@@ -201,7 +201,9 @@ class TestExplain:
         shop.client.set(f"idem:{shop.charge.idempotency_key_of(46, 999)}", "Znewer")
         assert predicted_case(shop, "shop.charge", "[46, 999]") == "corrupt"
 
-    def test_quotes_the_error_of_a_rule_to_whoever_gave_the_arguments(self, shop: Shop) -> None:
+    def test_quotes_the_error_of_a_rule_to_the_user_who_gave_the_arguments(
+        self, shop: Shop
+    ) -> None:
         def rule(order: dict[str, str]) -> str:
             return order["tenant"]
 
