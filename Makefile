@@ -96,7 +96,7 @@ scale: .venv/test  ## Load one Redis and a Cluster with 1,000 clients, 10,000 wa
 	@$(BIN)/python -m labs.scale $(if $(PART),--part $(PART))
 
 .PHONY: incidents
-incidents: .venv/test  ## Stage eight incidents, and see when log, alerts, doctor and dashboard report them (ONLY=)
+incidents: .venv/test  ## Stage eight incidents, and see when log, alerts, health and dashboard report them (ONLY=)
 	@$(BIN)/python -m labs.incidents $(ONLY)
 
 .PHONY: screenshots

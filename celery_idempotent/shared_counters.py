@@ -112,12 +112,12 @@ class SharedCounters:
         return frozenset(pid for pid in late if is_alive(pid))
 
     def totals(self) -> dict[str, Counter[str]]:
-        """Returns the sums over all processes, by task and name; zeros are left out."""
+        """Returns the sums over all processes, for each task; counters of zero are left out."""
         totals: dict[str, Counter[str]] = {task: Counter() for task in self._tasks}
         for (task, name), column in self._columns.items():
             if number := sum(self._cells[column : self._rows_end : len(self._columns)]):
                 totals[task][name] = number
-        return {task: counter for task, counter in totals.items() if counter}
+        return totals
 
     #: Whether the worker sends task events. The main process sets it, and all processes read it.
     task_events_enabled = _flag(-1)

@@ -21,8 +21,8 @@ FIRST_VERSION = "0.1"
 #: Type and description of the options of an app.
 APP_OPTIONS = {
     "idempotency_doctor_ignore": """Sequence[str]: findings of [doctor](../operations.md#doctor)
-        that are not reported: by name, or by name and subject for one task, server or queue, such
-        as `["ignore-result", "shadow:shop.charge"]`.""",
+        and [health](../operations.md#health) that are not reported: by name, or by name and
+        subject (a task, server or queue), such as `["ignore-result", "shadow:shop.charge"]`.""",
     "idempotency_metrics": """int | str: where a worker serves its [metrics](metrics.md). A port of
         127.0.0.1, or a host and a port: `"0.0.0.0:9808"` for all interfaces.""",
     "idempotency_redeliver_after": """float: how many seconds after the last renewal the messages

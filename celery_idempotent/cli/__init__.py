@@ -11,7 +11,7 @@ from celery.bin.control import inspect
 
 from celery_idempotent.cli.changes import forget, purge, rerun
 from celery_idempotent.cli.dashboard import dashboard
-from celery_idempotent.cli.doctor import doctor, keys
+from celery_idempotent.cli.doctor import doctor, health, keys
 from celery_idempotent.cli.explain import explain
 from celery_idempotent.cli.listing import list_records
 from celery_idempotent.cli.show import show
@@ -31,5 +31,8 @@ for _parameter in inspect.params:
     if isinstance(_parameter.type, click.Choice):
         _parameter.type = click.Choice([*_parameter.type.choices, *inspect_commands.COMMANDS])
 
-for _command in (list_records, show, forget, rerun, stats, explain, doctor, keys, dashboard, purge):
+for _command in (
+    *(list_records, show, forget, rerun, stats, explain),
+    *(doctor, health, keys, dashboard, purge),
+):
     idempotency.add_command(_command)

@@ -1,31 +1,50 @@
-"""``doctor`` finds settings that weaken the guarantees; ``keys`` prints a snapshot to compare."""
+"""``doctor`` checks the configuration, ``health`` what runs; ``keys`` prints a snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 import click
 
-from celery_idempotent import doctor as doctor_checks
+from celery_idempotent import doctor as checks
 from celery_idempotent.cli import console
-from celery_idempotent.cli.command import AppCommand, Tasks, print_json, timeout_option
+from celery_idempotent.cli.command import (
+    AppCommand,
+    Tasks,
+    print_json,
+    timeout_option,
+    with_options,
+)
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import Finding, Severity, key_snapshot, versions
 from celery_idempotent.monitoring import inspect_commands
+from celery_idempotent.printable import one_line, plural
 
 _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 
-@click.command(cls=AppCommand)
-@click.option(
-    "--fail-on",
-    type=click.Choice(["note", "warning", "error", "never"]),
-    default="warning",
-    show_default=True,
-    help="Exit with 1 if a finding has at least this severity.",
+_common_options = with_options(
+    click.option(
+        "--fail-on",
+        type=click.Choice(["note", "warning", "error", "never"]),
+        default="warning",
+        show_default=True,
+        help="Exit with 1 if a finding has at least this severity.",
+    ),
+    click.option(
+        "--ignore",
+        multiple=True,
+        metavar="FINDING",
+        help="Leave a finding out, as idempotency_doctor_ignore does: NAME, or NAME:SUBJECT; "
+        "repeatable.",
+    ),
 )
-@timeout_option
+
+
+@click.command(cls=AppCommand)
+@_common_options
+@click.option("--offline", is_flag=True, help="Connect to no server: neither Redis nor the broker.")
 @click.option(
     "--against",
     "snapshot",
@@ -34,31 +53,64 @@ _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "r
 )
 @click.pass_obj
 def doctor(
-    obj: Any, tasks: Tasks, fail_on: str, timeout: float, snapshot: TextIO | None, as_json: bool
+    obj: Any,
+    tasks: Tasks,
+    fail_on: str,
+    ignore: tuple[str, ...],
+    offline: bool,
+    snapshot: TextIO | None,
+    as_json: bool,
 ) -> None:
     """Find settings that weaken idempotency.
 
-    Checks the tasks, the broker, Redis, and the counters of the workers. Each finding states what
-    is wrong, where, why it matters, and how to fix it. Findings named in the setting
-    idempotency_doctor_ignore are left out.
+    Checks the configuration: tasks, broker, Redis and databases. Each finding states what is wrong,
+    where, why it matters, and how to fix it. 'health' checks what is running.
     """
     before = None if snapshot is None else _read(snapshot)
-    replies = inspect_commands.ask(obj.app, timeout)
-    findings = doctor_checks.examine(obj.app, replies.totals, replies.leases, before)
+    findings = checks.check_configuration(obj.app, before, offline=offline, ignore=ignore)
     stores = list(dict.fromkeys(str(store.config) for store in app_tasks.stores(tasks)))
     if as_json:
-        print_json(
-            {
-                "versions": versions.installed(),
-                "stores": stores,
-                "workers_answered": bool(replies.workers),
-                "findings": [finding.to_json() for finding in findings],
-            }
-        )
+        document = {"versions": versions.installed(), "stores": stores}
+        print_json({**document, "findings": [finding.to_json() for finding in findings]})
     else:
-        _print(findings, stores, doctor_checks.ignored(obj.app), replies.error)
+        installed = ", ".join(f"{name} {at}" for name, at in versions.installed().items())
+        _print(findings, f"{installed}; records at {', '.join(stores)}")
+        if ignored := checks.ignored(obj.app, ignore):
+            click.echo(one_line(f"Ignored: {', '.join(ignored)}"))
+    raise SystemExit(_exit_code(findings, fail_on))
+
+
+@click.command(cls=AppCommand)
+@_common_options
+@timeout_option
+@click.pass_obj
+def health(
+    obj: Any,
+    tasks: Tasks,
+    fail_on: str,
+    ignore: tuple[str, ...],
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Find faults of the running workers and servers.
+
+    Checks what the workers have counted since they started, their leases, the memory of Redis, and
+    the tables of outcomes.
+    """
+    replies = inspect_commands.ask(obj.app, timeout)
+    findings = checks.check_health(obj.app, replies.totals, replies.leases, ignore=ignore)
+    if as_json:
+        document = {"workers_answered": bool(replies.workers)}
+        print_json({**document, "findings": [finding.to_json() for finding in findings]})
+    else:
+        unknown = f"{replies.error}, so the workers' counters are not checked."
+        _print(findings, unknown if replies.error else plural(len(replies.workers), "worker"))
+    raise SystemExit(_exit_code(findings, fail_on))
+
+
+def _exit_code(findings: list[Finding], fail_on: str) -> int:
     severities = [] if fail_on == "never" else [finding.severity for finding in findings]
-    raise SystemExit(int(any(each >= Severity[fail_on.upper()] for each in severities)))
+    return int(any(each >= Severity[fail_on.upper()] for each in severities))
 
 
 def _read(snapshot: TextIO) -> Mapping[str, key_snapshot.Snapshot]:
@@ -71,14 +123,9 @@ def _read(snapshot: TextIO) -> Mapping[str, key_snapshot.Snapshot]:
         ) from None
 
 
-def _print(
-    findings: list[Finding], stores: list[str], ignored: Sequence[str], unknown: str
-) -> None:
+def _print(findings: list[Finding], about: str) -> None:
     out = console.create()
-    installed = ", ".join(f"{name} {version}" for name, version in versions.installed().items())
-    out.print(console.text(f"{installed}; records at {', '.join(stores)}"))
-    if unknown:
-        out.print(console.text(f"{unknown}, so the workers' counters are not checked."))
+    out.print(console.text(about))
     for finding in findings:
         out.print()
         severity = console.text(f"{finding.severity}  ", style=_STYLES[finding.severity])
@@ -87,8 +134,6 @@ def _print(
         out.print(console.grid(fields))
     if not findings:
         out.print("No findings.")
-    if ignored:
-        out.print(console.text(f"Ignored: {', '.join(ignored)}"))
 
 
 @click.command(cls=AppCommand, has_json=False)
@@ -102,6 +147,6 @@ def keys(tasks: Tasks) -> None:
 
     \b
     celery -A shop idempotency keys > keys.json          (with the old code)
-    celery -A shop idempotency doctor --against keys.json     (with the new code)
+    celery -A shop idempotency doctor --offline --against keys.json     (with the new code)
     """
     print_json(key_snapshot.document_of(tasks))

@@ -132,7 +132,7 @@ class Sampler(threading.Thread):
         with self._findings_lock:
             if self._findings is None or self._are_findings_old():
                 replies = self.wait(asked=True).replies
-                self._findings = doctor.examine(self._app, replies.totals, replies.leases)
+                self._findings = doctor.check_all(self._app, replies.totals, replies.leases)
                 databases = app_tasks.databases(app_tasks.load(self._app))
                 self.sql_outcomes = sorted(map(_count, databases))
                 self._found_at = time.monotonic()

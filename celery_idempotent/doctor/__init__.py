@@ -1,7 +1,8 @@
-"""Checks for settings that weaken the guarantees: what is wrong, why, and what to set.
+"""Checks for what weakens the guarantees: what is wrong, why, and what to set.
 
-A check is a function that yields findings. The command ``doctor`` runs all checks; a starting
-worker checks only the versions, tasks without protection, the redelivery, the pool and the servers.
+A check is a function that yields findings. ``doctor`` reports those of the configuration, and
+``health`` those of running workers and servers; a starting worker checks only the versions, tasks
+without protection, the redelivery, the pool and the servers.
 """
 
 from __future__ import annotations
@@ -13,13 +14,28 @@ from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import broker, key_changes, server, tasks, versions
-from celery_idempotent.doctor.finding import Finding, Severity, joined
+from celery_idempotent.doctor.finding import (
+    CONNECTIONS,
+    HEALTH,
+    NAMES,
+    Finding,
+    Severity,
+    joined,
+)
 from celery_idempotent.doctor.key_snapshot import Snapshot
 from celery_idempotent.errors import IdempotencyError, SettingsError
+from celery_idempotent.printable import did_you_mean
 from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.record_store import RecordStore
 
-__all__ = ["Finding", "Severity", "check_at_start", "examine"]
+__all__ = [
+    "Finding",
+    "Severity",
+    "check_all",
+    "check_at_start",
+    "check_configuration",
+    "check_health",
+]
 
 #: Seconds that a starting worker waits for the server's reply.
 START_TIMEOUT = 2.0
@@ -27,47 +43,95 @@ START_TIMEOUT = 2.0
 PURGE_AFTER = 2 * 86400.0
 
 
-def examine(
+def check_configuration(
     app: Celery,
-    counted: Mapping[str, Mapping[str, int]] | None = None,
-    leases: Iterable[Mapping[str, Any]] = (),
     before: Mapping[str, Snapshot] | None = None,
+    *,
+    offline: bool = False,
+    ignore: Sequence[str] = (),
 ) -> list[Finding]:
-    """Returns the findings that the app does not ignore, most severe first.
+    """Returns the findings of ``doctor`` that are not ignored, most severe first.
 
     Findings that differ only in their subject are merged.
 
     Args:
-        counted: the workers' counters, by task.
-        leases: the leases that workers report.
         before: the keys of another version of the code, by task, for comparison.
+        offline: whether to connect to no server.
+        ignore: as for :func:`ignored`.
     """
-    # Current faults precede mere settings, since the dashboard shows the first findings.
-    findings = [*_check_servers(app), *broker.check_connection(app), *_check_databases(app)]
-    findings += [*tasks.check_leases(leases), *tasks.check_counts(counted or {})]
-    findings += [*versions.check(), *broker.check(app), *tasks.check(app)]
+    findings = [] if offline else _check_connections(app)
+    findings += _check_settings(app)
     if before is not None:
         findings += key_changes.check(app, before)
+    return _reported(app, (each for each in findings if each.name not in HEALTH), ignore)
+
+
+def check_health(
+    app: Celery,
+    counted: Mapping[str, Mapping[str, int]],
+    leases: Iterable[Mapping[str, Any]],
+    *,
+    ignore: Sequence[str] = (),
+) -> list[Finding]:
+    """Returns the findings of ``health`` that are not ignored, most severe first.
+
+    Args:
+        counted: the workers' counters, by task.
+        leases: the leases that workers report.
+        ignore: as for :func:`ignored`.
+    """
+    findings = [*_check_connections(app), *_check_workers(counted, leases)]
+    return _reported(app, (each for each in findings if each.name in HEALTH | CONNECTIONS), ignore)
+
+
+def check_all(
+    app: Celery, counted: Mapping[str, Mapping[str, int]], leases: Iterable[Mapping[str, Any]]
+) -> list[Finding]:
+    """Returns the findings of ``doctor`` and ``health``, current faults before mere settings."""
+    findings = [*_check_connections(app), *_check_workers(counted, leases), *_check_settings(app)]
     return _reported(app, findings)
 
 
-def ignored(app: Celery) -> Sequence[str]:
-    """Returns ``idempotency_doctor_ignore``: items like ``name`` or ``name:subject``.
+def _check_connections(app: Celery) -> list[Finding]:
+    return [*_check_servers(app), *broker.check_connection(app), *_check_databases(app)]
+
+
+def _check_workers(
+    counted: Mapping[str, Mapping[str, int]], leases: Iterable[Mapping[str, Any]]
+) -> list[Finding]:
+    return [*tasks.check_leases(leases), *tasks.check_counts(counted)]
+
+
+def _check_settings(app: Celery) -> list[Finding]:
+    return [*versions.check(), *broker.check(app), *tasks.check(app)]
+
+
+def ignored(app: Celery, names: Sequence[str] = ()) -> list[str]:
+    """Returns ``idempotency_doctor_ignore`` and `names`: items like ``name`` or ``name:subject``.
 
     Raises:
-        SettingsError: if it is not a list of text.
+        SettingsError: if the setting is not a list of text, or a finding does not exist.
     """
-    names = app.conf.get("idempotency_doctor_ignore") or ()
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    setting = app.conf.get("idempotency_doctor_ignore") or ()
+    if isinstance(setting, str) or not all(isinstance(name, str) for name in setting):
         raise SettingsError(
             "idempotency_doctor_ignore must be a list of findings, such as ['acks-late', "
             "'shadow:shop.charge']"
         )
-    return tuple(names)
+    for item in (*setting, *names):
+        name = item.partition(":")[0]
+        if name not in NAMES:
+            source = "idempotency_doctor_ignore" if item in setting else "--ignore"
+            raise SettingsError(
+                f"{source}: no finding is named {name!r}{did_you_mean(name, NAMES)}"
+            )
+    return [*setting, *names]
 
 
-def _reported(app: Celery, findings: Iterable[Finding]) -> list[Finding]:
-    names = {*ignored(app)}
+def _reported(
+    app: Celery, findings: Iterable[Finding], ignore: Sequence[str] = ()
+) -> list[Finding]:
+    names = {*ignored(app, ignore)}
     return joined(
         each for each in findings if not {each.name, f"{each.name}:{each.subject}"} & names
     )

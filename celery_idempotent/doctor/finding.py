@@ -10,6 +10,33 @@ from typing import NamedTuple
 
 from celery_idempotent.printable import one_line
 
+#: The findings that ``doctor`` and ``health`` both report: what keeps calls from running.
+CONNECTIONS = frozenset(
+    ("store-unreachable", "writes-refused", "broker-unreachable", "database-unreachable")
+)
+#: Those of ``health``: faults of the running workers and servers.
+HEALTH = frozenset(
+    (
+        *("bypassed", "evicted", "key-reused", "lease-expired", "memory", "poisoned"),
+        *("purge-overdue", "rule-raised"),
+    )
+)
+#: Those of ``doctor``: the configuration, and with ``--against`` what a deployment changes.
+CONFIGURATION = frozenset(
+    (
+        *("acks-late", "bursts", "calls-refused", "clocks", "consumer-timeout"),
+        *("defaults-changed", "delayed-delivery", "delivery-limit", "disabled", "eager"),
+        *("eviction", "fail-open", "fingerprints-changed", "fused-completion", "heartbeat"),
+        *("ignore-result", "key-argument", "keys-changed", "keys-unknown", "label-in-clear"),
+        *("no-ack", "no-base", "not-canonical", "periodic-key", "persistence", "publishers"),
+        *("recovery", "reject-on-worker-lost", "replicas", "result-retry", "result-ttl"),
+        *("server-version", "shadow", "socket-timeout", "start-method", "store-result"),
+        *("successful-tasks", "sweep", "task-added", "task-removed", "version"),
+        "visibility-timeout",
+    )
+)
+NAMES = CONNECTIONS | HEALTH | CONFIGURATION
+
 
 class Severity(IntEnum):
     """How badly a finding weakens the guarantees."""

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
 from celery_idempotent import doctor, shared_counters
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.broker import connection_error, within
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
@@ -80,10 +81,10 @@ def idempotency_redelivery(state: Any) -> dict[str, Any]:
 
 @inspect_command()
 def idempotency_doctor(state: Any) -> list[dict[str, str]]:
-    """Run the checks of `idempotency doctor` in the worker, with its clock and its network."""
+    """Run the checks of `doctor` and `health` in the worker, with its clock and its network."""
     leases = idempotency_leases(state)
     leases = leases if isinstance(leases, list) else []
-    findings = doctor.examine(state.app, idempotency_counts(state), leases)
+    findings = doctor.check_all(state.app, idempotency_counts(state), leases)
     return [finding.to_json() for finding in findings]
 
 
@@ -111,14 +112,18 @@ class Worker(NamedTuple):
     error: str = ""
 
     @classmethod
-    def of(cls, leases: Any, counts: Any, redelivery: Any) -> Worker:
+    def of(cls, leases: Any, counts: Any, redelivery: Any, tasks: Container[str]) -> Worker:
         """Returns a worker from its replies: a failed or unknown command returns an error.
 
         Workers of earlier versions may lack a command.
+
+        Args:
+            tasks: the names of the tasks whose leases and counters are kept.
         """
+        leases_known, counts_known = isinstance(leases, list), "error" not in counts
         return cls(
-            leases if isinstance(leases, list) else [],
-            {} if "error" in counts else counts,
+            [each for each in leases if each["task"] in tasks] if leases_known else [],
+            {t: each for t, each in counts.items() if each and t in tasks} if counts_known else {},
             redelivery if "messages_held" in redelivery else {},
             leases.get("error", "") if isinstance(leases, dict) else "",
         )
@@ -160,7 +165,9 @@ class Replies(NamedTuple):
 
 
 def ask(app: Celery, timeout: float) -> Replies:
-    """Asks all workers for their leases, their counters, and the messages that they hold.
+    """Asks the app's workers for their leases, their counters, and the messages that they hold.
+
+    Workers of other apps on the same broker also reply; they have none of this app's tasks.
 
     Args:
         timeout: seconds to wait for the workers; 0 asks none.
@@ -184,9 +191,12 @@ def ask(app: Celery, timeout: float) -> Replies:
                 leases, counts, redelivery = pool.map(broadcast, COMMANDS[:3])
         except Exception as lost:
             return Replies({}, f"The workers cannot be asked: {lost}")
+        tasks = {task.name for task in app_tasks.tasks(app)}
         workers = {
-            name: Worker.of(leases[name], counts[name], redelivery.get(name, {}))
+            name: Worker.of(leases[name], counts[name], redelivery.get(name, {}), tasks)
             for name in leases.keys() & counts.keys()
+            # A worker counts all tasks of its app.
+            if not counts[name] or "error" in counts[name] or counts[name].keys() & tasks
         }
         return Replies(workers)
 

@@ -1,1 +1,1 @@
-"""What the log, the alerts, doctor and the dashboard say of eight incidents, and how soon."""
+"""What the log, the alerts, health and the dashboard say of eight incidents, and how soon."""

@@ -1,7 +1,7 @@
 """``make incidents``: stages incidents, and prints when each place reports them, and how.
 
 Each incident has a worker with four processes, the broker, the records and the ledger on a server
-each, a Prometheus with the rules of docs/alerts.yml, the command doctor again and again, and the
+each, a Prometheus with the rules of docs/alerts.yml, the command health again and again, and the
 dashboard's process. The rules run without their ``for``, which the table names, and the broker
 counts as unavailable after 10 seconds instead of 120.
 """
@@ -94,8 +94,8 @@ def alerts(prometheus: Prometheus) -> list[str]:
 
 
 def findings(environment: dict[str, str]) -> list[str]:
-    """Returns the findings of the command doctor."""
-    command = [sys.executable, "-m", "celery", "-A", APP, "idempotency", "doctor", "--json"]
+    """Returns the findings of the command health."""
+    command = [sys.executable, "-m", "celery", "-A", APP, "idempotency", "health", "--json"]
     done = subprocess.run(
         command, cwd=REPOSITORY, env={**os.environ, **environment}, capture_output=True, check=False
     )
@@ -141,7 +141,7 @@ def stage(incident: Incident, directory: Path) -> list[str]:
         places = [
             Place(incident.log, lambda: new_log().splitlines()),
             Place(incident.alert, lambda: alerts(prometheus)),
-            Place(incident.doctor, lambda: findings(environment)),
+            Place(incident.health, lambda: findings(environment)),
             Place(incident.dashboard, lambda: overview(url)),
         ]
         began_at = time.monotonic()
@@ -166,7 +166,7 @@ def stage(incident: Incident, directory: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m labs.incidents", description=__doc__)
     parser.add_argument("only", nargs="*", choices=[[], *INCIDENTS], help="all by default")
-    print("| incident | log | its lines | alert | doctor | dashboard |\n|---|---|---|---|---|---|")
+    print("| incident | log | its lines | alert | health | dashboard |\n|---|---|---|---|---|---|")
     for name in parser.parse_args().only or INCIDENTS:
         with tempfile.TemporaryDirectory() as temporary:
             directory = Path(temporary, name)

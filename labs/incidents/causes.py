@@ -40,7 +40,7 @@ class Incident(NamedTuple):
     #: Regular expressions.
     log: str
     alert: str
-    doctor: str
+    health: str
     dashboard: str
 
 

@@ -42,8 +42,9 @@ FIELDS: dict[str, list[str]] = {
     ],
     "doctor": [
         *(f"findings.{n}" for n in ("name", "setting", "severity", "subject", "what", "why")),
-        *("stores", "versions.*", "workers_answered"),
+        *("stores", "versions.*"),
     ],
+    "health": ["workers_answered"],
     "keys": [
         *("celery_idempotent_keys", "tasks.*.rule", "tasks.*.prefix"),
         *("tasks.*.parameters.default", "tasks.*.parameters.name"),
@@ -58,7 +59,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     "forget": ("forget", "shop.charge", "[1, 999]", "--yes"),
     "stats": ("stats", "--timeout", "0"),
     "explain": ("explain", "shop.charge", "[1, 999]"),
-    "doctor": ("doctor", "--timeout", "0"),
+    "doctor": ("doctor",),
+    "health": ("health", "--timeout", "0"),
     "keys": ("keys",),
 }
 

@@ -241,24 +241,23 @@ class TestDoctor:
         assert len(document["stores"]) == 1, "one server, although there are two prefixes"
         assert all(set(finding) == FINDING for finding in document["findings"])
         assert document["versions"]["celery"]
-        assert document["workers_answered"] is False
-        output = shop.celery("doctor", "--fail-on", "never", "--timeout", "0.1")
-        assert "appendonly yes" in output
-        assert "No worker replied" in output
+        assert "appendonly yes" in shop.celery(*DOCTOR, "--fail-on", "never")
 
     def test_finds_a_full_server(self, shop: Shop) -> None:
         before = shop.client.config_get("maxmemory")
         shop.client.config_set("maxmemory", 1_000_000)
         try:
-            findings = shop.json(*DOCTOR, code=1)["findings"]
+            findings = shop.json(*HEALTH, code=1)["findings"]
+            configuration = shop.json(*DOCTOR, code=1)["findings"]
         finally:
             shop.client.config_set("maxmemory", before["maxmemory"])
 
         (refused,) = [finding for finding in findings if finding["name"] == "writes-refused"]
         assert "maxmemory" in refused["what"]
+        assert refused in configuration, "nothing runs with this configuration"
         assert "memory" in {finding["name"] for finding in findings}
-        names = {finding["name"] for finding in shop.json(*DOCTOR, code=1)["findings"]}
-        assert "writes-refused" not in names
+        assert "memory" not in {finding["name"] for finding in configuration}
+        assert shop.json(*HEALTH) == {"workers_answered": False, "findings": []}
 
     def test_notes_what_a_server_without_info_and_config_does_not_report(
         self, shop: Shop, server: RedisServer
@@ -293,6 +292,30 @@ class TestDoctor:
 
         shop.celery(*DOCTOR, "--fail-on", "error")
         shop.celery(*DOCTOR, "--fail-on", "warning", code=1)
+
+    def test_offline_it_connects_to_no_server(self, shop: Shop) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setblocking(False)
+            url = f"redis://127.0.0.1:{listening.getsockname()[1]}"
+            shop.app.conf.update(broker_url=url, result_backend=url, idempotency_redis_url=url)
+            shop.app.conf.task_always_eager = False
+
+            shop.celery("doctor", "--offline")
+            with pytest.raises(BlockingIOError):
+                listening.accept()
+
+    def test_ignored_findings_have_a_name_that_exists(self, shop: Shop) -> None:
+        output = shop.celery(*DOCTOR, "--ignore", "persistence", "--ignore", "eager:worker")
+        assert "Ignored: persistence, eager:worker" in output
+        shop.celery(*DOCTOR, "--ignore", "persistence", "--ignore", "eager:queue", code=1)
+        for command in (DOCTOR, HEALTH):
+            output = shop.celery(*command, "--ignore", "key-resused:shop.charge", code=1)
+            assert "--ignore: no finding is named 'key-resused'; did you mean key-reused?" in output
+
+
+class TestHealth:
+    def test_says_that_no_worker_replied(self, shop: Shop) -> None:
+        assert "No worker replied" in shop.celery("health", "--timeout", "0.1")
 
 
 class TestKeys:
@@ -340,8 +363,9 @@ CHANGES = {
     *("keys-unknown", "task-removed", "task-added"),
 }
 
+DOCTOR = ("doctor",)
 #: Without waiting for workers.
-DOCTOR = ("doctor", "--timeout", "0")
+HEALTH = ("health", "--timeout", "0")
 
 FINDING = {"name", "severity", "subject", "what", "setting", "why"}
 

@@ -140,7 +140,7 @@ def test_the_command_line(shop: Shop, limited: Limited, order: str) -> None:
     run("stats", "--timeout", "0")
     with RecordReader.open(configuration.executor.store) as reader:
         assert reader.count_names()  # by stats on a terminal
-    report = run("doctor", "--timeout", "0", "--fail-on", "never")
+    report = run("doctor", "--fail-on", "never")
     assert "does not report its" not in report
     assert "does not report maxmemory" not in report
     run("rerun", failed, "--yes")

@@ -479,7 +479,8 @@ class TestInspect:
         (by_worker,) = (
             f for f in inspect(shop, "idempotency_doctor") if f["name"] == "rule-raised"
         )
-        findings = json.loads(run_command(shop.app, "doctor", "--json", code=1))["findings"]
+        findings = json.loads(run_command(shop.app, "health", "--json", code=1))["findings"]
+        configuration = json.loads(run_command(shop.app, "doctor", "--json", code=1))["findings"]
 
         sampler = Sampler(shop.app, "")
         sampler.start()
@@ -487,9 +488,29 @@ class TestInspect:
         sampler.close()
 
         assert by_worker in findings
+        assert by_worker not in configuration, "it does not block a deployment"
         assert by_worker in shown
         assert (by_worker["subject"], by_worker["severity"]) == ("shop.misruled", "error")
         assert re.match(r"no key could be derived for [1-9]\d* of its calls ", by_worker["what"])
+
+
+@pytest.mark.exhaustive
+def test_another_app_on_the_broker_has_its_own_tasks_alone(shop: Shop, order: str) -> None:
+    charge.delay(order, 1).get(timeout=SOON)
+    misruled.delay("raises", order).get(timeout=SOON, propagate=False)
+    url = shop.app.conf.broker_url
+    other = Celery("other", broker=url, backend=url, set_as_current=False)
+    other.finalized = True  # without the shared tasks of this process
+    other.conf.idempotency_key_prefix = "other"
+
+    @other.task(base=IdempotentTask, name="other.pack", shared=False, lazy=False)
+    def pack_elsewhere() -> None: ...
+
+    stats = json.loads(run_command(other, "stats", "--json"))
+    health = json.loads(run_command(other, "health", "--json", "--fail-on", "never"))
+    other.close()
+    assert stats == {"workers_answered": False, "messages_held": None, "tasks": {}}
+    assert health == {"workers_answered": False, "findings": []}
 
 
 CALLS = 40

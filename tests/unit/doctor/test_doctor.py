@@ -16,7 +16,7 @@ from celery_idempotent.doctor import (
     Finding,
     broker,
     check_at_start,
-    examine,
+    check_configuration,
     server,
     tasks,
     versions,
@@ -415,7 +415,7 @@ class TestReport:
 
     def reported(self, app: Celery) -> dict[str, str]:
         about_tasks = {"ignore-result", "acks-late"}
-        return {f.name: f.subject for f in examine(app) if f.name in about_tasks}
+        return {f.name: f.subject for f in check_configuration(app) if f.name in about_tasks}
 
     def test_a_finding_of_several_tasks_is_one_behind_what_is_more_severe(
         self, app: Celery
@@ -445,7 +445,7 @@ class TestReport:
         app.conf.idempotency_doctor_ignore = value
 
         with pytest.raises(SettingsError, match="idempotency_doctor_ignore must be a list"):
-            examine(app)
+            check_configuration(app)
 
 
 def test_what_the_workers_have_counted_is_checked() -> None:
