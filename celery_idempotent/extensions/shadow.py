@@ -76,7 +76,7 @@ async def _begin(call: ActiveCall) -> Lease | Command | None:
     try:
         sent_at = lease_now()
         reply = await _decide(call)
-        store.outage.end()
+        store.node_of(call.key).outage.end()
         if reply.case == "begun":
             begun = layout.begun(reply.raw)
             settings = call.settings
@@ -92,7 +92,7 @@ async def _begin(call: ActiveCall) -> Lease | Command | None:
         if reply.case == "later":
             return commands.reserve(call.key, call.task_id, hold_ms=0)
     except StoreUnavailableError as error:
-        logged = store.outage.count_failure() is not None
+        logged = store.node_of(call.key).outage.count_failure() is not None
         report(table.UNCOUNTED_OUTAGE if logged else table.UNCOUNTED, call, error=error)
         report(table.BEGIN_FAILED, call, error=error, policy="shadow")
     except IdempotencyError as error:
@@ -136,7 +136,7 @@ async def _end(call: ActiveCall, held: Lease | Command | None, outcome: Outcome)
     if held is None:
         return
     try:
-        await call.runtime.store.breaker.check()
+        await call.runtime.store.node_of(call.key).breaker.check()
         command = _end_command(call, held.token, outcome) if isinstance(held, Lease) else held
         await call.runtime.execute(command)
     except StoreUnavailableError as error:

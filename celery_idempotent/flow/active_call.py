@@ -154,7 +154,7 @@ class ActiveCall:
             self.token, self.steps_body = begun.token, begun.body
             self.settled, self.protected, self.lease = False, True, lease
         self.unanswered = False
-        outage = self.runtime.store.outage
+        outage = self.runtime.store.node_of(self.key).outage
         if outage.failed_calls:
             outage.end()
         if early is None and table.BEGIN_REPLIED.signal.receivers:

@@ -256,7 +256,7 @@ def _wait_interval(record: Record, now_ms: int) -> float:
 def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | Requeue:
     """Applies ``on_store_error``: runs the call without protection, requeues it, or raises."""
     policy = call.settings.on_store_error
-    outage = call.runtime.store.outage
+    outage = call.runtime.store.node_of(call.key).outage
     if (number := outage.count_failure()) is not None:
         event = table.CANNOT_BEGIN if outage.failed_calls == 1 else table.CANNOT_BEGIN_YET
         report(event, call, error=error, like_it=like_it(number))

@@ -25,17 +25,19 @@ PROBE_TIMEOUT = 0.5
 
 
 class Breaker:
-    """One for each store and process.
+    """One for each server and process.
 
     It has no lock, which a forked child could inherit locked: two threads at the same moment may
     count one failure, or probe twice.
 
     Args:
         probe: sends a PING.
+        node: the server's name in errors, if it is a node of a cluster.
     """
 
-    def __init__(self, probe: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, probe: Callable[[], Awaitable[None]], node: str = "") -> None:
         self._probe = probe
+        self._name = f"The Redis node {node}" if node else "Redis"
         self._delay = 0.0
         self._probe_at = 0.0
         #: Consecutive.
@@ -59,8 +61,8 @@ class Breaker:
             self._set_delay()  # commands of other callers fail until the probe has ended
         if remaining > 0:
             raise StoreUnavailableError(
-                f"Redis cannot be reached: it has not replied {self.failures} times in a row; "
-                f"the next attempt is in {remaining:.1f} s"
+                f"{self._name} cannot be reached: it has not replied {self.failures} times in a "
+                f"row; the next attempt is in {remaining:.1f} s"
             )
         try:
             await self._probe()
@@ -75,9 +77,9 @@ class Breaker:
         self.open = False
         self._delay = 0.0
 
-    def record_failure(self) -> None:
-        """Counts a command without a reply, and opens the breaker at the threshold."""
-        self.failures += 1
+    def record_failure(self, number: int = 1) -> None:
+        """Counts commands without a reply, and opens the breaker at the threshold."""
+        self.failures += number
         if self.failures >= THRESHOLD and not self.open:
             self.open = True
             self._set_delay()

@@ -9,16 +9,19 @@ import logging
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.events.repeats import Repeats
-from celery_idempotent.store.config import StoreConfig
 
 logger = logging.getLogger(__name__)
 
 
 class OutageLogger:
-    """One for each store and process; threads may miscount by a call or two."""
+    """One for each server and process; threads may miscount by a call or two.
 
-    def __init__(self, config: StoreConfig) -> None:
-        self._config = config
+    Args:
+        server: its name for log lines, without a password.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
         #: In this outage.
         self.failed_calls = 0
         self._since = 0.0
@@ -44,6 +47,6 @@ class OutageLogger:
                 "The store of idempotent tasks is back after %.1f s: %s; "
                 "%d calls could not reach it",
                 monotonic() - self._since,
-                self._config,
+                self._server,
                 calls,
             )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from weakref import WeakSet
 
 from redis.exceptions import ClusterError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
@@ -23,7 +24,7 @@ from celery_idempotent.store import commands, reference
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
 from celery_idempotent.store.commands import BackendResult, Command, LeaseExtension
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.outage import OutageLogger
+from celery_idempotent.store.node import Node
 from celery_idempotent.store.reference import Reference
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
@@ -86,8 +87,9 @@ class RecordStore:
     ) -> None:
         self.config = config
         self.is_async = is_async
-        self.breaker = Breaker(self._probe)
-        self.outage = OutageLogger(config)
+        #: A single server; in a cluster, the node of a record that is not known.
+        self.node = Node(config, "", self._probe)
+        self._nodes = {"": self.node}
         self.decode, self.view = decode, view or decode
         names_server = config.client is None and not names_cluster(config.url)
         transport = ServerTransport if names_server else ClientTransport
@@ -103,6 +105,14 @@ class RecordStore:
     def name(self, key: Key) -> str:
         """Returns the name of the record in Redis."""
         return self.config.name(key)
+
+    def node_of(self, key: Key) -> Node:
+        """Returns the server that has the record of `key`, as far as it is known."""
+        name = self._transport.node_of(self.config.name(key))
+        node = self._nodes.get(name)
+        if node is None:
+            node = self._nodes.setdefault(name, Node(self.config, name, self._probe))
+        return node
 
     def _call(self, command: Command) -> list[Any]:
         """Returns the command for Redis; for a message's record, it also names the turn."""
@@ -128,8 +138,9 @@ class RecordStore:
         if command.result_name and self._refuses_second_key:
             command = commands.without_backend_result(command)
         script, key = command.script, command.key
-        if self.breaker.open and script.name not in BYPASSES_BREAKER:
-            await self.breaker.check()
+        breaker = self.node_of(key).breaker
+        if breaker.open and script.name not in BYPASSES_BREAKER:
+            await breaker.check()
         wait: tuple[Any, ...] = ()
         if self.config.wait_replicas and script.name in WAITING_SCRIPTS:
             wait = "WAIT", self.config.wait_replicas, round(self.config.wait_timeout * 1000)
@@ -139,12 +150,12 @@ class RecordStore:
                 if isinstance(raw, Exception):
                     raise raw
         except CONNECTION_ERRORS as error:
-            self._record(error)
+            _record(breaker, error)
             if command.result_name and isinstance(error, ResponseError):
                 return await self._complete_alone(command, error)
             raise translate_error(error, str(key)) from error
-        if self.breaker.failures:
-            self.breaker.record_success()
+        if breaker.failures:
+            breaker.record_success()
         reply = script.reply(replies[0])
         if wait and reply.case in WRITTEN and replies[1] < self.config.wait_replicas:
             # Treated as failed, since the command can be resent.
@@ -176,7 +187,7 @@ class RecordStore:
         The list is empty if :meth:`execute` must send them: Redis replies with an error or not at
         all, or an earlier call failed.
         """
-        if self.breaker.failures or self.outage.failed_calls:
+        if self.node.breaker.failures or self.node.outage.failed_calls:
             return []
         assert isinstance(self._transport, ServerTransport)
         try:
@@ -208,7 +219,8 @@ class RecordStore:
 
         Raises no Redis error: the result backend can write the result itself.
         """
-        if self._refuses_second_key or self.breaker.open:
+        breaker = self.node_of(key).breaker
+        if self._refuses_second_key or breaker.open:
             return False
         command = commands.write_result(key, result)
         try:
@@ -216,7 +228,7 @@ class RecordStore:
             if isinstance(reply, Exception):
                 raise reply
         except CONNECTION_ERRORS as error:
-            self._record(error)
+            _record(breaker, error)
             return False
         return command.script.reply(reply).case == "written"
 
@@ -229,8 +241,18 @@ class RecordStore:
         Raises:
             StoreUnavailableError: if Redis does not reply; on a cluster, if no such node does.
         """
-        await self.breaker.check()
-        return await self._execute_all(batch, self._transport)
+        refused: dict[Node, StoreUnavailableError] = {}
+        nodes = [self.node_of(command.key) for command in batch]
+        for node in dict.fromkeys(nodes):
+            try:
+                await node.breaker.check()
+            except StoreUnavailableError as error:
+                refused[node] = error
+        sent = [command for command, node in zip(batch, nodes, strict=True) if node not in refused]
+        if refused and not sent:
+            raise next(iter(refused.values()))
+        replies = iter(await self._execute_all(sent, self._transport))
+        return [refused.get(node) or next(replies) for node in nodes]
 
     async def extend(
         self, leases: Sequence[LeaseExtension], timeout: float = math.inf
@@ -254,26 +276,24 @@ class RecordStore:
     async def _execute_all(
         self, batch: Sequence[Command], transport: ServerTransport | ClientTransport
     ) -> list[Reply | IdempotencyError]:
+        breakers = [self.node_of(command.key).breaker for command in batch]
         try:
             replies = await transport.send(*map(self._call, batch))
         except CONNECTION_ERRORS as error:
-            self._record(error)
+            for breaker in dict.fromkeys(breakers):
+                _record(breaker, error)
             raise translate_error(error, "") from error
-        if self.breaker.failures:
-            self.breaker.record_success()
+        for breaker, reply in dict(zip(breakers, replies, strict=True)).items():
+            if isinstance(reply, Exception):
+                _record(breaker, reply)
+            elif breaker.failures:
+                breaker.record_success()
         return [
             translate_error(reply, str(command.key))
             if isinstance(reply, Exception)
             else command.script.reply(reply)
             for command, reply in zip(batch, replies, strict=True)
         ]
-
-    def _record(self, error: Exception) -> None:
-        """Counts a missing reply as a failure, but not an error reply of the server."""
-        if isinstance(error, ResponseError) and not isinstance(error, ClusterError):
-            self.breaker.record_success()
-        else:
-            self.breaker.record_failure()
 
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
         """Returns soon after the record's bytes differ from `seen`, or after `seconds`.
@@ -383,11 +403,11 @@ class RecordStore:
         with translated_errors():
             await self._transport.ping()
 
-    async def _probe(self) -> None:
+    async def _probe(self, node: str) -> None:
         with translated_errors():  # creating a client can fail too: redis-py opens a file
             transport = self._transport.with_timeout(PROBE_TIMEOUT, retry=False)
             try:
-                await transport.ping()
+                await transport.ping(node)
             finally:
                 await transport.aclose()
 
@@ -397,6 +417,15 @@ class RecordStore:
         if self._heartbeat_transport is not None:
             await self._heartbeat_transport.aclose()
         await self._transport.aclose()
+
+
+def _record(breaker: Breaker, error: Exception) -> None:
+    """Counts missing replies as failures, but not an error reply of the server."""
+    if isinstance(error, ResponseError) and not isinstance(error, ClusterError):
+        breaker.record_success()
+    else:
+        # A command that times out has been sent twice.
+        breaker.record_failure(2 if isinstance(error, RedisTimeoutError) else 1)
 
 
 def distinct(stores: Iterable[RecordStore]) -> list[RecordStore]:

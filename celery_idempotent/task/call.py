@@ -452,7 +452,7 @@ class TaskCall:
                     report(table.RETURNED, self.active, error=str(error), reason=end.reason)
                     message = f"{end.reason}; and the message cannot be published again: {error}"
                     raise Reject(message, requeue=True) from None
-        outage = self._configuration.executor.store.outage
+        outage = self._configuration.executor.store.node_of(self.active.key).outage
         in_outage = outage.failed_calls and isinstance(end.reason, StoreUnavailableError)
         event = table.REQUEUED_IN_OUTAGE if in_outage else table.REQUEUED
         report(event, self.active, seconds=seconds, reason=end.reason)

@@ -183,7 +183,7 @@ def test_lost_requests(server: RedisServer, offer: Offer, losses: int) -> None:
 def test_an_open_breaker_sends_nothing(server: RedisServer, offer: Offer) -> None:
     deliveries = offer()
     replayed(server, deliveries)
-    breaker = deliveries.task.idempotency_configuration.executor.store.breaker
+    breaker = deliveries.task.idempotency_configuration.executor.store.node.breaker
 
     def trip(**_: Any) -> None:
         for _ in range(THRESHOLD):

@@ -87,7 +87,7 @@ def open_the_breaker(harness: RecordHarness) -> None:
     for _ in range(THRESHOLD):
         with pytest.raises(StoreUnavailableError):
             harness.begin()
-    assert harness.store.breaker.open
+    assert harness.store.node.breaker.open
 
 
 def fail_at_once(harness: RecordHarness) -> float:
@@ -144,7 +144,7 @@ class TestKilledServer:
         clock.pass_delay()
 
         assert harness.begin().case == "begun"
-        assert not harness.store.breaker.open
+        assert not harness.store.node.breaker.open
 
     def test_is_found_by_a_heartbeat_before_the_delay_ends(
         self, harness: RecordHarness, server: RedisServer
@@ -155,7 +155,7 @@ class TestKilledServer:
 
         run_sync(harness.store.extend([LeaseExtension(harness.key, 17, LEASE_MS, RETENTION_MS)]))
 
-        assert not harness.store.breaker.open
+        assert not harness.store.node.breaker.open
         assert harness.begin().case == "begun"
 
     def test_is_found_by_an_outcome_before_the_delay_ends(
@@ -166,7 +166,7 @@ class TestKilledServer:
         server.restart()
 
         assert harness.complete(17).case == "lost"
-        assert not harness.store.breaker.open
+        assert not harness.store.node.breaker.open
 
 
 class TestFrozenServerBehindTheBreaker:

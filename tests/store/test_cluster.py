@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
-from celery_idempotent.store import scripts
+from celery_idempotent.store import commands, scripts
+from celery_idempotent.store.breaker import THRESHOLD
 from celery_idempotent.store.commands import LeaseExtension
+from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from tests.servers.groups import ClusterServers, SlotMove
@@ -77,6 +82,58 @@ def test_a_store_that_sends_commands_during_a_failover_recovers(
     eventually(completed, seconds=20)
     assert cases == ["ok"]
     assert harness.record().state is State.COMPLETED
+
+
+@pytest.mark.exhaustive
+def test_a_key_can_begin_at_the_promoted_replica(
+    harness: RecordHarness, cluster: ClusterServers
+) -> None:
+    """The circuit breaker of the failed master keeps no one from its successor."""
+    harness.started()
+    cluster.master_of(harness.name).kill()
+    for _ in range(THRESHOLD):
+        with pytest.raises(StoreUnavailableError):
+            harness.begin(task_id=SECOND)
+
+    def begun() -> bool:
+        with suppress(StoreUnavailableError):
+            return bool(harness.begin(task_id=SECOND).case)
+        return False
+
+    eventually(begun, seconds=20)
+    assert harness.client.get(harness.name)  # finds the new master for later tests
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "asyncio"])
+def test_a_hanging_node_does_not_fail_the_calls_of_others(
+    site: Site, harness: RecordHarness, cluster: ClusterServers, is_async: bool
+) -> None:
+    store = RecordStore(StoreConfig(**site.how, timeout=1), repr, is_async=is_async)
+    master = cluster.master_of(harness.name)
+    others = (Key("shop.charge", f"{number:022}") for number in range(100))
+    other = next(key for key in others if cluster.master_of(store.name(key)) is not master)
+    hanging, healthy = commands.get(harness.key), commands.get(other)
+
+    async def story() -> None:
+        await store.execute_all([hanging, healthy])
+        await store.execute(healthy)  # asyncio's client cannot connect while a node hangs
+        master.pause()
+        with pytest.raises(StoreUnavailableError):
+            await store.execute(hanging)
+        name = f"node 127.0.0.1:{master.port} cannot be reached"
+        for _ in range(3):
+            assert (await store.execute(healthy)).case == "absent"
+            with pytest.raises(StoreUnavailableError, match=name):
+                await store.execute(hanging)
+            refused, reply = await store.execute_all([hanging, healthy])
+            assert name in str(refused)
+            assert isinstance(reply, Reply)
+        await store.aclose()
+
+    try:
+        asyncio.run(story()) if is_async else run_sync(story())
+    finally:
+        master.resume()
 
 
 def assert_begin_has_to_wait(harness: RecordHarness) -> None:

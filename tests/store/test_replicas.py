@@ -158,7 +158,7 @@ class TestFrozenReplica:
             with pytest.raises(StoreUnavailableError, match=TOO_FEW):
                 hasty.begin(execution_id=execution_id)
 
-        assert not hasty.store.breaker.open
+        assert not hasty.store.node.breaker.open
 
     @pytest.mark.parametrize("transition", ["extend", "release", "forget"])
     def test_other_transitions_do_not_wait(

@@ -181,10 +181,25 @@ class ClientTransport(BaseTransport):
                     if isinstance(replies[index], NO_REPLY):
                         break
 
-    async def ping(self) -> None:
-        """See `ServerTransport`."""
+    async def ping(self, node: str = "") -> None:
+        """See `ServerTransport`; a node that the cluster no longer has passes the check.
+
+        The next command then gets no reply, and the client looks for the node's successor.
+        """
         with self._user_code():
-            await result_of(self._clients.get().ping(), self.timeout)
+            client, target = self._clients.get(), {}
+            if node:
+                if self.is_async:
+                    await result_of(client.initialize(), self.timeout)
+                if (found := client.get_node(node_name=node)) is None:
+                    return
+                target = {"target_nodes": found}
+            await result_of(client.ping(**target), self.timeout)
+
+    def node_of(self, name: str) -> str:
+        """See `BaseTransport`; does not connect."""
+        client = self._clients.peek()
+        return "" if client is None else self._node_name(client, name)
 
     def pool_of(self, name: str) -> Any:
         """See `ServerTransport`."""

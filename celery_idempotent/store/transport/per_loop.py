@@ -48,6 +48,10 @@ class PerLoop(Generic[T]):
             entry = values[self] = value, closing
         return cast("T", entry[0])
 
+    def peek(self) -> T | None:
+        """Returns the running loop's value; None if it has none."""
+        return cast("T | None", _values().get(self, (None,))[0])
+
     async def aclose(self) -> None:
         """Closes the running loop's value; the next call of :meth:`get` creates another."""
         _, closing = _values().pop(self, (None, None))
@@ -65,6 +69,10 @@ class PerProcess(PerLoop[T]):
         if self._pid != os.getpid():
             self._value, self._pid = self._make(), os.getpid()
         return self._value
+
+    def peek(self) -> T | None:
+        """Returns this process's value; None if it has none."""
+        return self._value if self._pid == os.getpid() else None
 
     async def aclose(self) -> None:
         """Closes this process's value; the next call of `get` creates another."""

@@ -58,6 +58,10 @@ class BaseTransport:
         self._retry = retry
         self._library: Any = redis.asyncio if is_async else redis
 
+    def node_of(self, name: str) -> str:
+        """Returns the node of a cluster that has the record `name`; empty if unknown, or none."""
+        return ""
+
     async def sleep(self, seconds: float) -> None:
         """Waits."""
         if self.is_async:
@@ -131,8 +135,8 @@ class ServerTransport(BaseTransport):
             return await self.send(*loading)
         return replies
 
-    async def ping(self) -> None:
-        """Checks that the server replies.
+    async def ping(self, node: str = "") -> None:
+        """Checks that the server replies, or a node of a cluster.
 
         Raises:
             RedisError, OSError: if it does not.

@@ -16,7 +16,6 @@ from celery_idempotent.flow.conflict import requeue_delay
 from celery_idempotent.flow.end import Requeue
 from celery_idempotent.key.key import Key
 from celery_idempotent.settings import Settings
-from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.outage import OutageLogger
 
 
@@ -60,7 +59,7 @@ def test_not_much_after_the_store_however_long_the_lease() -> None:
     )  # fmt: skip
     nothing: Any = None
     runtime: Any = SimpleNamespace(
-        store=SimpleNamespace(outage=OutageLogger(StoreConfig(url="redis://shop")))
+        store=SimpleNamespace(node_of=lambda _: SimpleNamespace(outage=OutageLogger("shop")))
     )
     call = ActiveCall(data, nothing, runtime, nothing, plan_for(settings))
 

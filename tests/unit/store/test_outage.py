@@ -13,7 +13,7 @@ from celery_idempotent.store.outage import OutageLogger
 
 @pytest.fixture
 def outage() -> OutageLogger:
-    return OutageLogger(StoreConfig(url="redis://:secret@shop/0"))
+    return OutageLogger(str(StoreConfig(url="redis://:secret@shop/0")))
 
 
 def test_there_is_one_line_a_minute(outage: OutageLogger, monkeypatch: pytest.MonkeyPatch) -> None:
