@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -22,6 +22,7 @@ from celery_idempotent.dashboard.database import Database
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.formatting import parse_duration
+from celery_idempotent.monitoring.statistics import MAX_NAMES, OTHER_NAMES
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_query import words_of
@@ -32,6 +33,8 @@ from celery_idempotent.store.record_store import RecordStore, distinct
 MAX_RECORDS = 2_000_000
 #: Maximum characters of a task id, or of another text to search in.
 MAX_WORD = 500
+#: Maximum names of tasks in one query.
+MAX_VALUES = 1_000
 #: Seconds that Redis may take to reply.
 READ_TIMEOUT = 2.0
 #: Longest pass, in seconds, that a request waits for.
@@ -105,7 +108,10 @@ class Query(NamedTuple):
         if state:
             conditions.append("state = ?")
             values.append(STATES.index(state))
-        if self.task:
+        if self.task and len(counts) > MAX_VALUES:
+            conditions.append("instr(lower(task), ?)")
+            values.append(self.task.casefold())
+        elif self.task:
             tasks = [task for task in counts if self.task.casefold() in task.casefold()]
             is_rare = sum(counts[task] for task in tasks) <= RARE * sum(counts.values())
             hint = "INDEXED BY by_task" if is_rare else hint
@@ -140,6 +146,11 @@ class TaskTotals:
     #: Number of executions by duration, as a `_step`.
     durations: Counter[int] = field(default_factory=Counter)
 
+    def add(self, other: TaskTotals) -> None:
+        """Adds the records of another task."""
+        self.states.update(other.states)
+        self.durations.update(other.durations)
+
     @property
     def mean(self) -> float:
         """Mean seconds per execution; 0 if none is known."""
@@ -154,6 +165,19 @@ class TaskTotals:
             if left <= 0:
                 return _seconds(step)
         return None
+
+
+def bounded(totals: Mapping[str, TaskTotals], known: Collection[str]) -> dict[str, TaskTotals]:
+    """Returns the totals of `known` tasks, and of the `MAX_NAMES` other names with most records.
+
+    The other names share one entry.
+    """
+    others = sorted(totals.keys() - known, key=lambda name: -totals[name].states.total())
+    shown = {*known, *others[:MAX_NAMES]}
+    result = {name: found for name, found in totals.items() if name in shown}
+    for name in others[MAX_NAMES:]:
+        result.setdefault(OTHER_NAMES, TaskTotals()).add(totals[name])
+    return result
 
 
 def _step(milliseconds: float) -> int:

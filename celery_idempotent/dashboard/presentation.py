@@ -19,7 +19,7 @@ from celery_idempotent.dashboard.history import RANGES, STEP
 from celery_idempotent.dashboard.index import STATES, TaskTotals
 from celery_idempotent.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 from celery_idempotent.monitoring import formatting
-from celery_idempotent.monitoring.statistics import double_executions
+from celery_idempotent.monitoring.statistics import OTHER_NAMES, double_executions
 from celery_idempotent.printable import plural
 from celery_idempotent.record import layout
 from celery_idempotent.signals import SHADOW
@@ -61,7 +61,8 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
         now=datetime.now(timezone.utc),
         **values,
     )
-    return HTMLResponse(page, status)
+    # An argument or a result may contain a lone surrogate, which UTF-8 cannot encode.
+    return HTMLResponse(page.encode(errors="backslashreplace"), status)
 
 
 def is_api(request: Request) -> bool:
@@ -160,4 +161,5 @@ environment.globals.update(
     states=STATES,
     shadow=SHADOW,
     double_executions=double_executions,
+    other_names=OTHER_NAMES,
 )

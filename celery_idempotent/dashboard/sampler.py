@@ -18,7 +18,7 @@ from celery import Celery
 from celery_idempotent import doctor
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.dashboard.history import History
-from celery_idempotent.dashboard.index import RecordIndex, TaskTotals
+from celery_idempotent.dashboard.index import RecordIndex, TaskTotals, bounded
 from celery_idempotent.doctor import Finding
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import inspect_commands
@@ -80,7 +80,9 @@ class Sampler(threading.Thread):
         self.asked = False
         #: STARTED records: those with an expired lease first, then oldest first.
         self.running: list[RecordView] = []
+        #: By name, for a bounded number of names.
         self.records: dict[str, TaskTotals] = {}
+        self._totals: dict[str, TaskTotals] | None = None
         #: When records were read.
         self.read_at: datetime | None = None
         #: Why the last read failed (the earlier records stay); empty if it succeeded.
@@ -174,7 +176,10 @@ class Sampler(threading.Thread):
         index, read_at = self.index, datetime.now(timezone.utc)
         try:
             index.advance(FIRST_SECONDS if index.finished_at is None else LATER_SECONDS)
-            self.running, self.records = self._read_running(), index.totals()
+            self.running, totals = self._read_running(), index.totals()
+            if totals is not self._totals:
+                known = {task.name for task in app_tasks.load(self._app)}
+                self._totals, self.records = totals, bounded(totals, known)
             self.error, self.read_at = "", read_at
         except IdempotencyError as error:
             self.error = str(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -17,6 +17,11 @@ from celery_idempotent.store.inspection.record_reader import RecordReader, Recor
 
 #: Maximum seconds over which the rate is measured.
 RATE_WINDOW = 3600.0
+
+#: Names that are not tasks of the app are shown up to this number; the others share a row. A
+#: client that can write to Redis chooses the names.
+MAX_NAMES = 100
+OTHER_NAMES = "(other names)"
 
 STATES = tuple(state.value for state in State)
 
@@ -106,20 +111,27 @@ def collect(
 ) -> dict[str, dict[str, Any]]:
     """Scans all records once and returns the statistics by task name, as JSON objects.
 
+    Names that are neither tasks nor counted share one entry beyond `MAX_NAMES`.
+
     Args:
         counters: the workers' counters, by task.
         sample_size: how many records of each task are measured with MEMORY USAGE.
         progress: called after each page with its number of records.
     """
-    statistics: dict[str, TaskStatistics] = defaultdict(TaskStatistics)
+    retention = {t.name: t.idempotency_configuration.settings.result_ttl for t in tasks}
+    statistics = {name: TaskStatistics() for name in (*retention, *counters)}
+    limit = len(statistics) + MAX_NAMES
     for page in record_views(stores(tasks), RecordFilter(), expiry=False):
         for view in page:
-            statistics[view.key.task].add(view, sample_size)
+            name = view.key.task
+            if name not in statistics and len(statistics) >= limit:
+                name = OTHER_NAMES
+            statistics.setdefault(name, TaskStatistics()).add(view, sample_size)
         progress(len(page))
-    retention = {t.name: t.idempotency_configuration.settings.result_ttl for t in tasks}
     return {
-        task: statistics[task].to_json(retention.get(task), counters.get(task, {}))
-        for task in sorted({*statistics, *counters})
+        name: found.to_json(retention.get(name), counters.get(name, {}))
+        for name, found in sorted(statistics.items())
+        if found.states or name in counters
     }
 
 

@@ -61,6 +61,51 @@ def test_records_are_filtered_and_paged(shop: Shop, web: httpx.Client) -> None:
     assert "No matching records" in text_of(web.get("/records?older_than=1h"))
 
 
+def test_many_names_share_a_row(shop: Shop, web: httpx.Client) -> None:
+    shop.charge.apply((1, 999))
+    raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
+    pipeline = shop.client.pipeline(transaction=False)
+    for number in range(3_000):
+        pipeline.set(f"idem:forged.{number}:{'x' * 22}", raw, px=3_600_000)
+    pipeline.set(f"idem:{'long' * 300}:{'x' * 22}", raw, px=3_600_000)
+    pipeline.execute()
+
+    def counted() -> str:
+        page = web.get("/").text
+        return page if "3,001" in page else ""
+
+    page = eventually(counted, "all records are counted")
+    assert len(page) < 500_000
+    assert "(other names)" in text_of(web.get("/"))
+    assert "2,900" in page
+    tasks = web.get("/api/stats").json()["tasks"]
+    assert len(tasks) == 102
+    assert tasks["(other names)"]["states"] == {"COMPLETED": 2_900}
+    assert tasks["shop.charge"]["states"] == {"COMPLETED": 1}
+    found = web.get("/api/records?task=FORGED.29&limit=500").json()["records"]
+    assert len(found) == 111
+    documents = shop.json("stats", "--timeout", "0")["tasks"]
+    assert len(documents) == 102
+    assert documents["(other names)"]["records"] == 2_900
+    assert documents["shop.charge"]["records"] == 1
+
+
+def test_lone_surrogates_are_escaped(shop: Shop, web: httpx.Client) -> None:
+    def half(text: str) -> str:
+        return text
+
+    task = shop.add_task(half, "shop.half", label="half {text}")
+    task.apply(("half \ud800",))
+    key = task.idempotency_key_of("half \ud800")
+    path = f"/records/{key}"
+
+    assert "half \\ud800" in web.get(path).text
+    assert web.get(f"/api{path}").json()["result"] == "half \ud800"
+    explained = web.post("/explain", data={"task": task.name, "args": '["half \\ud800"]'})
+    assert "replays the result" in explained.text
+    assert web.post("/api/explain", content=b'{"task": "\\ud800"}').status_code == 400
+
+
 def test_records_are_filtered_by_label(shop: Shop, web: httpx.Client) -> None:
     def book(order: int) -> None: ...
 

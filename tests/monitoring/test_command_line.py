@@ -67,7 +67,9 @@ class TestList:
         assert [record["state"] for record in list_json(shop, "--state", "failed")] == ["FAILED"]
         assert len(list_json(shop, "--task", "shop.charge", "--limit", "1")) == 1
         assert list_json(shop, "--older-than", "2h") == []
-        assert shop.celery("list", "--task", "shop.nothing").startswith("No matching records")
+        for option in ("--task", "--label", "--text"):
+            for absent in ("shop.nothing", "\udcff"):
+                assert "No matching records" in shop.celery("list", option, absent)
         assert "write 90s, 10m, 2h or 1d" in shop.celery("list", "--older-than", "soon", code=2)
         assert "is too long" in shop.celery("list", "--older-than", "9999999999d", code=2)
 

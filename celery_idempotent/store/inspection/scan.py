@@ -7,7 +7,8 @@ from urllib.parse import quote, unquote
 
 from celery_idempotent.key.key import Key
 
-_KEY = re.compile(r"[^:]+:~?[A-Za-z0-9_-]{22}")
+#: The limit is for pages: no task has so long a name.
+_KEY = re.compile(r"[^:]{1,1000}:~?[A-Za-z0-9_-]{22}")
 
 
 def key_of(text: str, prefix: str) -> Key | None:
@@ -32,7 +33,8 @@ def _key(text: str) -> Key | None:
 def pattern(prefix: str, task: str | None) -> str:
     """Returns the pattern for the names of all records, or of one task's."""
     # A quoted task has none of the special characters of patterns.
-    return f"{_escaped(prefix)}:{'*' if task is None else quote(task, safe='') + ':*'}"
+    tasks = "" if task is None else f"{quote(task, safe='', errors='backslashreplace')}:"
+    return f"{_escaped(prefix)}:{tasks}*"
 
 
 def message_pattern(prefix: str, task_id: str) -> str:
