@@ -36,10 +36,8 @@ def claim_of(call: ActiveCall) -> Claim:
     )
 
 
-async def begin_at_rows(
-    transaction: Transaction, calls: Sequence[tuple[ActiveCall, Claim]]
-) -> list[Row | None]:
-    """Begins `transaction`, after publishing the messages that earlier ones left in the rows.
+async def begin_at_row(call: ActiveCall, transaction: Transaction, claim: Claim) -> Row | None:
+    """Begins `transaction`, after publishing the messages that an earlier one left in the row.
 
     Returns:
         As :meth:`Transaction.begin`.
@@ -50,26 +48,20 @@ async def begin_at_rows(
         TransactionError: if called inside a transaction of the caller.
     """
     while True:
-        found = at_row(partial(transaction.begin, [claim for _, claim in calls]))
-        left = [
-            (call, row)
-            for (call, _), row in zip(calls, found, strict=True)
-            if row is not None and row.outbox is not None
-        ]
-        if not left:
-            return found
-        transaction.rollback()
-        for call, row in left:
-            await publish_found(call, transaction.database, row)
+        row = at_row(partial(transaction.begin, claim))
+        if row is None or row.outbox is None:
+            return row
+        await publish_found(call, transaction.database, row)
 
 
 async def commit_with_outbox(
     call: ActiveCall,
     transaction: Transaction,
-    outcomes: dict[Claim, OutcomeValues],
+    claim: Claim,
+    outcome: OutcomeValues,
     replacements: Sequence[Callable[[], Any]] = (),
 ) -> Row | None:
-    """As :meth:`Transaction.commit`; the first row, that of `call`, gets the messages of the body.
+    """As :meth:`Transaction.commit`; the row gets the messages of the body.
 
     Args:
         replacements: functions that publish the canvas that replaces the task of `call`.
@@ -80,10 +72,10 @@ async def commit_with_outbox(
     """
     if transaction.outbox is None:
         transaction.outbox = await outbox_of(call, [*transaction.on_commit, *replacements])
-    first, outbox = next(iter(outcomes)), transaction.outbox
-    row = transaction.commit({**outcomes, first: outcomes[first]._replace(outbox=outbox)})
+    outbox = transaction.outbox
+    row = transaction.commit(claim, outcome._replace(outbox=outbox))
     if row is None and outbox is not None:
-        await publish_outbox(call, transaction.database, first, outbox)
+        await publish_outbox(call, transaction.database, claim, outbox)
     return row
 
 

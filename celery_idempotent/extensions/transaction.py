@@ -16,7 +16,7 @@ from celery_idempotent.errors import CorruptRecordError, IdempotencyError, Store
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report, report_refused
 from celery_idempotent.extensions.outbox import (
-    begin_at_rows,
+    begin_at_row,
     claim_of,
     commit_with_outbox,
     publish_found,
@@ -125,7 +125,7 @@ class RowTransaction(Extension):
         call.protected = True  # by the row if there is no record
         call.execution._transaction = self.transaction  # noqa: SLF001 - the body reads its connection
         try:
-            (row,) = await begin_at_rows(self.transaction, [(call, self._claim)])
+            row = await begin_at_row(call, self.transaction, self._claim)
             row = row and row.with_outcome()
         except StoreUnavailableError as error:
             call.report(table.ROW_UNAVAILABLE, error=error)
@@ -178,7 +178,7 @@ class RowTransaction(Extension):
             if isinstance(disposition, Fail) and not transaction.committed:
                 # Rolls back the effects; the row is claimed again for the error.
                 self._roll_back(error)
-                (row,) = transaction.begin([self._claim])
+                row = transaction.begin(self._claim)
             if row is None:
                 row = await self._commit(settlement)
             if row is not None:
@@ -203,8 +203,9 @@ class RowTransaction(Extension):
         call = self.call
         delegates = isinstance(settlement.disposition, Delegate)
         replacements = call.host.replacements if delegates else ()
-        outcomes = {self._claim: ended_of(settlement)}
-        return await commit_with_outbox(call, self.transaction, outcomes, replacements)
+        return await commit_with_outbox(
+            call, self.transaction, self._claim, ended_of(settlement), replacements
+        )
 
     def ended(self) -> None:
         """Rolls back what is not committed."""

@@ -1,11 +1,11 @@
-"""The transaction of one or more executions: claims their rows, commits them with outcomes."""
+"""The transaction of an execution: claims its row, and commits it with the outcome."""
 
 from __future__ import annotations
 
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
@@ -22,7 +22,7 @@ from celery_idempotent.sql.outcomes import (
 #: Attempts to claim after deadlocks or lost connections, and the pauses between them in seconds.
 CLAIM_ATTEMPTS = 8
 MIN_PAUSE, MAX_PAUSE = 0.01, 1.0
-#: How often other executions may remove or take over rows before they are claimed.
+#: How often other executions may remove or take over the row before it is claimed.
 MAX_RACES = 50
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ CLOSED, OPEN, COMMITTING, COMMITTED = "closed", "open", "committing", "committed
 
 
 class Transaction:
-    """Claims the row of each key to run, and commits the rows together with the effects.
+    """Claims the row of a key, and commits it together with the effects.
 
     Args:
         may_replace: returns whether an execution may run although its row has this outcome. An
@@ -45,7 +45,6 @@ class Transaction:
         self._may_replace = may_replace
         self._session = database.engine.session()
         self._statements = database.statements
-        self._claimed: Sequence[Claim] = ()
         #: The messages to commit with the outcome.
         self.outbox: bytes | None = None
         self.phase = CLOSED
@@ -54,14 +53,12 @@ class Transaction:
     def connection(self) -> Any:
         """The connection of the open transaction."""
         if self.phase is not OPEN:
-            raise TransactionError(
-                "there is no open transaction: it has ended, or no key is left to run"
-            )
+            raise TransactionError("there is no open transaction: it has ended")
         return self._session.connection
 
     @property
     def committed(self) -> bool:
-        """Whether the outcomes are in the database."""
+        """Whether the outcome is in the database."""
         return self.phase is COMMITTED
 
     @property
@@ -69,23 +66,22 @@ class Transaction:
         """The functions that the body registered for the commit."""
         return self._session.on_commit if self.phase is OPEN else []
 
-    def begin(self, claims: Sequence[Claim]) -> list[Row | None]:
-        """Begins the transaction and claims the rows, waiting for transactions that hold them.
+    def begin(self, claim: Claim) -> Row | None:
+        """Begins the transaction and claims the row, waiting for a transaction that holds it.
 
         Returns:
-            For each claim, None if its row is claimed, else the row that was committed before. That
-            may be a replaceable row whose messages are still unpublished, or one without an
-            outcome. The transaction is open if a row is claimed.
+            None if the row is claimed and the transaction open, else the row that was committed
+            before. That may be a replaceable row whose messages are still unpublished, or one
+            without an outcome.
 
         Raises:
             StoreUnavailableError: if the database is unavailable or has no table.
             TransactionError: if called inside a transaction of the caller.
         """
         self.outbox = None
-        found = self._claim(claims)
-        self.phase = OPEN if len(found) < len(claims) else CLOSED
-        self._claimed = [claim for claim in claims if claim.id not in found]
-        return [found.get(claim.id) for claim in claims]
+        row = self._claim(claim)
+        self.phase = OPEN if row is None else CLOSED
+        return row
 
     def find(self, claim: Claim) -> Row | None:
         """Returns the row with its outcome, waiting for another transaction that holds it.
@@ -96,19 +92,15 @@ class Transaction:
             StoreUnavailableError: if the database is unavailable or has no table.
             TransactionError: if the row has no outcome, or inside a transaction of the caller.
         """
-        found = self._claim([claim], resolving=True)
+        row = self._claim(claim, resolving=True)
         self._session.rollback()
-        row = found.get(claim.id)
         return row and row.with_outcome()
 
-    def _claim(self, claims: Sequence[Claim], *, resolving: bool = False) -> dict[str, Row]:
-        """As `_claim_rows`, repeated after deadlocks and lost connections."""
-        # In a fixed order, so that two batches never wait for each other.
-        values = [claim._asdict() for claim in claims]
-        values.sort(key=lambda each: str(each["turn"] or each["id"]))
+    def _claim(self, claim: Claim, *, resolving: bool = False) -> Row | None:
+        """As `_claim_row`, repeated after deadlocks and lost connections."""
         for attempt in range(CLAIM_ATTEMPTS):
             try:
-                return self._claim_rows(values, resolving=resolving)
+                return self._claim_row(claim._asdict(), resolving=resolving)
             except IdempotencyError:
                 self._session.rollback()
                 raise
@@ -122,70 +114,60 @@ class Transaction:
             time.sleep(random.uniform(0.5, 1.0) * min(MIN_PAUSE * 2**attempt, MAX_PAUSE))
         raise AssertionError  # the last attempt returns or raises
 
-    def _claim_rows(self, pending: Sequence[dict[str, Any]], *, resolving: bool) -> dict[str, Row]:
-        """Claims the rows; returns those committed before, by row id."""
-        found: dict[str, Row] = {}
-        replaced: dict[str, str] = {}
-        for _ in range(MAX_RACES + len(pending)):
-            if not pending:
-                return found
-            if self._claim_all(pending, replaced, resolving=resolving):
+    def _claim_row(self, values: dict[str, Any], *, resolving: bool) -> Row | None:
+        """Claims the row; returns it if it was committed before."""
+        seen = ""
+        for _ in range(MAX_RACES):
+            if self._try_to_claim({**values, "seen": seen}, resolving=resolving):
                 if not resolving:
                     self._session.begin_body()
-                return found
+                return None
             self._session.rollback()
-            replaced = {}
-            for row in self._find_all(pending):
-                stays = resolving or row.state == CLAIMED or row.outbox is not None
-                if stays or not self._replaces(row):
-                    found[row.id] = row
-                else:
-                    replaced[row.id] = row.owner
-            pending = [values for values in pending if values["id"] not in found]
+            row, seen = self._find(values), ""
+            if row is None:
+                continue  # another one has the turn
+            stays = resolving or row.state == CLAIMED or row.outbox is not None
+            if stays or not self._replaces(row):
+                return row
+            seen = row.owner
         raise committed_without_outcome()
 
-    def _claim_all(
-        self, pending: Sequence[dict[str, Any]], replaced: Mapping[str, str], *, resolving: bool
-    ) -> bool:
-        """Returns whether all rows were claimed; if not, the transaction must be rolled back."""
+    def _try_to_claim(self, values: dict[str, Any], *, resolving: bool) -> bool:
+        """Returns whether the row was claimed; if not, the transaction must be rolled back."""
         self._session.begin()
         if resolving and self._statements.limit_wait:
             self._session.execute(self._statements.limit_wait, {})
-        for values in pending:
-            seen = replaced.get(values["id"])
-            statement = self._statements.take_over if seen else self._statements.claim
-            try:
-                answer = self._session.execute(statement, {**values, "seen": seen})
-            except self.database.engine.integrity_error:
-                return False
-            if seen and answer.changed != 1:
-                return False
-        return True
+        statement = self._statements.take_over if values["seen"] else self._statements.claim
+        try:
+            answer = self._session.execute(statement, values)
+        except self.database.engine.integrity_error:
+            return False
+        return not values["seen"] or answer.changed == 1
 
-    def _find_all(self, pending: Sequence[dict[str, Any]]) -> list[Row]:
+    def _find(self, values: dict[str, Any]) -> Row | None:
         self._session.begin()
-        answers = [self._session.execute(self._statements.find, values) for values in pending]
+        rows = self._session.execute(self._statements.find, values).rows
         self._session.rollback()
-        return [Row.read(row) for answer in answers for row in answer.rows]
+        return Row.read(rows[0]) if rows else None
 
     def _replaces(self, row: Row) -> bool:
         return row.expired or self._may_replace(row)
 
-    def commit(self, outcomes: Mapping[Claim, OutcomeValues]) -> Row | None:
-        """Writes the outcomes, deletes the claimed rows that have none, and commits.
+    def commit(self, claim: Claim, outcome: OutcomeValues) -> Row | None:
+        """Writes the outcome into the claimed row, and commits.
 
-        Outboxes replace the `on_commit` functions.
+        Its outbox replaces the `on_commit` functions.
 
-        If the reply to the commit is lost, a row is claimed again. That waits for the lost
+        If the reply to the commit is lost, the row is claimed again. That waits for the lost
         transaction to end, and shows whether it was committed. A repeated call, after a signal
         handler raised in the first, does the same.
 
         Returns:
-            None if the outcomes are committed, else the row of another execution.
+            None if the outcome is committed, else the row of another execution.
 
         Raises:
             TransactionError: if the body has ended the transaction.
-            StoreUnavailableError: if it is unknown whether they are committed.
+            StoreUnavailableError: if it is unknown whether it is committed.
             Exception: the driver's error; nothing is committed.
         """
         if self.phase is COMMITTED:
@@ -195,8 +177,10 @@ class Transaction:
             if self.phase is not OPEN:
                 raise self.database.has_ended()
             self.database.end_body(self._session)
-            for claim in self._claimed:
-                self._finish(claim, outcomes.get(claim))
+            ended = {**outcome._asdict(), "state": outcome.state.value}
+            values = {**ended, "id": claim.id, "owner": claim.owner}
+            if self._session.execute(self._statements.finish, values).changed != 1:
+                raise self.database.has_ended()
             self._session.drop_on_commit()
             self.phase = COMMITTING
             try:
@@ -206,17 +190,7 @@ class Transaction:
             else:
                 self.phase = COMMITTED
                 return None
-        # The rows are committed together, so any one is enough.
-        return self._resolve(next(iter(outcomes)), error)
-
-    def _finish(self, claim: Claim, ended: OutcomeValues | None) -> None:
-        values: dict[str, Any] = {"id": claim.id, "owner": claim.owner}
-        statement = self._statements.forget_shown
-        if ended is not None:
-            values |= {**ended._asdict(), "state": ended.state.value}
-            statement = self._statements.finish
-        if self._session.execute(statement, values).changed != 1:
-            raise self.database.has_ended()
+        return self._resolve(claim, error)
 
     def _resolve(self, claim: Claim, error: BaseException | None) -> Row | None:
         """Determines whether the commit took effect; raises `error` if it did not."""

@@ -119,7 +119,7 @@ def measure(kind: str, rows: int, batch: int, alone: float, *, beside_transactio
         database = Database(engine)
         old = Transaction(database)
         if beside_transaction:
-            old.begin([a_claim()])
+            old.begin(a_claim())
             # A snapshot, on MariaDB.
             old.connection.execute(sa.select(outcomes.c.id).limit(1))
         started = time.perf_counter()

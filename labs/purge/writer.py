@@ -34,8 +34,8 @@ def write(url: str, pipe: Connection) -> None:
             claims = []
         started = time.perf_counter()
         transaction, claim = Transaction(database), a_claim()
-        assert transaction.begin([claim]) == [None]
+        assert transaction.begin(claim) is None
         claims.append((time.perf_counter() - started) * 1000)
         ended = OutcomeValues(State.COMPLETED, "json", b"1", 86_400_000)
-        transaction.commit({claim: ended})
+        transaction.commit(claim, ended)
         time.sleep(max(0.0, 1 / _CLAIMS_PER_SECOND - (time.perf_counter() - started)))

@@ -93,7 +93,7 @@ def test_a_soft_time_limit_ends_the_wait_for_a_row(
     claim = Claim.of(key, idem.settings.key_prefix, task_id="another")
     other = Transaction(Database(database.engine))
     if database.kind != "sqlite":
-        contextvars.Context().run(other.begin, [claim])
+        contextvars.Context().run(other.begin, claim)
     timer = threading.Timer(SOON / 2, other.rollback)
     timer.start()
     with soft_limit_at_claim(database), pytest.raises(SoftTimeLimitExceeded):

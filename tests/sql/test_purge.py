@@ -87,7 +87,7 @@ def test_passes_by_rows_that_are_taken_over_and_blocks_no_claim(
     @sa.event.listens_for(engine, "commit")
     def claim_another(_: sa.Connection) -> None:
         transaction = Transaction(Database(database.engine))
-        during.extend(transaction.begin([claim]))
+        during.append(transaction.begin(claim))
         transaction.rollback()
 
     expired = sa.select(outcomes.c.id).where(outcomes.c.expires_at == 1000)
