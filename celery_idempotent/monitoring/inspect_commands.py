@@ -224,7 +224,7 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
     that begins at least one lease later.
     """
     pid, task = call.request.worker_pid, call.request.task
-    holds = record.state is State.STARTED and record.task_id == call.request.id
+    holds = record.state is State.STARTED and record.task_id == call.request.text_id
     lease = task.idempotency_configuration.settings.lease
     counters = shared_counters.current
     if counters and pid in counters.frozen_processes() and not record.worker.endswith(f"/{pid}"):

@@ -91,7 +91,9 @@ class TaskCall:
         settings = configuration.settings
         if headers.result_ttl is not None:
             settings = replace(settings, result_ttl=headers.result_ttl)
-        task_id = request.id
+        #: In the type that its publisher has passed. The body may change `request.id`.
+        self._message_id = request.id
+        task_id = message_headers.id_text(request.id)
         root, generation = canvas.identity_of(key, request, task_id, headers.root)
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: the other task has its id and its continuation.
@@ -133,7 +135,7 @@ class TaskCall:
             plan = ended_message.plan_of_rerun(configuration, self._forgets)
         if configuration.in_shadow:
             request.idempotency_without_body = False
-            finding = message_headers.finding_of(request.id, request.headers)
+            finding = message_headers.finding_of(task_id, request.headers)
             plan = Plan(plan.steps, (partial(Shadow, finding == DEDUPLICATED),))
         executor = configuration.executor
         #: In the flow.
@@ -141,7 +143,8 @@ class TaskCall:
 
     @property
     def in_flow(self) -> TaskCall:
-        """This call."""
+        """This call. Celery and this package find the id of its message in the request again."""
+        self._request.id = self._message_id
         return self
 
     def execute(self) -> Any:
@@ -172,6 +175,7 @@ class TaskCall:
                 running.add(self)
             return run_flow(partial(execute, self.active), self.data.soft_limit)
         finally:
+            self._request.id = self._message_id
             running.discard(self)
             call_of_context.set(outer_call)
 
@@ -200,8 +204,8 @@ class TaskCall:
                 traceback=None,
                 request=request,
             )
-            meta["task_id"] = bytes_to_str(request.id)
-            name, encoded = backend.get_key_for_task(request.id), backend.encode(meta)
+            meta["task_id"] = bytes_to_str(self._message_id)
+            name, encoded = backend.get_key_for_task(self._message_id), backend.encode(meta)
         except Exception:
             return None  # Celery will report that it cannot be encoded
         fits = len(encoded) <= self.data.settings.max_result_size
@@ -218,6 +222,8 @@ class TaskCall:
                 return outcome, self.rescheduled
             if self.ending is None:
                 request = self._request
+                if request.is_eager and isinstance(outcome.value, Retry):
+                    return outcome, self._reserved_for(outcome.value)
                 follows = bool(request.callbacks or request.chain or request.chord)
                 result = None if follows else self._backend_result(outcome.value)
                 return outcome, Complete(follows or not self.data.continues, result)
@@ -271,11 +277,11 @@ class TaskCall:
             return False
         try:
             options = message_headers.of_options(
-                sig.task, request.id, sig.options, in_shadow=configuration.in_shadow
+                sig.task, self.data.task_id, sig.options, in_shadow=configuration.in_shadow
             )
             headers = options.get("headers")
             key, _ = resolve_key(
-                configuration, request.id, headers, sig.args, sig.kwargs, request=request
+                configuration, self.data.task_id, headers, sig.args, sig.kwargs, request=request
             )
         except (IdempotencyError, TypeError):
             return False  # the execution of `sig` will raise the error
@@ -289,7 +295,11 @@ class TaskCall:
 
     def _reserved_for(self, retry: Retry) -> Release:
         options = retry.sig.options if retry.sig else {"eta": retry.when}
-        return Release(hold_for(options, self.data.settings.lease), self.data.generation + 1)
+        # The body may have changed the number of its retries.
+        depth = self.data.generation - self.data.generation % canvas.GENERATIONS
+        awaited = depth + int(options.get("retries") or self._request.retries + 1)
+        delay = {} if self._request.is_eager else options
+        return Release(hold_for(delay, self.data.settings.lease), awaited)
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns or raises the outcome that the result backend has, for a redelivered message.

@@ -66,7 +66,8 @@ def check_arguments(
         TypeError: naming the right place; or another `error`.
     """
     for option in CALL_OPTIONS:
-        if option in (kwargs or ()) and option not in rule.signature.parameters:
+        is_argument = isinstance(kwargs, Mapping) and option in kwargs
+        if is_argument and option not in rule.signature.parameters:
             raise error(
                 f"{rule.task}: {option} was passed as an argument of the task, which has no such "
                 f"parameter: it is an option of the call, apply_async(args, kwargs, {option}=…)"

@@ -27,7 +27,7 @@ from celery.utils import uuid
 
 from celery_idempotent.flow.continuation import Continuation, pending
 from celery_idempotent.key.key import ROOT_BYTES, Key, default_root
-from celery_idempotent.task.message_headers import MessageHeaders
+from celery_idempotent.task.message_headers import MessageHeaders, id_text
 
 #: For each replaced key, by its name: ``fingerprint:root.id`` of the task that had it.
 REPLACED_HEADER = "idempotency_replaced"
@@ -101,7 +101,8 @@ def with_root(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dic
     root each time the continuation is sent.
     """
     request = getattr(current_task, "request_stack", None) and current_task.request_stack.top
-    if request is not None and request.id == task_id and (replaced := _replaced_keys(request)):
+    is_same = request is not None and id_text(request.id) == task_id
+    if is_same and (replaced := _replaced_keys(request)):
         # A plain task of the canvas is replaced in turn.
         headers = {REPLACED_HEADER: replaced, **(headers or {})}
     carried = MessageHeaders.read(task, task_id, headers)
@@ -127,7 +128,7 @@ def mark_replaced(canvas: Signature, key: Key, root: bytes, request: Context) ->
         root: of the replaced message.
     """
     # An eager task runs until the canvas has ended, so all calls in the canvas are parts.
-    successor_id = "" if request.is_eager else request.id
+    successor_id = "" if request.is_eager else id_text(request.id)
     value = f"{key.fingerprint.hex()}:{root.hex()}.{successor_id}"
     replaced = {**_replaced_keys(request), str(key): value}
     nesting = (request.replaced_task_nesting or 0) + 1

@@ -77,20 +77,21 @@ def resolve_received_key(
         TypeError: if the arguments do not fit the task's signature.
     """
     task, enabled = configuration.rule.task, configuration.settings.enabled
+    task_id = message_headers.id_text(request.id)
     if enabled:
         names = (*(request.headers or ()), *(request.properties or ()), *kwargs)
         if call_options.names_any(names):
             call_options.check_message(configuration.rule, request, kwargs)
         if configuration.in_shadow:
-            finding = message_headers.finding_of(request.id, request.headers)
+            finding = message_headers.finding_of(task_id, request.headers)
             if finding == message_headers.REFUSED:
                 raise KeyRuleError(f"{task}: an option of the call cannot be used")
     if request.headers:
         # Because the body may forward them. A key that was published by name is not bound yet.
         try:
-            request.headers = message_headers.bind(task, request.id, request.headers)
+            request.headers = message_headers.bind(task, task_id, request.headers)
         except KeyRuleError:
             if enabled:
                 raise
             request.headers = message_headers.without_keys(request.headers)
-    return resolve_key(configuration, request.id, request.headers, args, kwargs, request=request)
+    return resolve_key(configuration, task_id, request.headers, args, kwargs, request=request)

@@ -136,6 +136,20 @@ class MessageHeaders(NamedTuple):
 NO_HEADERS = MessageHeaders()
 
 
+def id_text(task_id: Any) -> str:
+    """Returns a task id as text, for a record. Celery also accepts a UUID or bytes."""
+    return task_id.decode(errors="replace") if isinstance(task_id, bytes) else str(task_id)
+
+
+def as_mapping(headers: Any) -> Mapping[str, Any]:
+    """Returns the headers of a call as a mapping. Celery also accepts pairs.
+
+    Raises:
+        TypeError, ValueError: as in Celery, if they are something else.
+    """
+    return headers if isinstance(headers, Mapping) else dict(headers or {})
+
+
 def only_root(task: str, task_id: str, headers: Mapping[str, Any]) -> bytes | None:
     """Returns the root of a message; None if ``idempotency`` has a key or is bound to another."""
     text = headers.get(DERIVED_KEY_HEADER)
@@ -253,7 +267,7 @@ def was_requeued(task: str, headers: Mapping[str, Any] | None) -> bool:
     if not isinstance(text, str) or text.count(".") < 3:
         return False  # most messages
     try:
-        task_id = str((headers or {})["id"])
+        task_id = id_text((headers or {})["id"])
         return bool(MessageHeaders.read(task, task_id, headers).requeue_count)
     except (IdempotencyError, KeyError):
         return False

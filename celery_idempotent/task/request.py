@@ -106,7 +106,7 @@ class IdempotentRequest(Request):
             return
         event = table.BYPASSED_AGAIN if self.name in _bypassed else table.BYPASSED
         _bypassed.add(self.name)
-        report(event, About(self.task, self.name, self.id))
+        report(event, About(self.task, self.name, message_headers.id_text(self.id)))
 
     def revoked(self) -> bool:
         """Returns whether to discard the message: not if its execution has begun or finished.
@@ -125,7 +125,7 @@ class IdempotentRequest(Request):
             ):
                 key, _, _ = self._identity
                 if key is not None:
-                    self._configuration.delete_reservation(key, self.id)
+                    self._configuration.delete_reservation(key, self.text_id)
         return revoked
 
     def _has_begun(self) -> bool:
@@ -158,12 +158,12 @@ class IdempotentRequest(Request):
         if record is None:
             return False
         if record.state.finished:
-            met = store.reference(self.id)
-            return record.task_id == self.id or (met is not None and met.replayed)
-        if record.task_id == self.id and record.state is State.STARTED:
+            met = store.reference(self.text_id)
+            return record.task_id == self.text_id or (met is not None and met.replayed)
+        if record.task_id == self.text_id and record.state is State.STARTED:
             return not revoked or record.at_ms > reply.now_ms
         reserved = reservation.read(record, reply.raw.partition(b" ")[2])
-        if revoked or reserved is None or reserved.task_id != self.id:
+        if revoked or reserved is None or reserved.task_id != self.text_id:
             return False
         return (reserved.retry or 0) > generation
 
@@ -239,6 +239,11 @@ class IdempotentRequest(Request):
         """The id under which this process sends errbacks."""
         return os.urandom(layout.ID_BYTES)
 
+    @property
+    def text_id(self) -> str:
+        """The id of the message, as in its record."""
+        return message_headers.id_text(self.id)
+
     def idempotency_key(self) -> Key | None:
         """Returns the key of the message's record; None if it is not protected.
 
@@ -256,12 +261,12 @@ class IdempotentRequest(Request):
         """
         configuration, context = self._configuration, self._context
         key, headers = resolve_key(
-            configuration, self.id, context.headers, self.args, self.kwargs, request=context
+            configuration, self.text_id, context.headers, self.args, self.kwargs, request=context
         )
         if key is None:
             return None, b"", 0
-        root, generation = canvas.identity_of(key, context, self.id, headers.root)
-        return configuration.record_key(key, self.id), root, generation
+        root, generation = canvas.identity_of(key, context, self.text_id, headers.root)
+        return configuration.record_key(key, self.text_id), root, generation
 
     def _is_redelivered(self) -> bool:
         """Returns whether the message of a lost worker process is redelivered or retried."""
@@ -298,7 +303,7 @@ class IdempotentRequest(Request):
                 payload = run_sync(encode(final_error, settings, key=str(key), token=token))
             abandon = commands.abandon(
                 key,
-                self.id,
+                self.text_id,
                 worker_name(self.hostname, self.worker_pid),
                 root=root,
                 grace_ms=round(grace * 1000),
@@ -311,7 +316,7 @@ class IdempotentRequest(Request):
             )
             case = configuration.execute(abandon).case
             if case == "ok":
-                about = About(self.task, self.name, self.id, key)
+                about = About(self.task, self.name, self.text_id, key)
                 report(table.ABANDONED, about, reason=reason, grace=grace)
             return case
         # The lease expires by itself, and the message is redelivered in any case.
@@ -343,7 +348,7 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
         try:
             return receive(message, *args, **kwargs)
         except (ContentDisallowed, DecodeError, InvalidTaskError):
-            task_id = str(headers.get("id"))
+            task_id = message_headers.id_text(headers.get("id"))
             with _warning(
                 "Cannot end the reservation of task %s, whose message cannot be read; it will "
                 "expire: %s",

@@ -165,6 +165,7 @@ class Line:
         headers = request.headers
         if (
             request.is_eager
+            or type(request.id) is not str
             or request.retries
             or request.replaced_task_nesting
             or request.callbacks
@@ -235,6 +236,7 @@ class StraightCall:
         headers = message_headers.MessageHeaders(root=self._root)
         configuration, (args, kwargs) = self._line.configuration, self._arguments
         request = self._request
+        request.id = self.task_id  # which the body may have changed
         call = TaskCall(self.sender, configuration, request, args, kwargs, self.key, headers)
         call.began_at, active = self._began_at, call.active
         active.execution_id, active.decision = self._execution_id, self.decision
@@ -267,6 +269,7 @@ class StraightCall:
             return self._end_interrupted(error)
         finally:
             limit.leave()
+            request.id = self.task_id  # which the body may have changed
             running.discard(self)
             call_of_context.set(outer_call)
         if has_ended:
@@ -318,6 +321,7 @@ class StraightCall:
         except BaseException as error:
             limit.phase = FLOW
             self.outcome = self.outcome or Failure(error)
+        request.id = self.task_id
         return self._complete(request)
 
     def _complete(self, request: Context) -> bool:
@@ -325,6 +329,7 @@ class StraightCall:
         if (
             not isinstance(outcome, Result)
             or "_in_flow" in vars(self)
+            or (request.ignore_result and line.writes_result)
             or request.children
             or request.callbacks
             or request.chain
@@ -334,10 +339,10 @@ class StraightCall:
         try:
             # As kombu encodes it, except for types that only kombu knows.
             text = dumps(outcome.value)
+            body, token = text.encode(), b"%d" % self.token
+            name, meta = line.result_of(request, text) if line.writes_result else (b"", body)
         except Exception:
             return False
-        body, token = text.encode(), b"%d" % self.token
-        name, meta = line.result_of(request, text) if line.writes_result else (b"", body)
         if len(meta) > line.configuration.settings.max_result_size:
             return False
         slots: Any = (len(token), token, len(body), body)
@@ -365,9 +370,9 @@ class StraightCall:
                 return False
             text = record.body.decode()
             value = json.loads(text)
+            name, meta = line.result_of(request, text)
         except Exception:
             return False  # the flow reports the error
-        name, meta = line.result_of(request, text)
         if record.task_id == self.task_id or len(meta) > settings.max_result_size:
             return False
         slots: Any = self.key.digest.encode(), len(name), name, len(meta), meta

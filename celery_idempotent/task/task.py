@@ -52,6 +52,7 @@ from celery_idempotent.task import (
 )
 from celery_idempotent.task.call import TaskCall, call_in_context, result_written, soft_limit_of
 from celery_idempotent.task.key_resolution import resolve_received_key
+from celery_idempotent.task.message_headers import id_text
 from celery_idempotent.task.republish import RequeuePause
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,9 @@ _HIDING = {"__call__", "acks_late", "reject_on_worker_lost", "throws", *OPTIONS}
 
 #: Celery's tasks that call another task as a function, once for each item of a list.
 _MAPS = {"celery.map", "celery.starmap"}
+
+#: Celery's and kombu's errors for options of a wrong type or value.
+_WRONG_OPTION = (AttributeError, LookupError, TypeError, ValueError)
 
 _plain_execution: ContextVar[Execution | None] = ContextVar("idempotent_plain", default=None)
 
@@ -78,12 +82,16 @@ class _WrittenBackend:
     """
 
     _backend: Any
+    #: Whose result the backend has.
+    _task_id: str
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def mark_as_done(self, *_: Any, **__: Any) -> None:
-        """Does nothing."""
+    def mark_as_done(self, task_id: Any, *args: Any, **options: Any) -> None:
+        """Does nothing, unless a handler has changed the id of the request."""
+        if id_text(task_id) != self._task_id:
+            self._backend.mark_as_done(task_id, *args, **options)
 
 
 def _call_of(request: Context) -> TaskCall | None:
@@ -237,7 +245,7 @@ class IdempotentTask(Task):
             key, headers = resolve_received_key(configuration, request, args, kwargs)
         except (IdempotencyError, TypeError) as error:
             event = table.WOULD_REFUSE if in_shadow else table.REFUSED
-            report_refused(About(self, self.name, request.id), error, event)
+            report_refused(About(self, self.name, id_text(request.id)), error, event)
             if not in_shadow:
                 raise
             key = None
@@ -290,8 +298,9 @@ class IdempotentTask(Task):
         if call is None:
             return backend
         result_written.set(None)
-        is_current = call is getattr(self.request_stack.top, "idempotency_call", None)
-        return _WrittenBackend(backend) if is_current else backend
+        request = self.request_stack.top
+        is_current = call is getattr(request, "idempotency_call", None)
+        return _WrittenBackend(backend, id_text(request.id)) if is_current else backend
 
     @backend.setter
     def backend(self, backend: Any) -> None:
@@ -354,28 +363,30 @@ class IdempotentTask(Task):
             CorruptRecordError: if publishing is deduplicated and the record cannot be read.
         """
         has_own_id, task_id = bool(task_id), task_id or uuid()
+        text_id = id_text(task_id)
         again = getattr(self.request_stack.top, "idempotency_headers_again", None)
-        if again and task_id == self.request.id:
+        if again and text_id == id_text(self.request.id):
             # An `apply_async` of a subclass may have replaced those of a retry.
             options["headers"] = {**again, **(options.get("headers") or {})}
         try:
-            options = self._bind_headers("apply_async", task_id, kwargs, options)
+            options = self._bind_headers("apply_async", text_id, kwargs, options)
         except KeyRuleError as error:
-            publish.report_publish_refused(About(self, self.name, task_id), error)
+            publish.report_publish_refused(About(self, self.name, text_id), error)
             raise
         if self.idempotency_configuration.settings.enabled:
-            options["headers"] = canvas.with_root(self.name, task_id, options.get("headers"))
+            options["headers"] = canvas.with_root(self.name, text_id, options.get("headers"))
         options |= {"link": link, "link_error": link_error}
         # By keyword: other base classes may take only two positional arguments.
         send = partial(
             super().apply_async, args, kwargs, task_id=task_id, producer=producer, shadow=shadow
         )
-        return publish.publish(self, args, kwargs, task_id, options, send, has_own_id=has_own_id)
+        return publish.publish(self, args, kwargs, text_id, options, send, has_own_id=has_own_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
         """Runs a call eagerly, as Celery does, with the same protection as in a worker."""
-        options["task_id"] = task_id = options.get("task_id") or uuid()
-        return super().apply(args, kwargs, **self._bind_headers("apply", task_id, kwargs, options))
+        options["task_id"] = options.get("task_id") or uuid()
+        text_id = id_text(options["task_id"])
+        return super().apply(args, kwargs, **self._bind_headers("apply", text_id, kwargs, options))
 
     def _bind_headers(
         self, function: str, task_id: str, kwargs: Any, options: dict[str, Any]
@@ -384,9 +395,16 @@ class IdempotentTask(Task):
         configuration = self.idempotency_configuration
         in_shadow = configuration.in_shadow
         call_options.check(function, options)
+        headers: Mapping[str, Any] = {}
+        try:
+            headers = message_headers.as_mapping(options.get("headers"))
+        except (TypeError, ValueError):
+            if function == "apply_async":
+                raise  # as Celery does; it does not read those of an eager call
+        options = {**options, "headers": headers}
         if configuration.settings.enabled and not in_shadow:
             call_options.check_arguments(configuration.rule, kwargs)
-            call_options.check_headers(self.name, options.get("headers"))
+            call_options.check_headers(self.name, headers)
         return message_headers.of_options(self.name, task_id, options, in_shadow=in_shadow)
 
     def retry(self, *args: Any, **options: Any) -> Any:
@@ -395,10 +413,13 @@ class IdempotentTask(Task):
         Celery would drop the message. Here it is requeued and may run earlier than scheduled.
 
         Raises:
-            TypeError: if an option is named like one of this package: a retry keeps its key.
+            TypeError: if an option is named like one of this package: a retry keeps its key. If it
+                is `task_id`: a retry keeps that, too. If the type of another option is wrong.
         """
         call_options.check("retry", options, known=())
         call = _call_of(self.request)
+        if call is not None and "task_id" in options:
+            raise TypeError("retry() takes no task_id: the caller waits for the result of this one")
         in_shadow = self.idempotency_configuration.in_shadow
         pause = RequeuePause(self, self.request, call.began_at if call else monotonic())
         retry = None
@@ -412,6 +433,8 @@ class IdempotentTask(Task):
             except Reject as rejected:
                 if in_shadow or isinstance(rejected.reason, EncodeError):
                     raise  # as Celery does; such arguments can never be published
+                if isinstance(rejected.reason, _WRONG_OPTION):
+                    raise rejected.reason from None  # nor can such options
                 if not pause.wait(rejected.reason):
                     requeued = Reject(rejected.reason, requeue=True)
                     if call is not None:
@@ -430,9 +453,12 @@ class IdempotentTask(Task):
         if in_shadow and call is None:
             return super().signature_from_request(request, *args, **options)
         key, root = (call.active.key, call.data.root) if call else (None, b"")
+        new_headers = options.get("headers")
+        if new_headers is not None:
+            new_headers = message_headers.as_mapping(new_headers)
         try:
             options["headers"] = message_headers.for_retry(
-                self.name, request.id, request.headers, options.get("headers"), key, root
+                self.name, id_text(request.id), request.headers, new_headers, key, root
             )
         except IdempotencyError as error:
             if not in_shadow:

@@ -169,6 +169,7 @@ class TestTaskIdOfADuplicate:
         assert show(shop, duplicate.id) == {
             "duplicate": {
                 "key": record.key,
+                "end": "replayed",
                 "replayed": True,
                 "task_id": first.id,
                 "token": record.token,

@@ -1,0 +1,173 @@
+"""Changes of ``self.request`` by a body or a handler: heeded as in Celery, except the id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from celery import Task
+from celery.signals import task_prerun
+
+from celery_idempotent import IdempotentTask, State
+from tests.flow.deliveries import Offer
+
+
+def rename(self: Any, end: str) -> str:
+    """Changes the id of its request, like some who want another one in their logs."""
+    self.request.id = f"renamed {self.request.id}"
+    if end == "uses its execution":
+        self.idempotency.check()
+    if end == "raises":
+        raise LookupError
+    if end == "retries" and not self.request.retries:
+        self.retry(countdown=0)
+    if end == "is replaced" and not self.request.replaced_task_nesting:
+        self.replace(self.s("of the replacement"))
+    return end
+
+
+@pytest.mark.parametrize("options", [{}, {"idempotency_fused_completion": False}, {"link": True}])
+@pytest.mark.parametrize(
+    "end", ["returns", "uses its execution", "raises", "retries", "is replaced"]
+)
+def test_the_id_is_the_message_s(offer: Offer, end: str, options: dict[str, Any]) -> None:
+    link = options.pop("link", False)
+    deliveries = offer(rename, options={"idempotency_replay_errors": (LookupError,), **options})
+    message = deliveries.publish(end, **({"link": deliveries.task.si("linked")} if link else {}))
+
+    deliveries.deliver(message)
+    if end in ("retries", "is replaced"):
+        message = deliveries.received()
+        deliveries.deliver(message)
+
+    result = deliveries.app.AsyncResult(message.id)
+    assert result.state == ("FAILURE" if end == "raises" else "SUCCESS")
+    record = deliveries.task.idempotency_record(end)
+    assert record is not None
+    assert (record.state, record.task_id) == (
+        State.FAILED if end == "raises" else State.COMPLETED,
+        message.id,
+    )
+    assert not deliveries.app.backend.client.keys("celery-task-meta-renamed*")
+
+
+def test_a_handler_that_changes_the_id(offer: Offer) -> None:
+    def change(task: Any, **_: Any) -> None:
+        task.request.id = "renamed"
+
+    deliveries = offer()
+    task_prerun.connect(change, sender=deliveries.task)
+    message = deliveries.publish("order")
+    deliveries.deliver(message)
+
+    assert deliveries.app.AsyncResult(message.id).state == "SUCCESS"
+
+
+def test_a_body_that_resets_its_retries(offer: Offer) -> None:
+    """To retry for longer than ``max_retries``."""
+
+    def poll(self: Any, order: str) -> str:
+        runs.append(self.request.retries)
+        if len(runs) == 5:
+            return order
+        if self.request.retries == 2:
+            self.request.retries = 0
+        raise self.retry(countdown=0, max_retries=3)
+
+    runs: list[int] = []
+    deliveries = offer(poll)
+    message = deliveries.publish("order")
+    for _ in range(5):
+        deliveries.deliver(message)
+        message = deliveries.next() or message
+
+    assert runs == [0, 1, 2, 1, 2]
+    assert deliveries.app.AsyncResult(message.id).result == "order"
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda self: None,
+    "callbacks": lambda self: setattr(self.request, "callbacks", [self.si("added")]),
+    "no callbacks": lambda self: setattr(self.request, "callbacks", None),
+    "chain": lambda self: setattr(self.request, "chain", [self.si("added")]),
+    "errbacks": lambda self: setattr(self.request, "errbacks", [self.si("added")]),
+    "no errbacks": lambda self: setattr(self.request, "errbacks", None),
+    "args": lambda self: setattr(self.request, "args", ("changed",)),
+    "kwargs": lambda self: setattr(self.request, "kwargs", {"extra": 1}),
+    "headers": lambda self: setattr(self.request, "headers", {"a": 1}),
+    "a header": lambda self: self.request.headers.update(a=1),
+    "no headers": lambda self: setattr(self.request, "headers", None),
+    "root_id": lambda self: setattr(self.request, "root_id", "another"),
+    "parent_id": lambda self: setattr(self.request, "parent_id", "another"),
+    "delivery_info": lambda self: setattr(
+        self.request, "delivery_info", {"exchange": "", "routing_key": "celery", "priority": 3}
+    ),
+    "expires": lambda self: setattr(self.request, "expires", None),
+    "ignore_result": lambda self: setattr(self.request, "ignore_result", True),
+    "group": lambda self: setattr(self.request, "group", "a group"),
+    "shadow": lambda self: setattr(self.request, "shadow", "another name"),
+    "retries": lambda self: setattr(self.request, "retries", 7),
+}
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["", "linked"])
+@pytest.mark.parametrize("end", ["returns", "raises", "retries"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_fields_are_heeded_as_in_celery(
+    offer: Offer, change: str, end: str, linked: bool
+) -> None:
+    def body(self: Any, order: str, extra: int = 0) -> str:
+        if order != "order" or extra:
+            return order
+        retried = bool(self.request.retries)
+        CHANGES[change](self)
+        if end == "raises":
+            raise LookupError
+        if end == "retries" and not retried:
+            raise self.retry(countdown=0, max_retries=9)
+        return order
+
+    def outcome(base: Any) -> list[Any]:
+        deliveries = offer(body, base=base)
+        follow_up = {"link": deliveries.task.si("link"), "link_error": deliveries.task.si("error")}
+        options = follow_up if linked else {}
+        message = first = deliveries.publish("order", headers={"b": 2}, expires=60, **options)
+        seen: list[Any] = [deliveries.deliver(message)[0]]
+        while len(seen) < 8 and (message := deliveries.next()) is not None:
+            seen.append(fields_of(message))
+            if message.id == first.id:
+                seen.append(deliveries.deliver(message)[0])
+        meta = deliveries.app.backend.get_task_meta(first.id)
+        return [*seen, meta["status"], str(meta["result"]), meta.get("group_id")]
+
+    assert outcome(IdempotentTask) == outcome(Task)
+
+
+def fields_of(message: Any) -> dict[str, Any]:
+    """Returns what a message says, without its ids and the headers of this package."""
+    args, kwargs, _ = message.message.payload
+    headers = message.request_dict
+    fields = {name: headers.get(name) for name in ("retries", "shadow", "a", "b")}
+    for name in ("root_id", "parent_id", "group"):
+        fields[name] = headers.get(name) in ("another", "a group")
+    fields["expires"] = headers.get("expires") is not None
+    priority = message.message.properties.get("priority")
+    return {**fields, "priority": priority, "args": args, "kwargs": kwargs}
+
+
+@pytest.mark.parametrize("task_id", [uuid4(), b"bytes"], ids=["UUID", "bytes"])
+@pytest.mark.parametrize("end", ["returns", "retries", "is replaced"])
+def test_an_id_that_is_no_text(offer: Offer, task_id: UUID | bytes, end: str) -> None:
+    deliveries = offer(rename)
+    message = deliveries.publish(end, task_id=task_id)
+    deliveries.deliver(message)
+    if end != "returns":
+        message = deliveries.received()
+        deliveries.deliver(message)
+
+    assert message.id == task_id
+    result = deliveries.app.AsyncResult(task_id)
+    assert result.state == "SUCCESS"
+    assert deliveries.deliver(message).state == "success"
