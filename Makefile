@@ -80,8 +80,8 @@ redelivery: .venv/test  ## Kill whole workers under load, and time how soon thei
 	@$(BIN)/python -m labs.redelivery$(if $(HOUR),.hour)$(if $(FAULTS),.faults)$(if $(COST),.cost) $(if $(TRIALS),--trials $(TRIALS)) $(if $(AFTER),--after $(AFTER)) $(if $(LEASE),--lease $(LEASE)) $(if $(RELIER),--relier $(RELIER))
 
 .PHONY: hostile
-hostile: .venv/test  ## Derive 1,000,000 keys, send 20,000 messages twice, change every byte of records and headers (ONLY= KEYS= MESSAGES= SEED=)
-	@$(BIN)/python -m labs.hostile $(if $(ONLY),--only $(ONLY)) $(if $(KEYS),--keys $(KEYS)) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(SEED),--seed $(SEED))
+hostile: .venv/test  ## Derive 1,000,000 keys, send 20,000 messages twice, change every byte of records and headers, forge 600 records, messages and headers (ONLY= KEYS= MESSAGES= FORGED= SEED=)
+	@$(BIN)/python -m labs.hostile $(if $(ONLY),--only $(ONLY)) $(if $(KEYS),--keys $(KEYS)) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(FORGED),--forged $(FORGED)) $(if $(SEED),--seed $(SEED))
 
 .PHONY: purge
 purge: .venv/test  ## Delete 5,000,000 expired outcomes from PostgreSQL and MariaDB beside a writer (ROWS=)

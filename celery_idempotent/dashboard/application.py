@@ -22,7 +22,7 @@ from celery_idempotent.dashboard.context import Context
 from celery_idempotent.dashboard.presentation import is_api, json_response, render
 from celery_idempotent.dashboard.protection import Authorize, BasicAuth, Protection, on_defect
 from celery_idempotent.dashboard.views import Views
-from celery_idempotent.errors import CorruptRecordError, IdempotencyError, SettingsError
+from celery_idempotent.errors import IdempotencyError, SettingsError, StoreUnavailableError
 
 #: The contents of files, by name; the package may be inside a zip file.
 _STATIC = {
@@ -109,7 +109,7 @@ async def _static_file(request: Request) -> Response:
 
 def _on_error(request: Request, error: Exception) -> Response:
     """Responds with an error, such as an unreachable Redis, whose text contains no secrets."""
-    status, text = 409 if isinstance(error, CorruptRecordError) else 503, str(error)
+    status, text = 503 if isinstance(error, StoreUnavailableError) else 409, str(error)
     if isinstance(error, HTTPException):
         status, text = error.status_code, error.detail
     if is_api(request):

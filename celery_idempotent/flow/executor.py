@@ -9,12 +9,16 @@ from celery_idempotent.flow import conflict
 from celery_idempotent.flow.thread import BlockingRuntime
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.payload.value_codec import MAX_DECODED
 from celery_idempotent.record.payload import Payload, message_field
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store import commands
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
+
+#: Maximum bytes of the name of an object.
+_MAX_NAME = 4096
 
 
 class Executor:
@@ -100,7 +104,9 @@ class Executor:
         Raises:
             StoreUnavailableError: if Redis is unavailable.
         """
-        if (message := self.message(key, task_id)) is not None:
+        # One that is offloaded is only the name of an object.
+        message = self._read_message(key, task_id, _MAX_NAME)
+        if message is not None:
             self.store.query("DEL", self.store.name(key.kept_message(task_id)))
             run_sync(self.codec.delete_object(message, str(key), message_field(task_id)))
 
@@ -109,6 +115,15 @@ class Executor:
 
         Raises:
             StoreUnavailableError: if Redis is unavailable.
+            CorruptRecordError: if it is too large.
         """
-        value = self.store.query("GET", self.store.name(key.kept_message(task_id)))
-        return None if value is None else Payload.from_bytes(value)
+        message = self._read_message(key, task_id, MAX_DECODED)
+        if message is not None and len(message.to_bytes()) == MAX_DECODED:
+            raise CorruptRecordError(f"{key}: its kept message is too large")
+        return message
+
+    def _read_message(self, key: Key, task_id: str, size: int) -> Payload | None:
+        """Returns the first `size` bytes of a kept message; None if there is none."""
+        name = self.store.name(key.kept_message(task_id))
+        value = self.store.query("GETRANGE", name, 0, size - 1)
+        return Payload.from_bytes(value) if value else None

@@ -35,7 +35,7 @@ _PLAIN_JSON: dict[type, Callable[[Any], str]] = {
 COMPRESSION_THRESHOLD = 1024
 #: Maximum bytes of data to compress, and to accept from decompression: a short body that someone
 #: else has written to Redis may contain a thousand times as many.
-MAX_DECODED = 16 * 1024 * 1024
+MAX_DECODED = 8 * 1024 * 1024
 
 #: Bytes of memory for the decompressor of LZMA; its default preset needs 9 MiB.
 _LZMA_MEMORY = 64 * 1024 * 1024

@@ -1,1 +1,1 @@
-"""Hostile input, counted: confusable arguments, damaged records, damaged headers."""
+"""Hostile input, counted: confusable arguments, damaged and forged records, messages, headers."""

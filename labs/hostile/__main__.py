@@ -18,14 +18,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make hostile", description=__doc__)
     parser.add_argument("--keys", type=int, default=1_000_000, help="calls whose keys are compared")
     parser.add_argument("--messages", type=int, default=20_000, help="calls that are sent twice")
+    parser.add_argument("--forged", type=int, default=200, help="messages and records of a forger")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", nargs="+", choices=("keys", "messages", "records", "headers"))
+    parser.add_argument(
+        "--only", nargs="+", choices=("keys", "messages", "records", "headers", "forged")
+    )
     options = parser.parse_args()
     jobs = [
         *(("records", name, 0) for name in DEPLOYMENTS),
         *(("keys", name, options.keys // len(SERIALIZERS)) for name in SERIALIZERS),
         *(("messages", name, options.messages // len(SERIALIZERS)) for name in SERIALIZERS),
         ("headers", "", 0),
+        ("forged", "", options.forged),
     ]
     chosen = [(*job, options.seed) for job in jobs if not options.only or job[0] in options.only]
     console, table, failures = Console(), Table("", "stage", "figures"), []

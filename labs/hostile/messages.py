@@ -58,9 +58,11 @@ class Worker:
         self._deliveries = Deliveries(app, task)
         self._trace = build_tracer(task.name, task, app.loader, "hostile@here", app=app)
 
-    def receive(self, args: Any, kwargs: Any) -> tuple[str, Any]:
+    def receive(
+        self, args: Any, kwargs: Any, *, headers: Any = None, task_id: str = ""
+    ) -> tuple[str, Any]:
         """Returns what the result backend has afterwards: the state, and the value or the error."""
-        task_id = str(uuid.uuid4())
+        task_id = task_id or str(uuid.uuid4())
         request = {
             **dict.fromkeys(("callbacks", "errbacks", "chord", "chain")),
             "id": task_id,
@@ -71,7 +73,7 @@ class Worker:
             "retries": 0,
             "is_eager": False,
             "hostname": "hostile@here",
-            "headers": {},
+            "headers": headers or {},
             "properties": {},
             "delivery_info": {"exchange": "", "routing_key": "celery"},
         }

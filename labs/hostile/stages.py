@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from labs.hostile import damage, keys, messages
+from labs.hostile import damage, forged, keys, messages
 from tests.servers.redis_server import RedisServer
 
 #: Settings under which records are damaged.
@@ -63,6 +63,14 @@ def damage_headers(*_: object) -> Row:
     return Row("headers", _met(verdict), verdict.failures)
 
 
+def forge(_: str, inputs: int, seed: int) -> Row:
+    with RedisServer.start("any") as server:
+        verdict = forged.run(server.url, inputs, seed)
+    ends = ", ".join(f"{count:,} {kind}" for kind, count in verdict.met.most_common())
+    cost = f"at most {verdict.seconds:.1f} s and {verdict.megabytes} MB"
+    return Row("forged", f"{verdict.inputs:,} inputs, {cost}: {ends}", verdict.failures)
+
+
 def _met(verdict: damage.Verdict) -> str:
     ends = ", ".join(f"{count:,} {kind}" for kind, count in verdict.met.most_common())
     return f"{verdict.changes:,} changed bytes: {ends}"
@@ -73,4 +81,5 @@ _STAGES: dict[str, Callable[[str, int, int], Row]] = {
     "messages": send_messages,
     "records": damage_records,
     "headers": damage_headers,
+    "forged": forge,
 }

@@ -6,8 +6,15 @@ import pytest
 
 from celery_idempotent.key import canonical
 from celery_idempotent.record import reservation
-from labs.hostile import damage, keys, messages
+from celery_idempotent.task import ended_message
+from labs.hostile import damage, forged, keys, messages
+from tests.conftest import exhaustive_except
 from tests.servers.redis_server import RedisServer
+
+EVIL = (
+    b'json\n{"task": "hostile.echo", "task_id": "%s", "args": ["fails", 1], "kwargs": {},'
+    b' "options": {"headers": {"task": "evil"}}}' % forged.TASK_ID.encode()
+)
 
 
 @pytest.mark.parametrize("serializer", keys.SERIALIZERS)
@@ -56,3 +63,21 @@ def test_a_wrong_error_of_a_damaged_record_is_found(monkeypatch: pytest.MonkeyPa
         *_, verdict = damage.records(server.url, **settings)
 
     assert any("ValueError" in failure for failure in verdict.failures)
+
+
+@pytest.mark.parametrize(
+    "broken", exhaustive_except(["", "headers", "memory"], ""), ids=["nothing", "headers", "memory"]
+)
+def test_a_forger_gets_clear_errors(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    monkeypatch.setattr(forged, "BOMB", 3_000_000)
+    if broken == "headers":
+        monkeypatch.setattr(ended_message, "_OF_CELERY", frozenset())
+        monkeypatch.setattr(forged.Forger, "message", lambda *_: EVIL)
+    elif broken == "memory":
+        monkeypatch.setattr(forged, "MAX_MEGABYTES", -1)
+    with RedisServer.start("any") as server:
+        verdict = forged.run(server.url, 2, seed=1)
+
+    expected = {"": "", "headers": "publishes evil", "memory": "grows by"}[broken]
+    assert all(expected in failure for failure in verdict.failures)
+    assert bool(verdict.failures) is bool(broken)

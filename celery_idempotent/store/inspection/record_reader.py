@@ -38,7 +38,7 @@ NO_KEY = -2
 #: Bytes that hold every field before the outcome, unless a task id is unusually long.
 HEAD = 640
 #: Maximum bytes to read of a record that is shown to a person.
-WHOLE = 2**25
+WHOLE = 2**24
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def test_decompression_ends_at_a_limit(compression: str) -> None:
             assert value_codec.load(payload, value_codec.JSON) == text
         else:
             assert not is_compressed
-            with pytest.raises(ValueError, match="or larger than 16777216 bytes"):
+            with pytest.raises(ValueError, match="or larger than 8388608 bytes"):
                 value_codec.load(payload, value_codec.JSON)
 
 
