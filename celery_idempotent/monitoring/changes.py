@@ -169,7 +169,7 @@ def find_ended(tasks: Sequence[IdempotentTaskLike], target: Target) -> EndedCall
         return None
     configuration = task.idempotency_configuration
     if duplicate:
-        message = ended_message.find(task, configuration, key, duplicate)
+        message = ended_message.find(task, key, duplicate)
         if message is not None:
             return EndedCall(key, task, duplicate, None, 0, view, message)
     if view is not None and configuration.settings.runs_again and view.record is not None:
@@ -180,7 +180,7 @@ def find_ended(tasks: Sequence[IdempotentTaskLike], target: Target) -> EndedCall
     if found is None or not State(found.state).finished:
         return None
     state = State(found.state)
-    message = ended_message.find(task, configuration, key, found.task_id)
+    message = ended_message.find(task, key, found.task_id)
     if message is None:
         message = _from_result_backend(task, key, found.task_id, state, found.token)
     return EndedCall(key, task, found.task_id, state, found.token, view, message)

@@ -110,13 +110,13 @@ def _written(task: Task, request: Context) -> dict[str, Any]:
     }
 
 
-def find(task: Any, configuration: TaskConfiguration, key: Key, task_id: str) -> Signature | None:
+def find(task: Any, key: Key, task_id: str) -> Signature | None:
     """Returns the message that was kept for `task_id`; None without one.
 
     Raises:
         IdempotencyError: if it cannot be read, or is not a message of `task` and `task_id`.
     """
-    executor = configuration.executor
+    executor: Executor = task.idempotency_configuration.executor
     payload = executor.message(key, task_id)
     if payload is None:
         return None

@@ -386,7 +386,7 @@ def test_a_rerun_that_meets_no_store_comes_back_as_a_rerun(
     message = deliveries.publish("1")
     assert deliveries.deliver(message).state == "failure"
     record = deliveries.task.idempotency_record("1")
-    kept = ended_message.find(deliveries.task, configuration, key, message.id)
+    kept = ended_message.find(deliveries.task, key, message.id)
     assert record is not None
     assert kept is not None
     ended_message.publish(kept, key, record.token)
