@@ -36,7 +36,7 @@ from labs.hostile.damage import EXPECTED
 from labs.hostile.messages import FAILS, NAME, Worker, worker
 from tests.dashboard.conftest import serving
 
-#: Maximum seconds of one request, command or delivery, and megabytes that the process may grow.
+#: Maximum seconds of processor time of one request, command or delivery, and megabytes of growth.
 MAX_SECONDS, MAX_MEGABYTES = 10.0, 500
 #: Repetitions of three bytes that compression makes a thousand times shorter.
 BOMB = 20_000_000
@@ -71,7 +71,7 @@ class Forger:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        texts = (b"[" * 10**6, b"9" * 10**6, b"\xff", b"", b"[" + b"[]," * 10**6 + b"[]]")
+        texts = (b"[" * 10**6, b"9" * 10**6, b"\xff", b"", b"[" + b"[]," * 10**5 + b"[]]")
         self._payloads = [
             *(_bomb("gzip", zlib.compressobj(), part) for part in (b"xxx", b"[],")),
             _bomb("bzip2", bz2.BZ2Compressor(), b"[],"),
@@ -232,10 +232,10 @@ class Stage:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Raises an error if the block takes too long."""
-        started_at = time.monotonic()
+        """Raises an error if the block takes too much processor time."""
+        started_at = time.process_time()
         yield
-        seconds = time.monotonic() - started_at
+        seconds = time.process_time() - started_at
         self.verdict.seconds = max(self.verdict.seconds, seconds)
         if seconds > MAX_SECONDS:
             raise TimeoutError(f"it takes {seconds:.1f} s")
