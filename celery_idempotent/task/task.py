@@ -418,9 +418,9 @@ class IdempotentTask(Task):
         """
         call_options.check("retry", options, known=())
         call = _call_of(self.request)
-        if call is not None and "task_id" in options:
-            raise TypeError("retry() takes no task_id: the caller waits for the result of this one")
         in_shadow = self.idempotency_configuration.in_shadow
+        if call is not None and not in_shadow and "task_id" in options:
+            raise TypeError("retry() takes no task_id: the caller waits for the result of this one")
         pause = RequeuePause(self, self.request, call.began_at if call else monotonic())
         retry = None
         while True:

@@ -13,7 +13,7 @@ import pytest
 from celery import Task
 from celery.result import EagerResult
 
-from celery_idempotent import TASK_ID, IdempotentTask
+from celery_idempotent import IdempotentTask
 from tests.flow.deliveries import Offer
 from tests.waiting import SOON
 
@@ -46,16 +46,15 @@ CALLS: dict[str, Callable[[Any, str, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("key", [None, TASK_ID], ids=["arguments", "TASK_ID"])
 @pytest.mark.parametrize("way", CALLS)
 @pytest.mark.parametrize("name", ODD)
-def test_it_ends_as_in_celery(offer: Offer, name: str, way: str, key: Any) -> None:
+def test_it_ends_as_in_celery(offer: Offer, name: str, way: str) -> None:
     def body(self: Any, n: int = 0, m: int = 0) -> Any:
         return str(n)
 
     def end(base: Any, value: Any) -> Any:
         value = (n for n in [1]) if hasattr(value, "__next__") else value
-        deliveries = offer(body, base=base, options={"idempotency_key": key} if key else {})
+        deliveries = offer(body, base=base)
         try:
             result = CALLS[way](deliveries.task, name, value)
             if isinstance(result, EagerResult):
@@ -136,3 +135,16 @@ def test_a_retry_keeps_its_task_id(offer: Offer, is_eager: bool) -> None:
 
     with pytest.raises(TypeError, match=r"^retry\(\) takes no task_id: "):
         result.get(timeout=SOON)
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_an_eager_task_that_returns_its_retry(offer: Offer, serializer: str) -> None:
+    def body(self: Any, order: str) -> Any:
+        runs.append(order)
+        return 42 if len(runs) == 3 else self.retry(exc=LookupError(), throw=False)
+
+    runs: list[str] = []
+    deliveries = offer(body, options={"idempotency_serializer": serializer})
+
+    assert deliveries.task.apply(("1",)).get() == deliveries.task.apply(("1",)).get() == 42
+    assert len(runs) == 3
