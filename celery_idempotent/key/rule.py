@@ -163,22 +163,19 @@ class KeyRule:
         """As :meth:`_derive`, without the arguments that the rule does not read.
 
         Args:
-            error: of all arguments; raised unless some suffice.
+            error: raised if the rule may read all arguments.
         """
         args, kwargs = self._normalise(args, kwargs)
         bound = self._bind(args, kwargs, self._parameters.bind_partial)
         if explicit_key is not None:
             return bound, *self._explicit(explicit_key, b"")
-        if self._rule is None or not {*self._parameters.missing(bound)}.isdisjoint(
-            self.names or ()
-        ):
+        if self._rule is None or self.names is None:  # a callable may read any argument
             raise error
-        try:
-            hashed = self._encode(bound, args, kwargs)
-        except KeyRuleError:
-            if self.names is None:  # a callable may read what is missing
-                raise error from None
-            raise
+        for name in self._parameters.missing(bound):
+            if name in self.names:
+                fit = f"the arguments do not fit {self.task}"
+                raise TypeError(f"{fit}: missing a required argument: {name!r}") from None
+        hashed = self._encode(bound, args, kwargs)
         return bound, hashed, Key.of(self.task, hashed)
 
     def _bind(
