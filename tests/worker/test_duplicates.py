@@ -171,7 +171,6 @@ class TestTaskIdOfADuplicate:
                 "key": record.key,
                 "end": "replayed",
                 "replayed": True,
-                "end": "replayed",
                 "task_id": first.id,
                 "token": record.token,
                 "attempt": 1,
