@@ -154,18 +154,22 @@ def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:
 
 
 def _check_server(store: RecordStore, timeout: float) -> Iterator[Finding]:
-    subject = str(store.config)
+    infos: list[tuple[str, dict[str, Any] | IdempotencyError]]
     try:
         with RecordReader.open(store, timeout) as reader:
-            info = reader.server_info()
+            infos = [*reader.server_infos()]
     except IdempotencyError as error:
-        yield Finding(
-            "store-unreachable", Severity.ERROR, subject,
-            str(error), "idempotency_redis_url, or start the server",
-            "idempotency_on_store_error applies to every message",
-        )  # fmt: skip
-    else:
-        yield from server.check(info, subject, store.config.wait_replicas)
+        infos = [("", error)]
+    for node, info in infos:
+        subject = f"{store.config}, node {node}" if node else str(store.config)
+        if isinstance(info, IdempotencyError):
+            yield Finding(
+                "store-unreachable", Severity.ERROR, subject,
+                str(info), "idempotency_redis_url, or start the server",
+                "idempotency_on_store_error applies to every message",
+            )  # fmt: skip
+        else:
+            yield from server.check(info, subject, store.config.wait_replicas)
 
 
 def _check_databases(app: Celery) -> Iterator[Finding]:

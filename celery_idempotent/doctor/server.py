@@ -23,7 +23,7 @@ def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> 
     """Yields all findings about one server.
 
     Args:
-        info: as `RecordReader.server_info` returns it.
+        info: as `RecordReader.server_infos` returns it.
         subject: the server's name in findings.
         required_replicas: the option idempotency_wait_replicas.
     """

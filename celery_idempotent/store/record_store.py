@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from typing import Any, ClassVar
@@ -34,6 +35,7 @@ from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import (
     CONNECTION_ERRORS,
     connect,
+    primaries,
     server_of,
     translate_error,
     translated_errors,
@@ -388,10 +390,11 @@ class RecordStore:
         """
         if self.is_async:
             return ""
-        try:
-            number = self.client.info("stats").get("evicted_keys", 0)
-        except CONNECTION_ERRORS:
-            return ""
+        number = 0
+        with suppress(*CONNECTION_ERRORS):
+            for node in primaries(self.client):
+                with suppress(*CONNECTION_ERRORS):
+                    number += node.client.info("stats").get("evicted_keys", 0)
         return f" (it has evicted {plural(number, 'key')})" if number else ""
 
     async def ping(self) -> None:

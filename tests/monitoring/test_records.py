@@ -11,12 +11,19 @@ import pytest
 from cryptography.fernet import Fernet
 from redis import Redis
 
-from celery_idempotent import Idempotency, Record, ResultNotStoredError, State
+from celery_idempotent import (
+    Idempotency,
+    Record,
+    ResultNotStoredError,
+    State,
+    StoreUnavailableError,
+)
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.dashboard.index import Query, RecordIndex
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.inspection import scan
 from celery_idempotent.store.inspection.record_query import records
 from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.record_store import RecordStore, distinct
@@ -215,10 +222,13 @@ def test_the_first_record_is_returned_after_the_first_page(shop: Shop) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
+def test_a_clusters_records_are_found_on_all_its_nodes(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
     shop.charge.apply((1, 999))
     raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
-    with ClusterServers.start() as cluster, cluster.client() as client:
+    config = {"cluster-require-full-coverage": "no"}
+    with ClusterServers.start(config=config) as cluster, cluster.client() as client:
         names = {f"idem:shop.charge:{number:022d}" for number in range(200)}
         for name in names:
             client.set(name, raw, px=60_000)
@@ -231,7 +241,9 @@ def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
             keys = [found.key for page in reader.scan() for found in page]
             assert len(reader.get(keys)) == len(reader.bytes_used(keys)) == 200
             assert reader.count_names() == 200
-            assert reader.server_info()["connected_slaves"] == 1
+            infos = dict(reader.server_infos())
+            assert [info["connected_slaves"] for info in infos.values()] == [1, 1, 1]
+            assert [info["write_error"] for info in infos.values()] == ["", "", ""]
             other = RecordStore(StoreConfig(client=client), repr)
             assert distinct([engine.executor.store, other]) == [engine.executor.store]
 
@@ -239,7 +251,36 @@ def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
             execution.complete("x" * 2_000)
         (large,) = list(engine.records(task=engine.name))
         assert large.result == "x" * 2_000, "fetched after the scan has ended"
+
+        check_tools_with_a_hanging_node(cluster, names, engine, caplog)
         engine.close()
+
+
+def check_tools_with_a_hanging_node(
+    cluster: ClusterServers, names: set[str], engine: Idempotency, caplog: Any
+) -> None:
+    hanging = cluster.master_of(next(iter(names)))
+    others = {name for name in names if cluster.master_of(name) is not hanging}
+    node = f"127.0.0.1:{hanging.port}"
+    store = engine.executor.store
+    other = cluster.other_master(next(iter(names)))
+    with other.client() as client:
+        client.config_set("min-replicas-to-write", 2)
+    hanging.pause()
+    try:
+        with RecordReader.open(store, timeout=1) as reader:
+            found = [view.key for page in reader.scan() for view in page]
+            assert {store.name(key) for key in found} >= others
+            keys = [scan.key_of(name, "idem") for name in names]
+            assert {store.name(key) for key in reader.get(keys)} == others
+            reader.count_names()
+            infos = dict(reader.server_infos())
+    finally:
+        hanging.resume()
+    assert node in caplog.text
+    assert isinstance(infos.pop(node), StoreUnavailableError)
+    assert "NOREPLICAS" in infos.pop(f"127.0.0.1:{other.port}")["write_error"]
+    assert [info["write_error"] for info in infos.values()] == [""]
 
 
 def test_an_engine_lists_its_own_records_and_those_of_its_app(shop: Shop) -> None:

@@ -44,6 +44,7 @@ NOT_ABOUT_A_CALL = (
     "The event %s could not be sent",
     "The flow of a cancelled call failed",
     "The idempotency heartbeat",
+    "The records of the Redis node",
     "The store of idempotent tasks",
     "The visibility timeout of messages",
     "The workers could not be asked",

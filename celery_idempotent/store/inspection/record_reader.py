@@ -8,15 +8,20 @@ during the scan may be missed, and a record may be returned twice.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State, utc
@@ -26,10 +31,15 @@ from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.reference import MARK, Reference
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.connection import (
+    CONNECTION_ERRORS,
+    Primary,
     aclose_client,
     connect,
+    primaries,
     translated_errors,
 )
+
+logger = logging.getLogger(__name__)
 
 #: Names in one call of SCAN: a few tenths of a millisecond of server time.
 PAGE = 500
@@ -37,6 +47,8 @@ PAGE = 500
 NO_KEY = -2
 #: Bytes that hold every field before the outcome, unless a task id is unusually long.
 HEAD = 640
+#: Names among which every node of a cluster has one, unless it has few slots.
+NAMES_TO_TRY = 1000
 #: Maximum bytes to read of a record that is shown to a person.
 WHOLE = 2**24
 
@@ -129,14 +141,15 @@ class RecordReader:
         """
         prefix = self.store.config.prefix
         match = scan.pattern(prefix, task)
-        with translated_errors():
-            for node in self._primaries():
-                cursor = None
-                while cursor != 0:
-                    cursor, names = node.scan(cursor or 0, match=match, count=PAGE)
-                    keys = ((name, scan.key_of_name(_text(name), prefix)) for name in names)
-                    known = [(name, key) for name, key in keys if key is not None]
-                    yield self._views(node, known, expiry=expiry)
+        with _outages() as outages:
+            for node in primaries(self.client):
+                with outages.of(node):
+                    cursor = None
+                    while cursor != 0:
+                        cursor, names = node.client.scan(cursor or 0, match=match, count=PAGE)
+                        keys = ((name, scan.key_of_name(_text(name), prefix)) for name in names)
+                        known = [(name, key) for name, key in keys if key is not None]
+                        yield self._views(node.client, known, expiry=expiry)
 
     def get(self, keys: Iterable[Key], *, whole: bool = False) -> dict[Key, RecordView]:
         """Returns the records of `keys` that exist, in one round trip to each node.
@@ -145,14 +158,14 @@ class RecordReader:
             whole: also read the finished steps of long records, which a scan leaves out.
         """
         size = WHOLE if whole else HEAD
-        with translated_errors():
-            return {
-                view.key: view
-                for node, its_keys in self._by_node(keys)
-                for view in self._views(
-                    node, [(self.store.config.name(key), key) for key in its_keys], size=size
-                )
-            }
+        views: dict[Key, RecordView] = {}
+        with _outages() as outages:
+            for node, its_keys in self._by_node(keys):
+                with outages.of(node):
+                    named = [(self.store.config.name(key), key) for key in its_keys]
+                    found = self._views(node.client, named, size=size)
+                    views |= {view.key: view for view in found}
+        return views
 
     def _views(
         self,
@@ -226,58 +239,107 @@ class RecordReader:
         Only keys that may run again have such records. Scans all names, but reads no record.
         """
         match = scan.message_pattern(self.store.config.prefix, task_id)
-        with translated_errors():
-            for node in self._primaries():
-                for name in node.scan_iter(match=match, count=PAGE):
-                    key = scan.key_of_message(_text(name), self.store.config.prefix)
-                    if key is not None:
-                        return key.of_message(task_id)
+        with _outages() as outages:
+            for node in primaries(self.client):
+                with outages.of(node):
+                    for name in node.client.scan_iter(match=match, count=PAGE):
+                        key = scan.key_of_message(_text(name), self.store.config.prefix)
+                        if key is not None:
+                            return key.of_message(task_id)
         return None
 
     def count_names(self) -> int:
         """Returns how many names a scan visits, including those that are not records."""
-        with translated_errors():
-            return sum(node.dbsize() for node in self._primaries())
+        number = 0
+        with _outages() as outages:
+            for node in primaries(self.client):
+                with outages.of(node):
+                    number += node.client.dbsize()
+        return number
 
     def bytes_used(self, keys: Sequence[Key]) -> list[int]:
         """Returns the memory that each record of `keys` uses; deleted ones are left out."""
         replies: list[Any] = []
-        with translated_errors():
+        with _outages() as outages:
             for node, its_keys in self._by_node(keys):
-                pipeline = node.pipeline(transaction=False)
-                for key in its_keys:
-                    pipeline.memory_usage(self.store.config.name(key))
-                replies += pipeline.execute(raise_on_error=False)
+                with outages.of(node):
+                    pipeline = node.client.pipeline(transaction=False)
+                    for key in its_keys:
+                        pipeline.memory_usage(self.store.config.name(key))
+                    replies += pipeline.execute(raise_on_error=False)
         return [size for size in replies if isinstance(size, int)]
 
-    def server_info(self) -> dict[str, Any]:
-        """Returns the properties of the server, or of one primary of a cluster.
+    def server_infos(self) -> Iterator[tuple[str, dict[str, Any] | StoreUnavailableError]]:
+        """Yields the properties of the server, or of each primary of a cluster, with its name.
 
         ``write_error`` is the error if it refuses a script that writes; empty if not.
         """
+        for node in primaries(self.client):
+            try:
+                with translated_errors():
+                    error = write_error(node.client, self._name_at(node))
+                    info = server_info(node.client) | {"write_error": error}
+            except StoreUnavailableError as outage:
+                yield node.name, outage
+            else:
+                yield node.name, info
+
+    def _name_at(self, node: Primary) -> str:
+        """Returns a name for the write probe in a slot of the node."""
         name = f"{self.store.config.prefix}:{MARK}write-probe"
-        with translated_errors():
-            error = write_error(self.client, name)
-            return server_info(next(self._primaries())) | {"write_error": error}
+        names = (f"{name}-{number}" for number in range(NAMES_TO_TRY if node.name else 0))
+        # A primary without slots refuses every name.
+        return next((each for each, at in self._by_name(names) if at.name == node.name), name)
 
-    def _primaries(self) -> Iterator[Any]:
-        """Yields a client for each primary."""
-        if not hasattr(self.client, "get_primaries"):
-            yield self.client
-            return
-        # In the same order on every connection to the cluster.
-        for node in sorted(self.client.get_primaries(), key=lambda node: str(node.name)):
-            yield self.client.get_redis_connection(node)
+    def _by_name(self, names: Iterable[str]) -> Iterator[tuple[str, Primary]]:
+        """Yields each name with its node."""
+        for name in names:
+            if not hasattr(self.client, "get_node_from_key"):
+                yield name, Primary("", self.client)
+                continue
+            node = self.client.get_node_from_key(name)
+            yield name, Primary(node.name, self.client.get_redis_connection(node))
 
-    def _by_node(self, keys: Iterable[Key]) -> Iterable[tuple[Any, list[Key]]]:
-        """Returns `keys` in groups, each with the client of its node."""
-        if not hasattr(self.client, "get_node_from_key"):
-            return [(self.client, list(keys))]
-        nodes: dict[Any, list[Key]] = defaultdict(list)
-        for key in keys:
-            node = self.client.get_node_from_key(self.store.config.name(key))
-            nodes[self.client.get_redis_connection(node)].append(key)
+    def _by_node(self, keys: Iterable[Key]) -> Iterable[tuple[Primary, list[Key]]]:
+        """Returns `keys` in groups, each with its node."""
+        nodes: dict[Primary, list[Key]] = defaultdict(list)
+        by_name = {self.store.config.name(key): key for key in keys}
+        for name, node in self._by_name(by_name):
+            nodes[node].append(by_name[name])
         return nodes.items()
+
+
+class _Outages:
+    """The nodes of a cluster that do not reply while the others are read."""
+
+    def __init__(self) -> None:
+        self._has_replied = False
+        self._errors: dict[str, Exception] = {}
+
+    @contextmanager
+    def of(self, node: Primary) -> Iterator[None]:
+        """Keeps the error of `node`."""
+        try:
+            yield
+        except CONNECTION_ERRORS as error:
+            self._errors[node.name] = error
+        else:
+            self._has_replied = True
+
+    def report(self) -> None:
+        """Logs the errors, or raises one if no node has replied."""
+        for name, error in self._errors.items():
+            if not self._has_replied:
+                raise error
+            logger.warning("The records of the Redis node %s are missing: %s", name, error)
+
+
+@contextmanager
+def _outages() -> Iterator[_Outages]:
+    outages = _Outages()
+    with translated_errors():
+        yield outages
+        outages.report()
 
 
 def _execute(pipeline: Any) -> list[Any]:

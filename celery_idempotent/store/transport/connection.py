@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import isawaitable
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from billiard.exceptions import SoftTimeLimitExceeded
@@ -70,6 +70,8 @@ def connect(
             "idempotency_redis_url lists Sentinels: idempotency_redis_options must have the "
             "'master_name' that they monitor"
         )
+    if is_cluster and library is redis:
+        retries = max(retries, 1)  # without one, it cannot connect while its first primary hangs
     timeout = (config.timeout if timeout is None else timeout) / (retries + 1)
     options = {
         "socket_timeout": timeout,
@@ -135,6 +137,21 @@ def server_of(client: Any) -> Hashable:
     if options.get("path"):
         return options["path"], database
     return address(options.get("host"), options.get("port")), database
+
+
+class Primary(NamedTuple):
+    """A server with records, and its name if it is a node of a cluster."""
+
+    name: str
+    client: Any
+
+
+def primaries(client: Any) -> list[Primary]:
+    """Returns the server of a blocking client, or the primaries of a cluster in a fixed order."""
+    if not hasattr(client, "get_primaries"):
+        return [Primary("", client)]
+    nodes = sorted(client.get_primaries(), key=lambda node: str(node.name))
+    return [Primary(node.name, client.get_redis_connection(node)) for node in nodes]
 
 
 def address(host: str | None, port: int | None) -> tuple[str, int]:
