@@ -9,6 +9,7 @@ import hmac
 import inspect
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,8 +29,9 @@ logger = logging.getLogger(__name__)
 
 #: Maximum bytes of a request body; a selection of records is the largest.
 MAX_BODY = 256 * 1024
-#: Concurrent checks of passwords, and seconds that a wrong one takes.
-MAX_CHECKS, WRONG_PASSWORD_SECONDS = 4, 1.0
+#: Seconds that the refusal of a wrong password takes, and how many there are at once: of one
+#: client, and of all.
+WRONG_PASSWORD_SECONDS, MAX_REFUSALS, MAX_ALL_REFUSALS = 1.0, 4, 20
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 #: Pages that other sites may link to: read-only and cheap. A key may follow "records".
 LINKED_PAGES = frozenset({"", "records", "explain", "workers", "doctor"})
@@ -84,8 +86,8 @@ Authorize = Callable[[HTTPConnection], "Access | Awaitable[Access | None] | None
 class BasicAuth:
     """HTTP basic authentication of one user.
 
-    A wrong password occupies one of a few checks for a second, even if its client disconnects: a
-    guesser cannot try more, nor learn anything from a fast response.
+    The refusal of a wrong password takes a second. Until then, even if its client disconnects,
+    only a few others are checked, so a guesser learns nothing from a fast response.
 
     Args:
         credentials: ``USER:PASSWORD``.
@@ -103,10 +105,15 @@ class BasicAuth:
             raise SettingsError("the dashboard's credentials are not of the form USER:PASSWORD")
         self._expected = credentials.encode()
         self._access = Access(user, forget=True, results=True, repeat=True)
-        self._checks = asyncio.Semaphore(MAX_CHECKS)
+        #: Refusals that have not ended, by client.
+        self._refusals: Counter[str] = Counter()
 
     async def __call__(self, connection: HTTPConnection) -> Access | None:
-        """Checks the credentials in constant time."""
+        """Checks the credentials in constant time.
+
+        Raises:
+            HTTPException: 429 while too many wrong ones are being refused.
+        """
         scheme, _, encoded = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "basic":
             return None
@@ -114,12 +121,18 @@ class BasicAuth:
             given = base64.b64decode(encoded.strip(), validate=True)
         except (binascii.Error, ValueError):
             return None
-        async with self._checks:
-            if hmac.compare_digest(given, self._expected):
-                return self._access
-            client = connection.client.host if connection.client else "an unknown address"
-            _warn("a wrong user or password from", client)
+        client = connection.client.host if connection.client else "an unknown address"
+        refusals = self._refusals
+        if refusals[client] >= MAX_REFUSALS or refusals.total() >= MAX_ALL_REFUSALS:
+            raise HTTPException(429, "There are too many wrong passwords: try again.")
+        if hmac.compare_digest(given, self._expected):
+            return self._access
+        _warn("a wrong user or password from", client)
+        refusals[client] += 1
+        try:
             await asyncio.sleep(WRONG_PASSWORD_SECONDS)
+        finally:
+            self._refusals -= Counter({client: 1})
         return None
 
 
@@ -165,9 +178,12 @@ class Protection:
         connection = HTTPConnection(scope)
         if not self._is_allowed_host(connection):
             return _refuse(400, "This host name is not allowed: use the server's address.")
-        access = self.authorize(connection)
-        if inspect.isawaitable(access):
-            access = await access
+        try:
+            access = self.authorize(connection)
+            if inspect.isawaitable(access):
+                access = await access
+        except HTTPException as refusal:
+            return _refuse(refusal.status_code, refusal.detail, refusal.headers)
         if access is None:
             challenge = getattr(self.authorize, "challenge", None)
             if challenge is None:

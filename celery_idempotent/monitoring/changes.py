@@ -123,6 +123,8 @@ class EndedCall(NamedTuple):
     token: int
     view: RecordView | None
     message: Signature | None
+    #: Whether the message was kept; else the result backend has its arguments.
+    is_kept: bool = True
 
     @property
     def parts(self) -> list[Part]:
@@ -144,7 +146,8 @@ class EndedCall(NamedTuple):
     def summary(self) -> str:
         """What running it again publishes, without arguments; empty without a message."""
         published = ", ".join(dict.fromkeys(map(str, self.parts)))
-        return published and f"as task {self.message_id}: {published}"
+        source = "" if self.is_kept else ", with arguments from the result backend"
+        return published and f"as task {self.message_id}{source}: {published}"
 
     def to_json(self, *, arguments: bool) -> dict[str, Any]:
         """Returns what running it again publishes."""
@@ -181,9 +184,10 @@ def find_ended(tasks: Sequence[IdempotentTaskLike], target: Target) -> EndedCall
         return None
     state = State(found.state)
     message = ended_message.find(task, key, found.task_id)
+    is_kept = message is not None
     if message is None:
         message = _from_result_backend(task, key, found.task_id, state, found.token)
-    return EndedCall(key, task, found.task_id, state, found.token, view, message)
+    return EndedCall(key, task, found.task_id, state, found.token, view, message, is_kept)
 
 
 def _from_result_backend(

@@ -60,7 +60,7 @@ _STAMPS = {"stamps": (dict,), "stamped_headers": (list,)}
 #: The types of the options that a rerun keeps.
 _OPTIONS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_CONTINUATION, (list,)),
-    **dict.fromkeys(("group_id", "root_id", "parent_id", "reply_to", "shadow"), (str,)),
+    **dict.fromkeys(("group_id", "root_id", "parent_id", "shadow"), (str,)),
     **dict.fromkeys(("argsrepr", "kwargsrepr", "queue"), (str,)),
     **dict.fromkeys(("group_index", "priority"), (int,)),
     **dict.fromkeys(("time_limit", "soft_time_limit"), (int, float)),
@@ -124,7 +124,7 @@ def find(task: Any, key: Key, task_id: str) -> Signature | None:
     try:
         message = _read(stored, task, key, task_id)
         queue = message.options.get("queue")
-        if queue and not payload.is_encrypted and queue not in _queues(task):
+        if queue and not payload.is_encrypted and queue not in _queues(task, message):
             raise ValueError(f"its queue {queue!r} is not one of the app's: add it to task_queues")
     except Exception as error:
         reason = error if isinstance(error, ValueError) else type(error).__name__
@@ -164,10 +164,10 @@ def _read(stored: Any, task: Task, key: Key, task_id: str) -> Signature:
     return message
 
 
-def _queues(task: Task) -> set[str | None]:
-    """Returns the names of the app's queues, and of those to which `task` is routed."""
+def _queues(task: Task, message: Signature) -> set[str | None]:
+    """Returns the names of the app's queues, and of those to which the message is routed."""
     amqp = task.app.amqp
-    route = amqp.router.route({}, task.name).get("queue")
+    route = amqp.router.route({}, task.name, message.args, message.kwargs, task).get("queue")
     return {*amqp.queues, getattr(route, "name", route), getattr(task, "queue", None)}
 
 

@@ -146,8 +146,10 @@ def test_a_record_that_has_changed_since_is_kept(shop: Shop, web: httpx.Client) 
 def test_a_completed_call_is_asked_about_twice(shop: Shop, web: httpx.Client) -> None:
     shop.app.conf.result_extended = True
     key = receive(shop, shop.charge, 42, 999)
-    form = fields_of(web.get("/rerun", params={"key": key}))
+    question = web.get("/rerun", params={"key": key})
+    form = fields_of(question)
 
+    assert "with arguments from the result backend" in question.text
     assert web.post("/rerun", data=form).status_code == 400
     assert published(shop) == []
     assert web.post("/rerun", data={**form, "repeat": "yes"}).status_code == 200

@@ -221,10 +221,14 @@ class RecordReader:
 
         It may be called after this reader was closed.
         """
-        size = self.store.query("STRLEN", self.store.name(key))
-        if self.for_people and size > WHOLE:
-            raise ResultNotStoredError(f"the value of {record.key} is not shown: {size:,} bytes")
-        whole = run_sync(self.store.get(key))
+        whole: Record | None
+        if self.for_people:
+            raw = self.store.query("GETRANGE", self.store.name(key), 0, WHOLE - 1)
+            if len(raw) == WHOLE:
+                raise ResultNotStoredError(f"the value of {record.key} is too large to be shown")
+            whole = self.store.record(key, raw) if raw else None
+        else:
+            whole = run_sync(self.store.get(key))
         if whole is None or (whole.token, whole.state) != (record.token, record.state):
             raise ResultNotStoredError(f"the record of {record.key} has changed: read it again")
         return self._decode(whole)
