@@ -51,7 +51,7 @@ from celery_idempotent.sql.database import Database
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import message_headers, republish
-from celery_idempotent.task.message_headers import MessageHeaders
+from celery_idempotent.task.message_headers import MessageHeaders, id_text
 
 #: Options that hold signatures, and when those run.
 _CONTINUATION = {"chain": "then", "link": "then", "link_error": "after an error"}
@@ -99,11 +99,12 @@ def _written(task: Task, request: Context) -> dict[str, Any]:
     headers: dict[str, Any] = signature.options.get("headers") or {}
     options = {**headers, **signature.options, "stamps": request.stamps or None}
     options["headers"] = {n: value for n, value in headers.items() if n not in _OF_CELERY}
+    options |= {n: id_text(options[n]) for n in ("root_id", "parent_id") if options.get(n)}
     if isinstance(queue := options.get("queue"), Queue):
         options["queue"] = queue.name
     return {
         "task": task.name,
-        "task_id": request.id,
+        "task_id": id_text(request.id),
         "args": [*signature.args],
         "kwargs": dict(signature.kwargs),
         "options": {name: value for name in _OPTIONS if (value := options.get(name)) is not None},

@@ -11,6 +11,7 @@ from celery import Task
 from celery.signals import task_prerun
 
 from celery_idempotent import IdempotentTask, State
+from celery_idempotent.task import ended_message
 from tests.flow.deliveries import Offer
 
 
@@ -171,3 +172,15 @@ def test_an_id_that_is_no_text(offer: Offer, task_id: UUID | bytes, end: str) ->
     result = deliveries.app.AsyncResult(task_id)
     assert result.state == "SUCCESS"
     assert deliveries.deliver(message).state == "success"
+
+
+def test_a_failed_call_with_such_an_id_is_kept_for_a_rerun(offer: Offer) -> None:
+    deliveries = offer(rename, options={"idempotency_replay_errors": (LookupError,)})
+    task_id = uuid4()
+    deliveries.deliver(deliveries.publish("raises", task_id=task_id))
+
+    kept = ended_message.find(
+        deliveries.task, deliveries.task.idempotency_key_of("raises"), str(task_id)
+    )
+    assert kept is not None
+    assert list(kept.args) == ["raises"]
