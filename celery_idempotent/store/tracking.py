@@ -2,20 +2,28 @@
 
 The server remembers which keys a connection with CLIENT TRACKING has read, and sends an
 invalidation when one of them changes. A RESP2 connection cannot receive it between replies, so a
-second connection subscribes to the invalidations of the first.
+second connection subscribes to the invalidations of the first. All calls of a process or an event
+loop that wait for records on one server share the two, and one read of a record.
 
 An invalidation can be lost with its connection, so callers also poll at intervals.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections import defaultdict
+import math
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import redis
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.clock import monotonic
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, result_of
 from celery_idempotent.store.transport.server import ServerTransport
@@ -30,54 +38,42 @@ HEAD = 16
 POLL_INTERVAL = 0.2
 #: Seconds before CLIENT TRACKING is tried again on such a server.
 RETRY_TRACKING_AFTER = 10.0
+#: Seconds without a message after which both connections are checked.
+CHECK_INTERVAL = 1.0
+#: Seconds without a waiting call after which they are closed.
+IDLE_TIMEOUT = 5.0
 
 
 class InvalidationListener:
-    """Keeps tracked connections for any number of waiting callers."""
+    """Waits for changes of the records in one store."""
 
     def __init__(self, transport: ServerTransport | ClientTransport) -> None:
         self._transport = transport
-        self._idle = transport.scoped(lambda: _Idle(list), _close_all)
-        self._unavailable_until = 0.0
+        self._servers = transport.scoped(dict[Any, TrackedServer], _close_all)
 
     async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> None:
         """Returns soon after the record of this name differs from `seen`, or after `seconds`.
 
         If the server sends no invalidations, it returns after `POLL_INTERVAL`.
         """
-        if monotonic() >= self._unavailable_until:
-            try:
-                return await self._wait(name, seen, seconds)
-            except CONNECTION_ERRORS as error:
-                # The server is unreachable, or its user may not use CLIENT TRACKING.
-                logger.debug("Waiting calls poll every %g s: %s", POLL_INTERVAL, error)
-                self._unavailable_until = monotonic() + RETRY_TRACKING_AFTER
+        with suppress(*CONNECTION_ERRORS):  # a cluster may have no server for the record
+            pool, servers = self._transport.pool_of(name), self._servers.get()
+            address = pool.connection_kwargs.get("host"), pool.connection_kwargs.get("port")
+            server = servers.get(address)
+            if server is None or monotonic() >= server.replace_at:
+                server = servers[address] = TrackedServer(pool, is_async=self._transport.is_async)
+            if await server.wait_for_change(name, seen, seconds):
+                return
         await self._transport.sleep(min(seconds, POLL_INTERVAL))
-        return None
-
-    async def _wait(self, name: str, seen: bytes, seconds: float) -> None:
-        pool = self._transport.pool_of(name)
-        server = pool.connection_kwargs
-        idle = self._idle.get()[server.get("host"), server.get("port")]
-        try:
-            connection, reused = idle.pop(), True
-        except IndexError:
-            connection, reused = TrackedConnection(pool, is_async=self._transport.is_async), False
-        try:
-            if not reused:
-                await connection.connect()
-            await connection.wait_for_change(name, seen, seconds)
-        except BaseException as error:
-            await connection.aclose()
-            if not reused or not isinstance(error, CONNECTION_ERRORS):
-                raise
-            await _close(idle)  # most likely, they have been lost with this one
-        else:
-            idle.append(connection)
 
     async def aclose(self) -> None:
-        """Closes the idle connections; the next call reconnects."""
-        await self._idle.aclose()
+        """Closes the connections (of the running event loop); the next call reconnects."""
+        await self._servers.aclose()
+
+
+async def _close_all(servers: dict[Any, TrackedServer]) -> None:
+    while servers:
+        await servers.popitem()[1].aclose()
 
 
 #: redis-py before 5 has RESP2 only.
@@ -86,8 +82,22 @@ _RESP2 = {"protocol": 2} if int(redis.__version__.partition(".")[0]) >= 5 else {
 _RESP3_OPTIONS = ("maint_notifications", "oss_cluster_maint_notifications")
 
 
-class TrackedConnection:
+class _Watch:
+    """A record that calls wait for."""
+
+    def __init__(self, changed: Any) -> None:
+        #: An event of threading or asyncio.
+        self.changed = changed
+        #: How many calls wait.
+        self.waiting = 0
+        #: The head of the record at the last read, since which its changes are tracked.
+        self.head: bytes | None = None
+
+
+class TrackedServer:
     """A connection that reads records, and one that receives their invalidations.
+
+    A thread, or a task of the event loop, receives while calls wait.
 
     Args:
         pool: redis-py's, whose connection options are used with RESP2.
@@ -96,27 +106,110 @@ class TrackedConnection:
     def __init__(self, pool: Any, *, is_async: bool) -> None:
         self._is_async = is_async
         kept = {n: v for n, v in pool.connection_kwargs.items() if not n.startswith(_RESP3_OPTIONS)}
-        self._receiver = pool.connection_class(**kept | _RESP2)
-        self._reader = pool.connection_class(**kept | _RESP2)
+        kept |= {**_RESP2, "health_check_interval": 0}
+        self._receiver = pool.connection_class(**kept)
+        self._reader = pool.connection_class(**kept)
+        #: Held by the user of the reader.
+        self._turn: Any = asyncio.Lock() if is_async else threading.Lock()
+        #: Held, for a moment, by the user of `_watches`.
+        self._guard = threading.Lock()
+        self._watches: dict[bytes, _Watch] = {}
+        self._listening: Any = None
+        #: When, as seconds of `clock.monotonic`, another one should take its place.
+        self.replace_at = math.inf
 
-    async def connect(self) -> None:
-        # Explicitly: the first command would not query the Sentinels for the master.
-        await result_of(self._receiver.connect())
-        await result_of(self._reader.connect())
-        client_id = await _request(self._receiver, "CLIENT", "ID")
-        await _request(self._receiver, "SUBSCRIBE", CHANNEL)
-        await _request(self._reader, "CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
+    async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> bool:
+        """Waits as `InvalidationListener` does; returns False at once if it cannot."""
+        until, key, head = monotonic() + seconds, name.encode(), seen[:HEAD]
+        event = asyncio.Event if self._is_async else threading.Event
+        with self._guard:
+            watch = self._watches.setdefault(key, _Watch(event()))
+            watch.waiting += 1
+        try:
+            if watch.head != head:
+                # Not by the caller, because the reply must also be read if it is cancelled.
+                reading = self._in_turn(lambda: self._read(key, watch, head))
+                await (asyncio.shield(reading) if self._is_async else reading)
+            if watch.head == head:
+                await self._until(watch.changed, until - monotonic())
+            return watch.head is not None
+        finally:
+            with self._guard:
+                watch.waiting -= 1
+                if not watch.waiting and self._watches.get(key) is watch:
+                    del self._watches[key]
 
-    async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> None:
-        until = monotonic() + seconds
-        while await self._receive(0) is not None:
-            pass  # the invalidation of a record that an earlier caller waited for
-        if await _request(self._reader, "GETRANGE", name, 0, HEAD - 1) != seen[:HEAD]:
+    async def _until(self, changed: Any, seconds: float) -> None:
+        if not self._is_async:
+            changed.wait(max(seconds, 0))
             return
-        while (left := until - monotonic()) > 0:
-            message = await self._receive(left)
-            if message is not None and is_invalidation(message, name):
-                return
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(changed.wait(), seconds)
+
+    async def _in_turn(self, function: Callable[[], Any]) -> None:
+        if self._is_async:
+            async with self._turn:
+                await function()
+        else:
+            with self._turn:
+                await function()
+
+    async def _read(self, key: bytes, watch: _Watch, head: bytes) -> None:
+        """Reads the head of a record, unless another call has just read the same as `head`."""
+        if watch.head == head or self.replace_at < math.inf:
+            return
+        try:
+            if self._listening is None:
+                await self._open()
+            watch.head = await _request(self._reader, "GETRANGE", key, 0, HEAD - 1)
+        except ResponseError as error:  # of one record, which may be on another node
+            logger.debug("A waiting call polls every %g s: %s", POLL_INTERVAL, error)
+        except BaseException as error:
+            await self.aclose()
+            if not isinstance(error, Exception):
+                raise
+
+    async def _open(self) -> None:
+        try:
+            # Explicitly: the first command would not query the Sentinels for the master.
+            await result_of(self._receiver.connect())
+            await result_of(self._reader.connect())
+            client_id = await _request(self._receiver, "CLIENT", "ID")
+            await _request(self._receiver, "SUBSCRIBE", CHANNEL)
+            await _request(self._reader, "CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
+        except CONNECTION_ERRORS as error:
+            # The server is unreachable, or its user may not use CLIENT TRACKING.
+            logger.debug("Waiting calls poll every %g s: %s", POLL_INTERVAL, error)
+            await self.aclose(replace_after=RETRY_TRACKING_AFTER)
+            raise
+        if self._is_async:
+            self._listening = asyncio.ensure_future(self._listen())
+        else:
+            self._listening = threading.Thread(
+                target=lambda: run_sync(self._listen()), name="idempotency-listener", daemon=True
+            )
+            self._listening.start()
+
+    async def _listen(self) -> None:
+        """Receives until a connection is lost, or no call has waited for `IDLE_TIMEOUT`."""
+        used_at, is_checked = monotonic(), False
+        try:
+            while monotonic() - used_at < IDLE_TIMEOUT:
+                message = await self._receive(CHECK_INTERVAL)
+                if self._watches:
+                    used_at = monotonic()
+                if message is None:
+                    if is_checked:
+                        raise RedisTimeoutError("the server did not reply")
+                    await self._in_turn(lambda: _request(self._reader, "PING"))
+                    await result_of(self._receiver.send_command("PING"))
+                elif message[0] == b"message":
+                    self._notify(message[2])
+                is_checked = message is None
+        except Exception as error:
+            logger.debug("The connections for invalidations are lost: %s", error)
+        finally:
+            await self.aclose()
 
     async def _receive(self, timeout: float) -> Any:
         """Returns the next message, or None if none arrives within `timeout` seconds."""
@@ -124,31 +217,34 @@ class TrackedConnection:
             return await result_of(self._receiver.read_response(timeout=timeout))
         return self._receiver.read_response() if self._receiver.can_read(timeout) else None
 
-    async def aclose(self) -> None:
+    def _notify(self, keys: list[bytes] | None) -> None:
+        """Ends the waits for these records; None means all, after a flush."""
+        with self._guard:
+            changed = [
+                self._watches.pop(key)
+                for key in (tuple(self._watches) if keys is None else keys)
+                if key in self._watches
+            ]
+        for watch in changed:
+            watch.changed.set()
+
+    async def aclose(self, *, replace_after: float = 0.0) -> None:
+        """Ends all waits, and closes the connections.
+
+        Args:
+            replace_after: seconds before another one should take its place.
+        """
+        if self.replace_at == math.inf:
+            self.replace_at = monotonic() + replace_after
+        self._notify(None)
         await result_of(self._receiver.disconnect(True))
         await result_of(self._reader.disconnect(True))
+        task = self._listening
+        if self._is_async and task not in (None, asyncio.current_task()):
+            task.cancel()
+            await asyncio.wait({task})
 
 
 async def _request(connection: Any, *command: Any) -> Any:
     await result_of(connection.send_command(*command))
     return await result_of(connection.read_response())
-
-
-def is_invalidation(message: Any, name: str) -> bool:
-    """Returns whether a message invalidates the record of this name."""
-    names = message[2]
-    return names is None or name.encode() in names  # None: all of them, after a flush
-
-
-#: Idle connections by the host and port of their server; None if its options have none.
-_Idle = defaultdict[tuple[Any, Any], list[TrackedConnection]]
-
-
-async def _close_all(idle: _Idle) -> None:
-    for connections in idle.values():
-        await _close(connections)
-
-
-async def _close(connections: list[TrackedConnection]) -> None:
-    while connections:
-        await connections.pop().aclose()
