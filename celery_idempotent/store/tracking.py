@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import redis
@@ -60,8 +60,8 @@ class InvalidationListener:
             pool, servers = self._transport.pool_of(name), self._servers.get()
             address = pool.connection_kwargs.get("host"), pool.connection_kwargs.get("port")
             server = servers.get(address)
-            if server is None or monotonic() >= server.replace_at:
-                server = servers[address] = TrackedServer(pool, is_async=self._transport.is_async)
+            if server is None:
+                server = servers.setdefault(address, TrackedServer(pool, self._transport))
             if await server.wait_for_change(name, seen, seconds):
                 return
         await self._transport.sleep(min(seconds, POLL_INTERVAL))
@@ -101,22 +101,26 @@ class TrackedServer:
 
     Args:
         pool: redis-py's, whose connection options are used with RESP2.
+        transport: whose connections the waiting calls use.
     """
 
-    def __init__(self, pool: Any, *, is_async: bool) -> None:
-        self._is_async = is_async
+    def __init__(self, pool: Any, transport: ServerTransport | ClientTransport) -> None:
+        self._transport = transport
+        self._is_async = is_async = transport.is_async
         kept = {n: v for n, v in pool.connection_kwargs.items() if not n.startswith(_RESP3_OPTIONS)}
         kept |= {**_RESP2, "health_check_interval": 0}
-        self._receiver = pool.connection_class(**kept)
-        self._reader = pool.connection_class(**kept)
+        self._new_connection = partial(pool.connection_class, **kept)
+        #: The reader and the receiver, while they are open.
+        self._pair: tuple[Any, Any] | None = None
+        #: The task that receives.
+        self._listening: asyncio.Task[None] | None = None
         #: Held by the user of the reader.
         self._turn: Any = asyncio.Lock() if is_async else threading.Lock()
         #: Held, for a moment, by the user of `_watches`.
         self._guard = threading.Lock()
         self._watches: dict[bytes, _Watch] = {}
-        self._listening: Any = None
-        #: When, as seconds of `clock.monotonic`, another one should take its place.
-        self.replace_at = math.inf
+        #: When to try again after the server refused CLIENT TRACKING.
+        self._retry_at = 0.0
 
     async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> bool:
         """Waits as `InvalidationListener` does; returns False at once if it cannot."""
@@ -156,66 +160,66 @@ class TrackedServer:
 
     async def _read(self, key: bytes, watch: _Watch, head: bytes) -> None:
         """Reads the head of a record, unless another call has just read the same as `head`."""
-        if watch.head == head or self.replace_at < math.inf:
+        pair = self._pair
+        if watch.head == head or (pair is None and monotonic() < self._retry_at):
             return
         try:
-            if self._listening is None:
-                await self._open()
-            watch.head = await _request(self._reader, "GETRANGE", key, 0, HEAD - 1)
-        except ResponseError as error:  # of one record, which may be on another node
-            logger.debug("A waiting call polls every %g s: %s", POLL_INTERVAL, error)
+            if pair is None:
+                # The server may be unreachable, or its user may not use CLIENT TRACKING.
+                self._retry_at = monotonic() + RETRY_TRACKING_AFTER
+                pair = self._pair = self._new_connection(), self._new_connection()
+                await self._open(*pair)
+                self._retry_at = 0.0
+            watch.head = await _request(pair[0], "GETRANGE", key, 0, HEAD - 1)
         except BaseException as error:
-            await self.aclose()
+            logger.debug("A waiting call polls every %g s: %r", POLL_INTERVAL, error)
+            # An error reply to GETRANGE is about one record, such as one on another node.
+            if self._retry_at or not isinstance(error, ResponseError):
+                await self._close(pair)
             if not isinstance(error, Exception):
                 raise
 
-    async def _open(self) -> None:
-        try:
-            # Explicitly: the first command would not query the Sentinels for the master.
-            await result_of(self._receiver.connect())
-            await result_of(self._reader.connect())
-            client_id = await _request(self._receiver, "CLIENT", "ID")
-            await _request(self._receiver, "SUBSCRIBE", CHANNEL)
-            await _request(self._reader, "CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
-        except CONNECTION_ERRORS as error:
-            # The server is unreachable, or its user may not use CLIENT TRACKING.
-            logger.debug("Waiting calls poll every %g s: %s", POLL_INTERVAL, error)
-            await self.aclose(replace_after=RETRY_TRACKING_AFTER)
-            raise
+    async def _open(self, reader: Any, receiver: Any) -> None:
+        # Explicitly: the first command would not query the Sentinels for the master.
+        await result_of(receiver.connect())
+        await result_of(reader.connect())
+        client_id = await _request(receiver, "CLIENT", "ID")
+        await _request(receiver, "SUBSCRIBE", CHANNEL)
+        await _request(reader, "CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
+        listen = self._listen(reader, receiver)
         if self._is_async:
-            self._listening = asyncio.ensure_future(self._listen())
+            self._listening = asyncio.ensure_future(listen)
         else:
-            self._listening = threading.Thread(
-                target=lambda: run_sync(self._listen()), name="idempotency-listener", daemon=True
-            )
-            self._listening.start()
+            name = "idempotency-listener"
+            threading.Thread(target=run_sync, args=(listen,), name=name, daemon=True).start()
 
-    async def _listen(self) -> None:
+    async def _listen(self, reader: Any, receiver: Any) -> None:
         """Receives until a connection is lost, or no call has waited for `IDLE_TIMEOUT`."""
         used_at, is_checked = monotonic(), False
         try:
             while monotonic() - used_at < IDLE_TIMEOUT:
-                message = await self._receive(CHECK_INTERVAL)
+                message = await self._receive(receiver, CHECK_INTERVAL)
                 if self._watches:
                     used_at = monotonic()
                 if message is None:
                     if is_checked:
                         raise RedisTimeoutError("the server did not reply")
-                    await self._in_turn(lambda: _request(self._reader, "PING"))
-                    await result_of(self._receiver.send_command("PING"))
+                    await self._in_turn(lambda: _request(reader, "PING"))
+                    await result_of(receiver.send_command("PING"))
                 elif message[0] == b"message":
                     self._notify(message[2])
                 is_checked = message is None
+            await self._transport.close_idle()  # the calls that waited may have used many
         except Exception as error:
             logger.debug("The connections for invalidations are lost: %s", error)
         finally:
-            await self.aclose()
+            await self._close((reader, receiver))
 
-    async def _receive(self, timeout: float) -> Any:
+    async def _receive(self, receiver: Any, timeout: float) -> Any:
         """Returns the next message, or None if none arrives within `timeout` seconds."""
         if self._is_async:
-            return await result_of(self._receiver.read_response(timeout=timeout))
-        return self._receiver.read_response() if self._receiver.can_read(timeout) else None
+            return await result_of(receiver.read_response(timeout=timeout))
+        return receiver.read_response() if receiver.can_read(timeout) else None
 
     def _notify(self, keys: list[bytes] | None) -> None:
         """Ends the waits for these records; None means all, after a flush."""
@@ -228,21 +232,21 @@ class TrackedServer:
         for watch in changed:
             watch.changed.set()
 
-    async def aclose(self, *, replace_after: float = 0.0) -> None:
-        """Ends all waits, and closes the connections.
-
-        Args:
-            replace_after: seconds before another one should take its place.
-        """
-        if self.replace_at == math.inf:
-            self.replace_at = monotonic() + replace_after
+    async def _close(self, pair: tuple[Any, Any] | None) -> None:
+        """Ends all waits, and closes these connections, unless others have replaced them."""
+        if pair is None or self._pair != pair:
+            return
+        self._pair = None
         self._notify(None)
-        await result_of(self._receiver.disconnect(True))
-        await result_of(self._reader.disconnect(True))
-        task = self._listening
-        if self._is_async and task not in (None, asyncio.current_task()):
-            task.cancel()
-            await asyncio.wait({task})
+        for connection in pair:
+            await result_of(connection.disconnect(True))
+
+    async def aclose(self) -> None:
+        """Ends all waits, and closes the connections."""
+        await self._close(self._pair)
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait({self._listening})
 
 
 async def _request(connection: Any, *command: Any) -> Any:

@@ -6,10 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
+from celery_idempotent.store import tracking
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -89,14 +91,49 @@ class TestInvalidations:
         assert time.monotonic() - began_at >= 0.3
 
 
+@pytest.fixture
+def own() -> Iterator[RedisServer]:
+    rules = "on nopass ~* &* +@all -subscribe"
+    with RedisServer.start(config={}, users={"polling": rules}) as server:
+        yield server
+
+
+def test_many_calls_share_two_connections_while_they_wait(
+    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = RecordHarness(store_at(own.url), own.client())
+    monkeypatch.setattr(tracking, "IDLE_TIMEOUT", 0.3)
+    monkeypatch.setattr(tracking, "CHECK_INTERVAL", 0.1)
+    others = ("a", "b", "c")
+    token, seen = harness.started().token, harness.raw or b""
+    names = [harness.store.name(harness.key), *others]
+    for name in others:
+        harness.client.set(name, seen)
+    before = harness.client.info("clients")["connected_clients"]
+    listener = harness.store._listener
+
+    def wait(name: str) -> None:
+        run_sync(listener.wait_for_change(name, seen, FOR_EVER))
+
+    def connections() -> int:
+        return int(harness.client.info("clients")["connected_clients"]) - before
+
+    with ThreadPoolExecutor(40) as pool:
+        waits = [pool.submit(wait, name) for name in names * 10]
+        eventually(lambda: calls(harness.client, "getrange") == len(names))
+        assert connections() == 2
+        harness.complete(token)
+        for name in others:
+            harness.client.delete(name)
+        for each in waits:
+            each.result(FOR_EVER / 2)
+
+    assert calls(harness.client, "getrange") == len(names)
+    eventually(lambda: connections() <= 0)
+
+
 class TestWithoutInvalidations:
     """Without invalidations, waits end early, as if the record had changed."""
-
-    @pytest.fixture
-    def own(self) -> Iterator[RedisServer]:
-        rules = "on nopass ~* &* +@all -subscribe"
-        with RedisServer.start(config={}, users={"polling": rules}) as server:
-            yield server
 
     def test_a_user_who_may_not_subscribe_polls(self, own: RedisServer) -> None:
         harness = RecordHarness(store_at(own.url_as("polling", "any")), own.client())
@@ -109,12 +146,19 @@ class TestWithoutInvalidations:
         assert 2 * POLL_INTERVAL <= time.monotonic() - began_at < FOR_EVER / 2
         assert calls(harness.client, "getrange") == 0
 
-    def test_a_killed_server_ends_the_wait(self, own: RedisServer) -> None:
+    @pytest.mark.parametrize("lost", ["killed server", "frozen server", "reader", "receiver"])
+    def test_a_lost_connection_ends_the_wait(self, own: RedisServer, lost: str) -> None:
         harness = RecordHarness(store_at(own.url), own.client())
         harness.started()
 
         with waiting(harness):
-            own.kill()
+            if lost == "killed server":
+                own.kill()
+            elif lost == "frozen server":
+                own.pause()
+            else:
+                kind = "normal" if lost == "reader" else "pubsub"
+                harness.client.client_kill_filter(_type=kind, skipme=True)
 
     def test_a_lost_connection_is_replaced(self, own: RedisServer) -> None:
         harness = RecordHarness(store_at(own.url), own.client())
@@ -123,8 +167,6 @@ class TestWithoutInvalidations:
             harness.extend(token, lease_ms=70_000)
         for kind in ("pubsub", "normal"):
             harness.client.client_kill_filter(_type=kind, skipme=True)
-
-        run_sync(harness.store.wait_for_change(harness.key, harness.raw or b"", FOR_EVER))
 
         with waiting(harness):
             harness.complete(token)

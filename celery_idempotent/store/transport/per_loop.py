@@ -62,13 +62,23 @@ class PerLoop(Generic[T]):
 class PerProcess(PerLoop[T]):
     """One value for each process: a forked child does not share its parent's."""
 
-    _pid = 0
+    def __init__(
+        self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None = None
+    ) -> None:
+        super().__init__(make, close)
+        #: By process id: this process's value or, until it has one, that of its parent.
+        self._values: dict[int, T] = {}
 
     def get(self) -> T:
         """Returns this process's value."""
-        if self._pid != os.getpid():
-            self._value, self._pid = self._make(), os.getpid()
-        return self._value
+        pid = os.getpid()
+        try:
+            return self._values[pid]
+        except KeyError:
+            value = self._values.setdefault(pid, self._make())  # one for all threads
+            for other in self._values.keys() - {pid}:
+                self._values.pop(other, None)
+            return value
 
     def peek(self) -> T | None:
         """Returns this process's value; None if it has none."""
@@ -76,9 +86,9 @@ class PerProcess(PerLoop[T]):
 
     async def aclose(self) -> None:
         """Closes this process's value; the next call of `get` creates another."""
-        pid, self._pid = self._pid, 0
-        if self._close is not None and pid == os.getpid():
-            await self._close(self._value)
+        value = self._values.pop(os.getpid(), None)
+        if self._close is not None and value is not None:
+            await self._close(value)
 
 
 #: Each with the generator that closes it, if it has one.

@@ -8,9 +8,9 @@ Here, a command that fails on a closed connection is resent.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -69,6 +69,9 @@ class BaseTransport:
         else:
             time.sleep(seconds)
 
+    async def close_idle(self) -> None:
+        """Closes the connections that no call uses, as far as redis-py can."""
+
     def with_timeout(self, timeout: float, *, retry: bool = True) -> Self:
         """Returns a transport with connections of its own, and with another timeout."""
         return type(self)(self.config, timeout, is_async=self.is_async, retry=retry)
@@ -80,8 +83,50 @@ class BaseTransport:
         return PerLoop(make, close) if self.is_async else PerProcess(make, close)
 
 
-#: Connections of one event loop, which may have any number of calls under way.
+#: Calls of one process or event loop that are under way, each on a connection of its own; others
+#: wait.
 MAX_CONNECTIONS = 100
+
+
+class _Turns:
+    """Lets `MAX_CONNECTIONS` calls take turns."""
+
+    def __init__(self, *, is_async: bool) -> None:
+        self._is_async = is_async
+        semaphore: Any = asyncio.Semaphore if is_async else threading.Semaphore
+        self._free = semaphore(MAX_CONNECTIONS)
+        #: When a turn last ended with a reply.
+        self._replied_at = 0.0
+
+    async def begin(self, timeout: float) -> None:
+        """Waits for a turn.
+
+        Raises:
+            RedisTimeoutError: if no turn has ended with a reply for `timeout` seconds.
+        """
+        since = monotonic()
+        if self._is_async:
+            await self._free.acquire()
+        elif not self._free.acquire(blocking=False):
+            while not self._free.acquire(timeout=timeout):
+                self._check(since, timeout)
+        try:
+            self._check(since, timeout)
+        except RedisTimeoutError:
+            self._free.release()
+            raise
+
+    def _check(self, since: float, timeout: float) -> None:
+        if monotonic() - max(since, self._replied_at) > timeout:
+            raise RedisTimeoutError(f"none of {MAX_CONNECTIONS} connections got a reply")
+
+    def end(self, *, replied: bool) -> None:
+        """Ends the caller's turn."""
+        if replied:
+            self._replied_at = monotonic()
+        self._free.release()
+
+
 #: Seconds before each resend. The first is immediate: the connection may just have been stale.
 RESEND_DELAYS = (0.0, 0.1)
 
@@ -99,6 +144,7 @@ class ServerTransport(BaseTransport):
         make = partial(_Pool, config, wait, self._library)
         make()  # checks the config without opening a connection
         self._pool = self.scoped(make, _Pool.aclose)
+        self._turns = self.scoped(partial(_Turns, is_async=self.is_async), None)
 
     async def send(self, *commands: Sequence[Any], followup: Sequence[Any] = ()) -> list[Any]:
         """Sends `commands` in one round trip; returns the replies, with errors as values.
@@ -117,19 +163,20 @@ class ServerTransport(BaseTransport):
             commands = *commands, followup
         packed, started_at = b"".join(map(pack, commands)), monotonic()
         for delay in (*RESEND_DELAYS, None):
+            replies: list[Any] = []
+            turns = self._turns.get()
+            await turns.begin(self.timeout)
             try:
-                if self.is_async:
-                    async with self._pool.get().turn(self.timeout):
-                        replies = await self.send_once(packed, len(commands))
-                else:
-                    replies = await self.send_once(packed, len(commands))
+                replies = await self.send_once(packed, len(commands))
                 break
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
                 # The other idle connections have most likely been lost with this one.
                 await self._pool.get().close_idle()
                 if delay is None or monotonic() - started_at > 0.6 * self.timeout:
                     raise
-                await self.sleep(delay)
+            finally:
+                turns.end(replied=bool(replies))
+            await self.sleep(delay)
         # The server was flushed or restarted, or is a new master.
         if NoScriptError in map(type, replies) and (loading := with_sources(commands)) != commands:
             return await self.send(*loading)
@@ -189,6 +236,10 @@ class ServerTransport(BaseTransport):
             await pool.close_idle()
         return replies
 
+    async def close_idle(self) -> None:
+        """See `BaseTransport`."""
+        await self._pool.get().close_idle()
+
     def pool_of(self, name: str) -> Any:
         """Returns redis-py's connection pool for the server that has the record `name`."""
         return self._pool.get().pool
@@ -209,23 +260,6 @@ class _Pool:
         #: Connections, each with its number of unread replies.
         self.idle: list[tuple[Any, int]] = []
         self.closed = False
-        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
-        #: When a turn last ended with a reply.
-        self._replied_at = 0.0
-
-    @asynccontextmanager
-    async def turn(self, timeout: float) -> AsyncIterator[None]:
-        """Waits until fewer than `MAX_CONNECTIONS` calls of the event loop are under way.
-
-        Raises:
-            RedisTimeoutError: if none of them has got a reply for `timeout` seconds.
-        """
-        since = monotonic()
-        async with self._turns:
-            if monotonic() - max(since, self._replied_at) > timeout:
-                raise RedisTimeoutError(f"none of {MAX_CONNECTIONS} connections got a reply")
-            yield
-            self._replied_at = monotonic()
 
     async def connect(self) -> Any:
         connection = self.pool.connection_class(**self.pool.connection_kwargs)
