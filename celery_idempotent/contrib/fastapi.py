@@ -6,7 +6,7 @@ The key is looked up after the request has been validated and its dependencies h
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Annotated, Any, NamedTuple
@@ -63,6 +63,10 @@ class _Route(BaseRoute):
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(endpoint))
         #: By the id of a route, which is kept so that no other route gets its id.
         self._renderers: dict[int, tuple[APIRoute, Callable[[Request], Any]]] = {}
+
+    @classmethod
+    def _endpoints_in(cls, candidate: Any) -> Iterable[Any]:
+        return (candidate.endpoint,) if issubclass(type(candidate), Route) else ()
 
     def decorated(self) -> Any:
         # FastAPI calls it in the event loop, or in a thread.

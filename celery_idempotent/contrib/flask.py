@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial, wraps
+from inspect import getclosurevars
 from typing import Any
 
 import flask
@@ -18,6 +20,15 @@ __all__ = ["anonymous", "by_cookie", "by_header", "idempotent_route", "stored_by
 
 
 class _Route(BaseRoute, WsgiReader):
+    @classmethod
+    def _endpoints_in(cls, candidate: Any) -> Iterable[Any]:
+        if issubclass(type(candidate), flask.Flask):
+            return candidate.view_functions.values()  # type: ignore[no-any-return]
+        if issubclass(type(candidate), flask.Blueprint):  # it adds its routes to an app later
+            added = [getclosurevars(add).nonlocals for add in candidate.deferred_functions]
+            return [variables.get("view_func") for variables in added]
+        return ()
+
     def decorated(self) -> Any:
         @wraps(self._app)
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -115,10 +115,10 @@ class TestFastApi:
             return payment
 
         options = {"status_code": 202, "response_model_exclude_none": True}
-        plain = FastAPI()
-        plain.post("/orders/{order}", **options)(pay)
         protect = fastapi.idempotent_route(idem, identity=lambda request, sender: sender)
         api.post("/orders/{order}", **options)(protect(pay))
+        plain = FastAPI()
+        plain.post("/orders/{order}", **options)(pay)
         responses = send("/orders/7")
 
         assert calls == [(7, Payment(amount=1), "alice", 1), "afterwards"]
@@ -522,6 +522,51 @@ class TestFlask:
         assert pay(1) == 1
 
 
+def starlette_route() -> Any:
+    routes = []
+
+    def add(endpoint: Any) -> Any:
+        routes.append(Route("/pay", endpoint))
+        return endpoint
+
+    return add
+
+
+ROUTES: dict[str, tuple[Any, Callable[[], Any]]] = {
+    "fastapi": (fastapi, lambda: FastAPI().post("/pay")),
+    "router": (fastapi, lambda: APIRouter().post("/pay")),
+    "starlette": (fastapi, starlette_route),
+    "flask": (contrib_flask, lambda: flask.Flask("shop").post("/pay")),
+    "blueprint": (contrib_flask, lambda: flask.Blueprint("shop", __name__).post("/pay")),
+}
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "wrapped"])
+@pytest.mark.parametrize(("module", "new_route"), ROUTES.values(), ids=ROUTES)
+def test_an_endpoint_that_already_has_a_route_is_refused(
+    idem: Idempotency, module: Any, new_route: Callable[[], Any], wrapped: bool
+) -> None:
+    protect = module.idempotent_route(idem, identity=by_header("authorization"))
+    kept = []
+
+    def add_route(endpoint: Any) -> Any:
+        kept.append(route := new_route())
+        return route(endpoint)
+
+    def pay() -> None: ...
+
+    add_route(protect(pay))
+    with pytest.raises(SettingsError) as refused:
+
+        @protect
+        @(lambda endpoint: wraps(endpoint)(lambda: endpoint()) if wrapped else endpoint)
+        @add_route
+        def refund() -> None: ...
+
+    assert str(refused.value).startswith("idempotent_route: a route calls ")
+    assert "refund unprotected; put @idempotent_route below the decorator" in str(refused.value)
+
+
 async def pay(order: int) -> None: ...
 
 
@@ -546,6 +591,7 @@ def stream() -> Iterator[bytes]:
         (pay, {"methods": ["HEAD"]}, "methods cannot include HEAD; remove it"),
         (stream, {}, "stream yields its response, which cannot be held back"),
         (partial(pay), {}, "a partial has no name; decorate a function"),
+        (Payment, {}, "Payment is a class; decorate its methods"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(

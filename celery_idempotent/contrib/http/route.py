@@ -6,9 +6,11 @@ into a response. Its coroutines do not suspend if the endpoint blocks.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +26,15 @@ from celery_idempotent.functions.engine import Idempotency
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+def _references_to(function: Callable[..., Any]) -> int:
+    return sys.getrefcount(function)
+
+
+@_references_to
+def _NEW_FUNCTION() -> None:  # noqa: N802
+    """The references to a function that only its decorator has."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +69,10 @@ class BaseRoute(BaseMiddleware):
     ) -> Callable[[Endpoint], Endpoint]:
         """Runs an endpoint once for a key, and replays its response to retries.
 
-        Place it below the decorators that add the route and check permissions. Option functions but
-        `store_response` get the framework's request, and any of the endpoint's arguments that they
-        name as further parameters. Outside a request, as in a test, the endpoint runs undecorated.
+        Place it below the decorators that add the route and check permissions; above the route, it
+        is refused. Option functions but `store_response` get the framework's request, and any of
+        the endpoint's arguments that they name as further parameters. Outside a request, as in a
+        test, the endpoint runs undecorated.
 
         Args:
             idem: the engine that stores the responses, with a name unique to this service.
@@ -79,10 +91,32 @@ class BaseRoute(BaseMiddleware):
         options |= {"identity": identity, "methods": methods}
 
         def decorate(endpoint: Endpoint) -> Endpoint:
+            if hasattr(endpoint, "__wrapped__") or sys.getrefcount(endpoint) > _NEW_FUNCTION:
+                cls._refuse_routed(endpoint)
             route = cls(endpoint, idem, key=key, fingerprint=fingerprint, **options)
             return route.decorated()  # type: ignore[no-any-return]
 
         return decorate
+
+    @classmethod
+    def _refuse_routed(cls, endpoint: Any) -> None:
+        """Refuses an endpoint that has a route, which calls it without the decorator."""
+        functions = [endpoint]
+        while (wrapped := getattr(functions[-1], "__wrapped__", None)) is not None:
+            functions.append(wrapped)
+        # No framework has a list of all apps, but the garbage collector has.
+        for each in gc.get_objects():
+            for routed in cls._endpoints_in(each):
+                if any(routed is function for function in functions):
+                    raise SettingsError(
+                        f"{cls._title}: a route calls {routed.__qualname__} unprotected; put "
+                        f"@{cls._title} below the decorator that adds the route"
+                    )
+
+    @classmethod
+    def _endpoints_in(cls, candidate: Any) -> Iterable[Any]:
+        """Returns the endpoints of `candidate`, if it is a route or an app of the framework."""
+        raise NotImplementedError
 
     def __init__(
         self,
@@ -96,6 +130,10 @@ class BaseRoute(BaseMiddleware):
         if not hasattr(endpoint, "__qualname__"):
             raise SettingsError(
                 f"{self._title}: a {type(endpoint).__name__} has no name; decorate a function"
+            )
+        if inspect.isclass(endpoint):
+            raise SettingsError(
+                f"{self._title}: {endpoint.__qualname__} is a class; decorate its methods"
             )
         if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
             raise SettingsError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import redis
@@ -46,3 +47,10 @@ def chunks(size: int) -> Iterator[bytes]:
     """Returns a body of `size` chunks, one by one."""
     for _ in range(size):
         yield CHUNK
+
+
+def copy_of(endpoint: Any) -> Any:
+    """Returns a function that has no route yet."""
+    copy = FunctionType(endpoint.__code__, endpoint.__globals__, argdefs=endpoint.__defaults__)
+    copy.__annotations__, copy.__qualname__ = endpoint.__annotations__, endpoint.__qualname__
+    return copy

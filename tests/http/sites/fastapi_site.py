@@ -12,7 +12,15 @@ from fastapi.routing import APIRoute
 
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, by_header
 from celery_idempotent.contrib.fastapi import idempotent_route
-from tests.http.sites.common import OPTIONS, chunks, count, idem, is_allowed, wait_for_release
+from tests.http.sites.common import (
+    OPTIONS,
+    chunks,
+    copy_of,
+    count,
+    idem,
+    is_allowed,
+    wait_for_release,
+)
 
 
 async def authorize_replay(scope: Any) -> bool:
@@ -114,7 +122,7 @@ for route in app.routes:
     if isinstance(route, APIRoute):
         routes_app.add_api_route(
             route.path,
-            protect(route.endpoint),
+            protect(copy_of(route.endpoint)),
             methods=["GET"] if "GET" in route.methods else ["POST", "PATCH"],
             status_code=route.status_code,
         )

@@ -8,7 +8,15 @@ from flask import Flask, Response, jsonify, request, session
 
 from celery_idempotent.contrib.flask import idempotent_route
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, by_cookie, by_header
-from tests.http.sites.common import OPTIONS, chunks, count, idem, is_allowed, wait_for_release
+from tests.http.sites.common import (
+    OPTIONS,
+    chunks,
+    copy_of,
+    count,
+    idem,
+    is_allowed,
+    wait_for_release,
+)
 
 app = Flask(__name__)
 app.wsgi_app = IdempotencyMiddleware(  # type: ignore[method-assign]
@@ -82,7 +90,7 @@ for rule in app.url_map.iter_rules():
     if rule.endpoint != "static":
         routes_app.add_url_rule(
             rule.rule,
-            view_func=protect(app.view_functions[rule.endpoint]),
+            view_func=protect(copy_of(app.view_functions[rule.endpoint])),
             methods=["GET"] if "GET" in (rule.methods or ()) else ["POST", "PATCH"],
             endpoint=rule.rule,
         )
