@@ -12,6 +12,7 @@ from django.db import connection, connections, transaction
 from django.test import Client, override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
+from django.views import View as DjangoView
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import ValidationError
 from rest_framework.permissions import BasePermission, IsAuthenticated
@@ -80,6 +81,40 @@ def view_of(pay: Callable[[Any, Any], Any], **attributes: Any) -> Any:
     }
     bases = (IdempotencyMixin, APIView)
     return type("Payments", bases, {**default, **attributes}).as_view()  # type: ignore[attr-defined]
+
+
+class TestRefused:
+    def test_the_mixin_after_the_view(self) -> None:
+        from rest_framework.views import APIView
+
+        with pytest.raises(
+            ImproperlyConfigured,
+            match=r"^Payments: IdempotencyMixin must precede APIView in the bases, or",
+        ):
+            type("Payments", (APIView, IdempotencyMixin), {})
+
+    @pytest.mark.parametrize("name", ["post", "pay"])
+    def test_coroutine_functions(self, name: str) -> None:
+        from rest_framework.viewsets import ViewSet
+
+        async def pay(self: Any, request: Any) -> None: ...
+
+        view = type("Payments", (IdempotencyMixin, ViewSet), {name: pay})
+        with pytest.raises(ImproperlyConfigured, match=rf"^Payments: {name} is a coroutine"):
+            view.as_view({"post": name})  # type: ignore[attr-defined]
+
+    def test_a_view_of_django(self) -> None:
+        view: Any = type("Payments", (IdempotencyMixin, DjangoView), {})
+        with pytest.raises(ImproperlyConfigured, match=r"^Payments: IdempotencyMixin needs an API"):
+            view.as_view()
+
+    def test_a_view_whose_initial_hides_ours(self, send: Send, calls: list[Any]) -> None:
+        view = view_of(lambda self, request: Response(), initial=lambda self, request: None)
+        with (
+            override_settings(DEBUG_PROPAGATE_EXCEPTIONS=True),
+            pytest.raises(ImproperlyConfigured, match=r"initial\(\) must call super\(\)"),
+        ):
+            send(view)
 
 
 def test_a_key_belongs_to_the_user_whom_the_framework_authenticates(

@@ -48,7 +48,7 @@ MISTAKES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"DATABASE": {"ATOMIC_REQUESTS": True}}, "W002", ("non_atomic_requests", "default")),
     ({"MIDDLEWARE": [*OTHERS, AUTH, OURS]}, "E003", ("ENGINE",)),
     ({**CORRECT, "MIDDLEWARE": [*OTHERS, OURS, AUTH]}, "E004", ("AuthenticationMiddleware",)),
-    ({**CORRECT, "MIDDLEWARE": [*OTHERS, AUTH, OURS, CSRF]}, "W003", ("CsrfViewMiddleware",)),
+    ({**CORRECT, "MIDDLEWARE": [*OTHERS, AUTH, OURS, CSRF]}, "E003", ("CsrfViewMiddleware",)),
     (
         {**CORRECT, "IDEMPOTENCY_MIDDLEWARE": {**ENGINE, "RETRY_AFTERR": 3}},
         "E003",

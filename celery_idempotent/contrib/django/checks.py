@@ -22,7 +22,6 @@ _PACKAGE = "celery_idempotent.contrib.django"
 _MIDDLEWARE = f"{_PACKAGE}.middleware.IdempotencyMiddleware"
 #: Middleware that ours must follow.
 _AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
-_CSRF = "django.middleware.csrf.CsrfViewMiddleware"
 
 
 def register() -> None:
@@ -73,7 +72,7 @@ def check_tasks(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator
 
 
 def check_middleware(**_: Any) -> Iterator[CheckMessage]:
-    """Reports invalid options and a wrong position of the middleware."""
+    """Reports what the middleware refuses, and that it has no user."""
     from celery_idempotent.contrib.django.middleware import SETTING, IdempotencyMiddleware
 
     names = list(settings.MIDDLEWARE)
@@ -93,7 +92,3 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
         )
         hint = f"Put {_MIDDLEWARE} below {_AUTHENTICATION} in MIDDLEWARE."
         yield Error(text, hint=f"{hint} Or set {SETTING}['IDENTITY'].", id=f"{TAG}.E004")
-    if _CSRF in names and _CSRF not in above:
-        text = "IdempotencyMiddleware is above CsrfViewMiddleware: its replays skip the CSRF check."
-        hint = f"Put {_MIDDLEWARE} below {_CSRF} in MIDDLEWARE."
-        yield checks.Warning(text, hint=hint, id=f"{TAG}.W003")

@@ -54,6 +54,12 @@ OPTIONS = {
 #: Options that may be dotted paths of objects.
 _PATHS = ("ENGINE", "IDENTITY", "REQUIRED", "STORE_RESPONSE", "AUTHORIZE_REPLAY")
 
+#: Middleware that checks a request after all middleware above it, as ours begins it.
+_CHECKS = (
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.LoginRequiredMiddleware",
+)
+
 #: The request attribute that holds its exchange.
 ATTRIBUTE = "_idempotency"
 
@@ -126,6 +132,7 @@ class IdempotencyMiddleware(BaseMiddleware):
     _changes: Mapping[str, Any] = {}
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self._check_order()
         options = {"identity": by_user, **middleware_options(**self._changes)}
         try:
             super().__init__(get_response, **options)
@@ -140,6 +147,16 @@ class IdempotencyMiddleware(BaseMiddleware):
                 self._authorize_replay = sync_to_async(authorize)
         else:
             self.process_view = lambda *view: run_sync(self._process_view(*view))
+
+    def _check_order(self) -> None:
+        names, own = list(settings.MIDDLEWARE), f"{type(self).__module__}.{type(self).__qualname__}"
+        below = names[names.index(own) :] if own in names else []
+        for other in _CHECKS:
+            if other in below:
+                raise ImproperlyConfigured(
+                    f"put {own} below {other} in MIDDLEWARE, since a request would begin before it "
+                    "is checked"
+                )
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         """Handles one request."""

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.views import View as DjangoView
 
 from celery_idempotent.contrib.django.middleware import (
     ATTRIBUTE,
@@ -55,10 +58,35 @@ class IdempotencyMixin(View):
 
     #: Set by `as_view`.
     _idempotency: Any = None
+    #: Whether `initial` was called.
+    _is_reached = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for base in cls.__mro__[: cls.__mro__.index(IdempotencyMixin)]:
+            if issubclass(base, DjangoView) and not issubclass(base, IdempotencyMixin):
+                raise ImproperlyConfigured(
+                    f"{cls.__qualname__}: IdempotencyMixin must precede {base.__name__} in the "
+                    "bases, or its requests are unprotected"
+                )
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Callable[..., HttpResponseBase]:
         """Returns the view, after checking its options; the view begins its own transactions."""
+        from rest_framework.views import APIView
+
+        if not issubclass(cls, APIView):
+            raise ImproperlyConfigured(
+                f"{cls.__qualname__}: IdempotencyMixin needs an APIView; use IdempotencyMiddleware "
+                "for views of Django"
+            )
+        actions: Mapping[str, str] = initkwargs.get("actions") or (args[0] if args else {})
+        for name in (*cls.http_method_names, *actions.values()):
+            if iscoroutinefunction(getattr(cls, name, None)):
+                raise ImproperlyConfigured(
+                    f"{cls.__qualname__}: {name} is a coroutine function, which IdempotencyMixin "
+                    "does not await; make it a plain function"
+                )
         protection = _Protection(cls)
         view: Any = super().as_view(*args, _idempotency=protection, **initkwargs)
         without: set[str] = getattr(view, "_non_atomic_requests", set())
@@ -78,6 +106,11 @@ class IdempotencyMixin(View):
                     transactions.enter_context(transaction.atomic(using=alias))
                 try:
                     response = super(IdempotencyMixin, self).dispatch(request, *args, **kwargs)
+                    if not self._is_reached:
+                        raise ImproperlyConfigured(
+                            f"{type(self).__qualname__}: initial() must call super().initial(), "
+                            "which looks up the key"
+                        )
                 except Answered as answered:  # commits the writes of the checks
                     return django_response(answered.response)
             if isinstance(response, HttpResponse) and hasattr(response, "render"):
@@ -88,6 +121,7 @@ class IdempotencyMixin(View):
 
     def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
         """Authenticates, checks permissions and throttles, then looks up the key."""
+        self._is_reached = True
         super().initial(request, *args, **kwargs)
         self._idempotency.begin(request)
 
