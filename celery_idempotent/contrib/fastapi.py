@@ -6,7 +6,8 @@ The key is looked up after the request has been validated and its dependencies h
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Annotated, Any, NamedTuple
@@ -28,6 +29,8 @@ from celery_idempotent.functions.engine import Idempotency
 from celery_idempotent.store.run_sync import run_sync
 
 __all__ = ["anonymous", "by_cookie", "by_header", "idempotent_route", "stored_by_default"]
+
+logger = logging.getLogger(__name__)
 
 #: The parameter added to an endpoint.
 _PARAMETER = "idempotency_exchange"
@@ -61,6 +64,8 @@ class _Route(BaseRoute):
         super().__init__(endpoint, idem, **options)
         # Like FastAPI, which also unwraps the decorated endpoint.
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(endpoint))
+        #: Whether it was called without a request.
+        self._was_direct = False
         #: By the id of a route, which is kept so that no other route gets its id.
         self._renderers: dict[int, tuple[APIRoute, Callable[[Request], Any]]] = {}
 
@@ -101,6 +106,13 @@ class _Route(BaseRoute):
         injected = _injected(args, kwargs)
         endpoint = partial(self._app, *args, **kwargs)
         if injected is None:
+            if not self._was_direct:
+                self._was_direct = True
+                logger.warning(
+                    "%s was called without a request, and is unprotected: if a route calls it, "
+                    "decorators between them must keep its signature, as functools.wraps does",
+                    self._name,
+                )
             return await self._finished(endpoint())
         request, collected = injected
         arguments = self._arguments(args, kwargs)
@@ -111,6 +123,9 @@ class _Route(BaseRoute):
         if self._is_async:
             return await function(*args)
         return anyio.from_thread.run(function, *args)
+
+    def _methods_of(self, call: Call) -> Collection[str] | None:
+        return getattr(call.request.scope.get("route"), "methods", None)
 
     def _route_of(self, call: Call) -> tuple[str, ...]:
         scope = call.request.scope

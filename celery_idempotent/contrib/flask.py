@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial, wraps
 from inspect import getclosurevars
 from typing import Any
@@ -40,6 +40,10 @@ class _Route(BaseRoute, WsgiReader):
             return run_sync(self._respond(call, request.method))
 
         return run
+
+    def _methods_of(self, call: Call) -> Collection[str] | None:
+        rule = call.request.url_rule
+        return None if rule is None else rule.methods
 
     def _route_of(self, call: Call) -> tuple[str, ...]:
         request: flask.Request = call.request

@@ -541,6 +541,38 @@ ROUTES: dict[str, tuple[Any, Callable[[], Any]]] = {
 }
 
 
+def test_a_route_without_a_protected_method_is_refused(
+    api: FastAPI, idem: Idempotency, send: Send, key: str
+) -> None:
+    options: dict[str, Any] = {"identity": by_header("authorization")}
+    protect = fastapi.idempotent_route(idem, **options)
+    api.get("/pay")(protect(lambda: "paid"))
+    api.get("/own")(fastapi.idempotent_route(idem, methods=["GET"], **options)(lambda: "paid"))
+    web = flask.Flask("shop")
+    web.get("/pay")(contrib_flask.idempotent_route(idem, **options)(lambda: "paid"))
+    web.config["TESTING"] = True
+
+    assert [r.status_code for r in send("/own", method="GET")] == [200, 200]
+    assert [r.status_code for r in send("/pay", method="GET")] == [500, 500]
+    with pytest.raises(SettingsError, match=r"route has none of the methods DELETE, .*methods="):
+        web.test_client().get("/pay")
+
+
+def test_a_decorator_that_hides_the_request_is_logged(
+    api: FastAPI, idem: Idempotency, send: Send, caplog: pytest.LogCaptureFixture
+) -> None:
+    @fastapi.idempotent_route(idem, identity=by_header("authorization"))
+    async def pay() -> None: ...
+
+    @api.post("/pay")
+    async def hidden() -> None:
+        await pay()
+
+    send("/pay")
+
+    assert caplog.text.count("pay was called without a request, and is unprotected") == 1
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "wrapped"])
 @pytest.mark.parametrize(("module", "new_route"), ROUTES.values(), ids=ROUTES)
 def test_an_endpoint_that_already_has_a_route_is_refused(

@@ -177,7 +177,15 @@ class BaseRoute(BaseMiddleware):
 
     async def _respond(self, call: Call, method: str) -> Any:
         """Returns the endpoint's response, or a stored one."""
-        if method.upper() not in self._methods or not self._settings.enabled:
+        if not self._settings.enabled:
+            return await self._finished(call.run())
+        if method.upper() not in self._methods:
+            routed = self._methods_of(call)
+            if routed and self._methods.isdisjoint(routed):
+                raise SettingsError(
+                    f"{self._title}: {self._name} is unprotected, since its route has none of the "
+                    f"methods {', '.join(sorted(self._methods))}; pass its own as methods="
+                )
             return await self._finished(call.run())
         async with Exchange() as exchange:
             try:
@@ -229,6 +237,10 @@ class BaseRoute(BaseMiddleware):
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
+
+    def _methods_of(self, call: Any) -> Collection[str] | None:
+        """Returns the methods of the route; None if they are unknown."""
+        raise NotImplementedError
 
     def _route_of(self, call: Any) -> tuple[str, ...]:
         """Returns the method and the template of the path, which one function's routes differ in.

@@ -120,9 +120,10 @@ protect = idempotent_route(
 )
 for route in app.routes:
     if isinstance(route, APIRoute):
+        is_get = "GET" in route.methods
         routes_app.add_api_route(
             route.path,
-            protect(copy_of(route.endpoint)),
-            methods=["GET"] if "GET" in route.methods else ["POST", "PATCH"],
+            route.endpoint if is_get else protect(copy_of(route.endpoint)),
+            methods=["GET"] if is_get else ["POST", "PATCH"],
             status_code=route.status_code,
         )

@@ -88,10 +88,11 @@ protect = idempotent_route(
 )
 for rule in app.url_map.iter_rules():
     if rule.endpoint != "static":
+        view, is_get = app.view_functions[rule.endpoint], "GET" in (rule.methods or ())
         routes_app.add_url_rule(
             rule.rule,
-            view_func=protect(copy_of(app.view_functions[rule.endpoint])),
-            methods=["GET"] if "GET" in (rule.methods or ()) else ["POST", "PATCH"],
+            view_func=view if is_get else protect(copy_of(view)),
+            methods=["GET"] if is_get else ["POST", "PATCH"],
             endpoint=rule.rule,
         )
 
