@@ -82,7 +82,7 @@ class PerProcess(PerLoop[T]):
 
     def peek(self) -> T | None:
         """Returns this process's value; None if it has none."""
-        return self._value if self._pid == os.getpid() else None
+        return self._values.get(os.getpid())
 
     async def aclose(self) -> None:
         """Closes this process's value; the next call of `get` creates another."""
