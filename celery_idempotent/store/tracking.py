@@ -172,7 +172,7 @@ class TrackedServer:
                 self._retry_at = 0.0
             watch.head = await _request(pair[0], "GETRANGE", key, 0, HEAD - 1)
         except BaseException as error:
-            logger.debug("A waiting call polls every %g s: %r", POLL_INTERVAL, error)
+            logger.debug("Waiting calls poll every %g s: %r", POLL_INTERVAL, error)
             # An error reply to GETRANGE is about one record, such as one on another node.
             if self._retry_at or not isinstance(error, ResponseError):
                 await self._close(pair)
@@ -211,7 +211,7 @@ class TrackedServer:
                 is_checked = message is None
             await self._transport.close_idle()  # the calls that waited may have used many
         except Exception as error:
-            logger.debug("The connections for invalidations are lost: %s", error)
+            logger.debug("Waiting calls poll now, since a connection is lost: %r", error)
         finally:
             await self._close((reader, receiver))
 
