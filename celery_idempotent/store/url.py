@@ -22,6 +22,11 @@ def names_one_server(url: str) -> bool:
     return scheme_of(url) in _ONE_SERVER
 
 
+def names_socket(url: str) -> bool:
+    """Returns whether `url` names a server's Unix socket."""
+    return scheme_of(url) in ("redis+socket", "unix")
+
+
 def names_cluster(url: str) -> bool:
     """Returns whether `url` lists nodes of a Redis Cluster."""
     return scheme_of(url) in _CLUSTER

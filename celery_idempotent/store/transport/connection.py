@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import isawaitable
@@ -31,6 +32,10 @@ NO_REPLY = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSEr
 
 #: Seconds that connecting may take, unless ``idempotency_redis_options`` sets another limit.
 CONNECT_TIMEOUT = 2.0
+
+#: As in redis-py 8, which has them by default: a balancer drops connections that are idle for some
+#: minutes, and a command on such a connection would wait for its timeout.
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 #: No limit, as in redis-py 7 and earlier; since 8 the default is 100.
 _UNLIMITED = 2**31
@@ -78,6 +83,7 @@ def connect(
         "socket_connect_timeout": min(timeout, CONNECT_TIMEOUT),
         "retry": library.retry.Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
         "max_connections": _UNLIMITED,
+        **({} if urls.names_socket(config.url) else _keepalive()),
         **{name: value for name, value in config.options.items() if name not in _SENTINEL_OPTIONS},
     }
     if connect_func := options.get("redis_connect_func"):
@@ -109,6 +115,12 @@ def connect(
             + (f"; redis-py does not accept {unknown[1]!r}" if unknown else "")
         ) from None
     return client
+
+
+def _keepalive() -> dict[str, Any]:
+    names = {name: value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
+    options = {getattr(socket, name): value for name, value in names.items()}
+    return {"socket_keepalive": True, "socket_keepalive_options": options}
 
 
 def _master(config: StoreConfig, options: Mapping[str, Any], library: Any) -> Any:

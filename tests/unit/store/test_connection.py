@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from typing import Any
 
 import pytest
+import redis.asyncio
 from redis import Redis
 
 from celery_idempotent.errors import SettingsError
@@ -222,6 +224,21 @@ def test_options_go_to_the_client() -> None:
     connection = connect(config).connection_pool.make_connection()
 
     assert (connection.username, connection.socket_keepalive) == ("shop", True)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://", "rediss://", "sentinel://one", "redis+cluster://one", "redis+socket:///run"]
+)
+def test_idle_connections_are_kept_alive(url: str) -> None:
+    options = {"master_name": "shop"}
+    client = connect(StoreConfig(url=url, options=options), library=redis.asyncio)
+    pool = getattr(client, "connection_pool", None)
+    kwargs = pool.connection_kwargs if pool else client.connection_kwargs
+    idle = kwargs.get("socket_keepalive_options", {}).get(socket.TCP_KEEPIDLE)
+
+    assert (kwargs.get("socket_keepalive"), idle) == (
+        (None, None) if "socket" in url else (True, 30)
+    )
 
 
 def test_an_unknown_option_is_an_error() -> None:
