@@ -129,8 +129,8 @@ class SQLAlchemySession(Session):
         if self._outer is not None:
             self._savepoint = self._transaction
             return
-        sqlalchemy.event.listen(self.connection, "commit", self._refuse)
         self._savepoint = self.connection.begin_nested()
+        sqlalchemy.event.listen(self.connection, "commit", self._refuse)
 
     def _refuse(self, connection: sqlalchemy.Connection) -> None:
         """Is called before a commit."""
