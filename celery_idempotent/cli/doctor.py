@@ -98,13 +98,13 @@ def health(
     the tables of outcomes.
     """
     replies = inspect_commands.ask(obj.app, timeout)
-    findings = checks.check_health(obj.app, replies.totals, replies.leases, ignore=ignore)
+    silence = replies.error if timeout else ""
+    findings = checks.check_health(obj.app, replies.totals, replies.leases, silence, ignore=ignore)
     if as_json:
         document = {"workers_answered": bool(replies.workers)}
         print_json({**document, "findings": [finding.to_json() for finding in findings]})
     else:
-        unknown = f"{replies.error}, so the workers' counters are not checked."
-        _print(findings, unknown if replies.error else plural(len(replies.workers), "worker"))
+        _print(findings, f"{plural(len(replies.workers), 'worker')} replied")
     raise SystemExit(_exit_code(findings, fail_on))
 
 

@@ -70,6 +70,7 @@ def check_health(
     app: Celery,
     counted: Mapping[str, Mapping[str, int]],
     leases: Iterable[Mapping[str, Any]],
+    silence: str = "",
     *,
     ignore: Sequence[str] = (),
 ) -> list[Finding]:
@@ -78,9 +79,11 @@ def check_health(
     Args:
         counted: the workers' counters, by task.
         leases: the leases that workers report.
+        silence: why no worker has replied; empty if one has, or none was asked.
         ignore: as for :func:`ignored`.
     """
     findings = [*_check_connections(app), *_check_workers(counted, leases)]
+    findings += tasks.check_silence(silence)
     return _reported(app, (each for each in findings if each.name in HEALTH | CONNECTIONS), ignore)
 
 

@@ -17,8 +17,8 @@ CONNECTIONS = frozenset(
 #: Those of ``health``: faults of the running workers and servers.
 HEALTH = frozenset(
     (
-        *("bypassed", "evicted", "key-reused", "lease-expired", "memory", "poisoned"),
-        *("purge-overdue", "rule-raised"),
+        *("bypassed", "evicted", "key-reused", "lease-expired", "memory", "no-reply"),
+        *("poisoned", "purge-overdue", "rule-raised"),
     )
 )
 #: Those of ``doctor``: the configuration, and with ``--against`` what a deployment changes.

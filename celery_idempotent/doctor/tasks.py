@@ -204,6 +204,16 @@ def check_counts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def check_silence(reason: str) -> Iterator[Finding]:
+    """Yields a finding if no worker has replied, for this reason."""
+    yield from applying(
+        "worker",
+        Check(reason, "no-reply", Severity.WARNING,
+            reason, "start the workers, or a longer --timeout",
+            "messages may wait; the workers' counters and leases are not checked"),
+    )  # fmt: skip
+
+
 def check_leases(leases: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     """Yields a finding for each task with executions under an expired lease.
 

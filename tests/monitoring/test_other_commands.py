@@ -314,8 +314,9 @@ class TestDoctor:
 
 
 class TestHealth:
-    def test_says_that_no_worker_replied(self, shop: Shop) -> None:
-        assert "No worker replied" in shop.celery("health", "--timeout", "0.1")
+    def test_finds_that_no_worker_replied(self, shop: Shop) -> None:
+        assert "No worker replied" in shop.celery("health", "--timeout", "0.1", code=1)
+        assert "replied" in shop.celery("health", "--timeout", "0.1", "--ignore", "no-reply")
 
 
 class TestKeys:
