@@ -15,6 +15,7 @@ import pytest
 from fastapi import (
     APIRouter,
     BackgroundTasks,
+    Body,
     Depends,
     FastAPI,
     Form,
@@ -320,6 +321,23 @@ class TestFastApi:
         assert [r.status_code for r in send("/form", one, one, two)] == [200, 200, 422]
         assert [r.status_code for r in send("/without", one)] == [500]
         assert calls == [1]
+
+    @pytest.mark.parametrize("value", ["NaN", "[" * 150 + "]" * 150, r'"\ud800"'])
+    def test_hostile_values_in_a_fingerprint(
+        self, api: FastAPI, idem: Idempotency, send: Send, calls: list[Any], value: str
+    ) -> None:
+        @api.post("/pay")
+        @fastapi.idempotent_route(
+            idem, identity=by_header("authorization"), fingerprint=lambda request, amount: amount
+        )
+        async def pay(amount: Annotated[Any, Body()]) -> None:
+            calls.append(amount)
+
+        headers = {"Content-Type": "application/json"}
+        responses = send("/pay", json=None, content=value, headers=headers)
+        expected = 200 if "ud800" in value else 400
+        assert [r.status_code for r in responses] == [expected] * 2
+        assert len(calls) == (expected == 200)
 
     def test_inside_the_middleware_it_adds_nothing(
         self, api: FastAPI, idem: Idempotency, send: Send, calls: list[Any]

@@ -280,7 +280,7 @@ class BaseMiddleware:
             problems = (OF_ERRORS[kind] for kind in OF_ERRORS if isinstance(error, kind))
             if (found := next(problems, None)) is None:
                 raise
-            if found.value.status == 500:
+            if found.value.status == 500 or found is Problem.REQUEST_INCOMPARABLE:
                 logger.error("A request with an Idempotency-Key is refused: %s", error)
             raise self._refusal(found) from error
 

@@ -50,6 +50,11 @@ class Problem(Enum):
         "The body is shorter than Content-Length, or Content-Length is not a number. The request "
         "was not executed; send it again.",
     )
+    REQUEST_INCOMPARABLE = Text(
+        400,
+        "The request cannot be compared with others",
+        "A value in it is NaN, nested too deeply or too large. The request was not executed.",
+    )
     BODY_TOO_LARGE = Text(
         413,
         "The request body is too large for an Idempotency-Key",
@@ -119,6 +124,7 @@ class Problem(Enum):
 #: The problems that report errors of the engine to clients.
 OF_ERRORS: dict[type[errors.IdempotencyError], Problem] = {
     errors.KeyReusedError: Problem.KEY_REUSED,
+    errors.KeyRuleError: Problem.REQUEST_INCOMPARABLE,
     errors.LeaseLostError: Problem.EXECUTION_REPLACED,
     errors.PoisonedTaskError: Problem.EXECUTIONS_CRASHED,
     errors.ResultNotStoredError: Problem.RESPONSE_NOT_STORED,
