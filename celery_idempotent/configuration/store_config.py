@@ -7,6 +7,7 @@ all of their settings.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from celery import Celery
@@ -60,12 +61,19 @@ def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
 
 def _url_and_options(app: Celery | None, options: Settings) -> tuple[str, dict[str, Any]]:
     if options.redis_url is not None:
-        query = url_to_parts(next(iter(parts_of(options.redis_url)), "")).query
+        query: Mapping[str, Any] = {}
+        with suppress(ValueError):  # of an invalid URL, which the store reports
+            query = url_to_parts(next(iter(parts_of(options.redis_url)), "")).query
         return options.redis_url, _chosen(query, ("credential_provider",))
     if app and (backend := _redis_backend(app)):
         return _of_backend(backend, app.conf.result_backend_transport_options or {})
     if app and broker.uses_redis(app):
-        return _of_broker(broker.connection(app))
+        try:
+            return _of_broker(broker.connection(app))
+        except SettingsError:
+            raise
+        except ValueError:  # quotes the URL
+            raise SettingsError("broker_url has an invalid port or database") from None
     raise SettingsError(
         "idempotency_redis_url is not set, and neither the result backend nor the broker is "
         "Redis: set it to the URL of the Redis server for the records"
@@ -161,10 +169,7 @@ def _servers(scheme: str, addresses: Iterable[tuple[str, int]], db: int) -> str:
 
 
 def _database(virtual_host: Any) -> int:
-    try:
-        return int(str(virtual_host or "").strip("/") or 0)
-    except ValueError:
-        raise SettingsError("the virtual host of a Redis broker is a database's number") from None
+    return int(str(virtual_host or "").strip("/") or 0)
 
 
 def _with_provider(options: dict[str, Any]) -> dict[str, Any]:
