@@ -51,6 +51,13 @@ HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED = "hard_time_limit", "process_lost", "
 
 logger = logging.getLogger(__name__)
 
+#: Attributes of a request that hold the state of its call. Celery makes an attribute of any header.
+_STATE = frozenset(
+    {"_protected"}
+    | {f"idempotency_{name}" for name in ("call", "end_logged", "headers_again")}
+    | {f"idempotency_{name}" for name in ("soft_limit", "without_body")}
+)
+
 #: None on Windows, where no pool kills a process.
 _SIGKILL = getattr(signal, "SIGKILL", None)
 
@@ -69,6 +76,8 @@ class IdempotentRequest(Request):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Passes the content type to the pool, which Celery does only for AMQP messages."""
         super().__init__(*args, **options)
+        for name in _STATE & self.request_dict.keys():
+            del self.request_dict[name]
         self._received_ms = shared_counters.now_ms()
         if received is not None:
             received.append(ref(self))

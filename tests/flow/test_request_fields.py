@@ -12,6 +12,7 @@ from celery.signals import task_prerun
 
 from celery_idempotent import IdempotentTask, State
 from celery_idempotent.task import ended_message
+from celery_idempotent.task.request import IdempotentRequest
 from tests.flow.deliveries import Offer
 
 
@@ -184,3 +185,36 @@ def test_a_failed_call_with_such_an_id_is_kept_for_a_rerun(offer: Offer) -> None
     )
     assert kept is not None
     assert list(kept.args) == ["raises"]
+
+
+
+#: Celery makes an attribute of each header.
+STATE = {
+    "_protected": 1,
+    "called_directly": True,
+    "idempotency_call": "forged",
+    "idempotency_end_logged": True,
+    "idempotency_headers_again": "forged",
+    "idempotency_soft_limit": "forged",
+    "idempotency_without_body": True,
+}
+
+
+@pytest.mark.parametrize("is_protected", [True, False], ids=["", "unprotected"])
+def test_a_header_is_not_the_state_of_a_call(offer: Offer, is_protected: bool) -> None:
+    def body(self: Any, order: str) -> str:
+        runs.append(self.idempotency.protected)
+        return order
+
+    runs: list[bool] = []
+    deliveries = offer(body)
+    for name in STATE:
+        own_key = {} if is_protected else {"idempotency_key": False}
+        deliveries.task.apply_async((name,), headers={name: STATE[name], **own_key})
+        message = IdempotentRequest(
+            deliveries.received().message, app=deliveries.app, task=deliveries.task
+        )
+        for _ in range(2):
+            assert deliveries.deliver(message).state == "success"
+
+    assert runs == [is_protected] * len(STATE) * (1 if is_protected else 2)
