@@ -137,7 +137,9 @@ class _Route(BaseRoute):
                 if route.path_regex.match(path[start:]):
                     path = path[:start] + route.path
                     break
-        return call.request.method.upper(), scope.get("root_path", ""), path
+        # Routes of two hosts may be equal, but not the classes of their endpoints.
+        endpoint = getattr(scope.get("endpoint"), "__qualname__", "")
+        return call.request.method.upper(), scope.get("root_path", ""), path, endpoint
 
     async def _body(self, call: Call) -> Any:
         try:

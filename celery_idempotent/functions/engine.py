@@ -258,7 +258,8 @@ class Idempotency:
                     "name too; pass name="
                 )
         original: Any = inspect.unwrap(func)
-        code = getattr(original, "__code__", original)
+        is_bound = hasattr(original, "__self__")
+        code = original if is_bound else getattr(original, "__code__", original)
         if self._functions.setdefault(name, code) != code:
             raise SettingsError(
                 f"two functions are named {name}, and would get each other's outcomes; pass "

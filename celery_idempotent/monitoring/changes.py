@@ -150,8 +150,11 @@ class EndedCall(NamedTuple):
         return published and f"as task {self.message_id}{source}: {published}"
 
     def to_json(self, *, arguments: bool) -> dict[str, Any]:
-        """Returns what running it again publishes."""
-        parts = [each.to_json() | (each.arguments if arguments else {}) for each in self.parts]
+        """Returns what running it again publishes; arguments in those of another part, once."""
+        parts = [
+            each.to_json() | (each.arguments if arguments and not each.is_argument else {})
+            for each in self.parts
+        ]
         return {"key": str(self.key), "task_id": self.message_id, "publishes": parts}
 
     @property
@@ -212,7 +215,7 @@ def _from_result_backend(
         return None
     if state is State.COMPLETED:
         task_id = str(uuid5(_NAMESPACE, f"{key}:{token}"))
-    options = {"queue": queue} if queue in task.app.amqp.queues else {}
+    options = {"queue": queue} if queue in [*task.app.amqp.queues] else {}
     message: Signature = task.signature(args, kwargs).set(task_id=task_id, **options)
     return message
 

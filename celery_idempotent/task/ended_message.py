@@ -22,10 +22,9 @@ A rerun is a new publish under the old task id, whose result then replaces the f
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from celery import Task
@@ -68,8 +67,15 @@ _OPTIONS: Mapping[str, tuple[type, ...]] = {
     "headers": (dict,),
     **_STAMPS,
 }
-#: Headers that Celery writes. As custom headers, they would replace what is published.
-_OF_CELERY = frozenset({*vars(Context), "lang", "task", "compression", "argsrepr", "kwargsrepr"})
+#: Custom headers that would replace those that Celery writes, or with which RabbitMQ copies a
+#: message into other queues.
+_NOT_KEPT = frozenset(
+    {*vars(Context), "lang", "task", "compression", "argsrepr", "kwargsrepr", "CC", "BCC"}
+)
+#: Maximum signatures that are shown before a rerun.
+MAX_PARTS = 10_000
+#: Larger than any number among the options.
+_MAX_NUMBER = 10**9
 
 
 def keep(call: ActiveCall, request: Context) -> None:
@@ -98,7 +104,7 @@ def _written(task: Task, request: Context) -> dict[str, Any]:
     signature = task.signature_from_request(request, request.args, request.kwargs)
     headers: dict[str, Any] = signature.options.get("headers") or {}
     options = {**headers, **signature.options, "stamps": request.stamps or None}
-    options["headers"] = {n: value for n, value in headers.items() if n not in _OF_CELERY}
+    options["headers"] = {n: value for n, value in headers.items() if n not in _NOT_KEPT}
     options |= {n: id_text(options[n]) for n in ("root_id", "parent_id") if options.get(n)}
     if isinstance(queue := options.get("queue"), Queue):
         options["queue"] = queue.name
@@ -147,9 +153,11 @@ def _read(stored: Any, task: Task, key: Key, task_id: str) -> Signature:
     for name, value in options.items():
         if not isinstance(value, _OPTIONS.get(name, ())):
             raise ValueError(f"it has an option {name!r} that no message has")
+        if isinstance(value, (int, float)) and not 0 <= value < _MAX_NUMBER:
+            raise ValueError(f"its option {name!r} is out of range")
     headers = options.get("headers", {})
-    if of_celery := _OF_CELERY & headers.keys():
-        raise ValueError(f"it has the header {min(of_celery)!r}, which Celery writes")
+    if others := _NOT_KEPT & headers.keys():
+        raise ValueError(f"it has the header {min(others)!r}, which is never kept")
     carried = MessageHeaders.read(task.name, task_id, headers)
     keys = {carried.key.digest} if carried.key else set()
     if (explicit := carried.explicit_key) is not None:
@@ -161,7 +169,9 @@ def _read(stored: Any, task: Task, key: Key, task_id: str) -> Signature:
         if not (isinstance(link, dict) and isinstance(link.get("task"), str)):
             raise ValueError("its continuation is malformed")
     message: Signature = task.signature(args, kwargs).set(task_id=task_id, **options)
-    deque(parts(message), maxlen=0)  # raises if they are nested too deeply
+    # Raises if they are nested too deeply.
+    if len([*islice(parts(message), MAX_PARTS + 1)]) > MAX_PARTS:
+        raise ValueError(f"it has more than {MAX_PARTS:,} signatures: publish the call again")
     return message
 
 
@@ -179,6 +189,8 @@ class Part(NamedTuple):
     when: str
     #: As in a message.
     signature: Mapping[str, Any]
+    #: Whether it is in the arguments of another part.
+    is_argument: bool = False
 
     @property
     def task(self) -> str:
@@ -187,11 +199,12 @@ class Part(NamedTuple):
 
     @property
     def queue(self) -> str:
-        """Its queue or exchange; empty if its task is routed."""
+        """Its queue, exchange or routing key; empty if its task is routed."""
         options = self.signature.get("options")
         if not isinstance(options, Mapping):
             return ""
-        return str(options.get("queue") or options.get("exchange") or "")
+        places = (options.get(name) for name in ("queue", "exchange", "routing_key"))
+        return next((place for place in places if place and isinstance(place, str)), "")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -211,20 +224,21 @@ def parts(message: Signature) -> Iterator[Part]:
     """Yields the call itself, then all signatures in its continuation, and in theirs."""
     yield Part("", message)
     for option, when in _CONTINUATION.items():
-        for signature in _signatures(message.options.get(option)):
-            yield Part(when, signature)
+        yield from _parts_in(message.options.get(option), when)
 
 
-def _signatures(value: Any) -> Iterator[Mapping[str, Any]]:
+def _parts_in(value: Any, when: str, is_argument: bool = False) -> Iterator[Part]:
     """Yields all signatures inside of a value; any mapping that names a task may be one."""
     if isinstance(value, Mapping):
-        if "task" in value:
-            yield value
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return
-    for member in value:
-        yield from _signatures(member)
+        is_signature = isinstance(value.get("task"), str)
+        if is_signature:
+            yield Part(when, value, is_argument)
+        for name, member in value.items():
+            inside = is_argument or (is_signature and name in ("args", "kwargs"))
+            yield from _parts_in(member, when, inside)
+    elif isinstance(value, (list, tuple)):
+        for member in value:
+            yield from _parts_in(member, when, is_argument)
 
 
 def publish(signature: Signature, key: Key, token: int) -> str:

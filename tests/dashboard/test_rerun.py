@@ -212,7 +212,11 @@ class TestForgedMessages:
             ({"options": {"exchange": "root"}}, "has an option 'exchange'"),
             ({"options": {"task_id": "x"}}, "has an option 'task_id'"),
             ({"options": {"priority": "x"}}, "has an option 'priority'"),
+            ({"options": {"priority": 10**30}}, "'priority' is out of range"),
+            ({"options": {"time_limit": float("nan")}}, "'time_limit' is out of range"),
             ({"options": {"link": [5]}}, "its continuation is malformed"),
+            ({"options": {"link": [{"task": "x"}] * 10_000}}, "more than 10,000 signatures"),
+            ({"options": {"headers": {"CC": ["root"]}}}, "the header 'CC'"),
             ({"options": {"headers": {"id": "x"}}}, "the header 'id'"),
             ({"options": {"headers": {"task": "x"}}}, "the header 'task'"),
             ({"options": {"headers": {"idempotency_key": "x"}}}, "has another key"),
@@ -222,7 +226,7 @@ class TestForgedMessages:
             ([1, 2], "TypeError"),
             ({"task_id": ["x"]}, "belongs to another task"),
         ],
-        ids=str,
+        ids=lambda value: str(value)[:60],
     )
     def test_publish_nothing_but_the_call_itself(
         self, shop: Shop, web: httpx.Client, change: Any, reason: str
@@ -275,6 +279,23 @@ class TestForgedMessages:
         (message,) = published(shop)
         assert message["headers"]["task"] == "shop.charge"
 
+    def test_a_part_in_a_part_is_read_once(self, shop: Shop, web: httpx.Client) -> None:
+        key = receive(shop, shop.charge, 42, 13)
+        nested: Any = {"task": "0", "args": ["x" * 10_000]}
+        for number in range(1, 20):
+            nested = {"task": str(number), "args": [nested]}
+        to_root = {"task": nested, "options": {"routing_key": "root"}}
+        link = {"task": "linked", "options": {"queue": nested, "exchange": {}, "link": to_root}}
+        self.forge(shop, key, {"options": {"link": [nested, link]}})
+
+        response = web.get(f"/api/records/{key}/rerun")
+
+        assert len(response.content) < 100_000
+        tasks = [part["task"] for part in response.json()["publishes"]]
+        assert tasks == ["shop.charge", *map(str, range(19, -1, -1)), "linked"] + [
+            *map(str, range(19, -1, -1))
+        ] * 2
+
     def test_arguments_that_do_not_fit_are_refused(self, shop: Shop) -> None:
         key = receive(shop, shop.charge, 42, 13)
         self.forge(shop, key, {"kwargs": {"x\n": 1}})
@@ -314,6 +335,20 @@ class TestEncryptedMessages:
         response = web.get("/rerun", params={"key": key})
 
         assert (response.status_code, "cannot be decrypted" in response.text) == (409, True)
+
+
+@pytest.mark.parametrize("queue", [["celery"], {"celery": 1}, "unknown"])
+def test_a_queue_of_the_result_backend_is_one_of_the_app_s(
+    shop: Shop, web: httpx.Client, queue: Any
+) -> None:
+    shop.app.conf.result_extended = True
+    key = receive(shop, shop.charge, 42, 999)
+    name = f"celery-task-meta-{shop.charge.idempotency_record(42, 999).task_id}"
+    shop.client.set(name, json.dumps({**json.loads(shop.client.get(name)), "queue": queue}))
+
+    (part,) = web.get(f"/api/records/{key}/rerun").json()["publishes"]
+
+    assert part["queue"] == ""
 
 
 class RunsCode:

@@ -393,6 +393,26 @@ class TestFastApi:
         assert replayed(paid) == replayed(refused) == [False, True]
         assert calls == [{"amount": 1}, "refused"]
 
+    def test_endpoints_of_two_hosts_do_not_share_keys(
+        self, api: FastAPI, idem: Idempotency, send: Send
+    ) -> None:
+        class Base(HTTPEndpoint):
+            @fastapi.idempotent_route(idem, identity=by_header("authorization"), key=lambda _: "5")
+            async def post(self, request: Request) -> Response:
+                return Response(type(self).__name__)
+
+        class Payments(Base): ...
+
+        class Refunds(Base): ...
+
+        for endpoint in (Payments, Refunds):
+            host = endpoint.__name__.lower()
+            api.host(host, Starlette(routes=[Route("/pay", endpoint)]))
+
+        responses = send("/pay", {"headers": {"Host": "payments"}}, {"headers": {"Host": "refunds"}})
+
+        assert [response.text for response in responses] == ["Payments", "Refunds"]
+
     def test_a_call_without_a_request_is_a_plain_call(self, idem: Idempotency) -> None:
         @fastapi.idempotent_route(idem, identity=by_header("authorization"))
         async def pay(amount: int) -> int:
