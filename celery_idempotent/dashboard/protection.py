@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -234,13 +234,16 @@ async def read_body(request: Request) -> bytes:
     """Returns the body of a request.
 
     Raises:
-        HTTPException: 413 if it is too large.
+        HTTPException: 413 if it is too large, 400 if its client disconnects.
     """
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise HTTPException(413, f"The request has more than {MAX_BODY} bytes.")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY:
+                raise HTTPException(413, f"The request has more than {MAX_BODY} bytes.")
+    except ClientDisconnect:  # which the server would log with a traceback
+        raise HTTPException(400, "The request is incomplete.") from None
     return bytes(body)
 
 

@@ -26,7 +26,10 @@ _closed = Repeats()
 
 
 class LimitedProtocol(H11Protocol):
-    """Closes connections whose request does not arrive, the oldest first if there are too many."""
+    """Closes connections whose request does not arrive.
+
+    If there are too many, it closes the oldest of these, and of those that do not read a response.
+    """
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -36,8 +39,9 @@ class LimitedProtocol(H11Protocol):
         self._await_request()
         if len(self.connections) > MAX_CONNECTIONS:
             others = [each for each in self.connections if isinstance(each, LimitedProtocol)]
-            waiting = [each for each in others if each.is_waiting and each is not self]
-            min(waiting, key=LimitedProtocol.closes_at, default=self).close()
+            idle = [each for each in others if each.is_waiting or each.flow.write_paused]
+            idle = [each for each in idle if each is not self]
+            min(idle, key=LimitedProtocol.closes_at, default=self).close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the timer."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -103,6 +105,30 @@ class TestConnections:
             for client in clients:
                 client.close()
         assert caplog.messages.count("Closed a connection without a complete request") == 1
+
+    def test_that_read_no_response_do_not_block_others(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+        request = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000
+
+        def is_served() -> bool:
+            try:
+                return httpx.get(url, auth=("ann", "secret"), timeout=SOON).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        with (
+            serving(asgi(shop.app, auth="ann:secret"), http=server.LimitedProtocol) as url,
+            ExitStack() as stack,
+        ):
+            for _ in range(3):
+                client = stack.enter_context(self.open(url, b""))
+                client.settimeout(0.5)
+                with contextlib.suppress(TimeoutError):
+                    while True:  # until the server does not read either
+                        client.sendall(request)
+            eventually(is_served, "another client gets a response")
 
     @pytest.mark.parametrize("after", [b"", b"content-length: 9\r\n\r\nx"], ids=["head", "body"])
     @pytest.mark.parametrize("kept_alive", [False, True], ids=["first", "second"])

@@ -409,7 +409,7 @@ class TestFastApi:
             host = endpoint.__name__.lower()
             api.host(host, Starlette(routes=[Route("/pay", endpoint)]))
 
-        responses = send("/pay", {"headers": {"Host": "payments"}}, {"headers": {"Host": "refunds"}})
+        responses = send("/pay", *({"headers": {"Host": host}} for host in ("payments", "refunds")))
 
         assert [response.text for response in responses] == ["Payments", "Refunds"]
 
