@@ -292,9 +292,8 @@ class TestForgedMessages:
 
         assert len(response.content) < 100_000
         tasks = [part["task"] for part in response.json()["publishes"]]
-        assert tasks == ["shop.charge", *map(str, range(19, -1, -1)), "linked"] + [
-            *map(str, range(19, -1, -1))
-        ] * 2
+        numbers = [str(number) for number in range(19, -1, -1)]
+        assert tasks == ["shop.charge", *numbers, "linked", *numbers, *numbers]
 
     def test_arguments_that_do_not_fit_are_refused(self, shop: Shop) -> None:
         key = receive(shop, shop.charge, 42, 13)

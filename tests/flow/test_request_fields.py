@@ -187,7 +187,6 @@ def test_a_failed_call_with_such_an_id_is_kept_for_a_rerun(offer: Offer) -> None
     assert list(kept.args) == ["raises"]
 
 
-
 #: Celery makes an attribute of each header.
 STATE = {
     "_protected": 1,
