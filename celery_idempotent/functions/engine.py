@@ -154,7 +154,8 @@ class Idempotency:
                 template, a tuple of argument names, or a callable.
             name: the function's name in keys and records; by default its module and qualified
                 name, so moving the function changes its keys. Required for a lambda, a function
-                inside another one and a callable object.
+                inside another one and a callable object. Functions that differ only in their
+                closures need different names.
             label: a template, like a task's ``idempotency_label``.
             options: override the engine's options for this function.
 
