@@ -57,6 +57,8 @@ _COMMON_WORDS = frozenset(
     {"enabled", "shadow", "label", "max_attempts", "key_prefix"}
     | {"redis_url", "redis_client", "redis_options", "redis_timeout"}
 )
+#: The options whose names no other library uses in Django's settings.
+_UNMISTAKABLE = {PREFIX + name for name in _UNPREFIXED - _COMMON_WORDS - {"key"}}
 
 
 class ConfigurationError(SettingsError, ImproperlyConfigured, click.ClickException):
@@ -196,7 +198,7 @@ def check_option_names(app: Celery) -> None:
 def _options_in(app: Celery) -> Iterator[str]:
     """Yields the settings that are named like options of this package, without namespace.
 
-    In Django's settings, an upper-case name without the namespace belongs to another library.
+    In Django's settings, another upper-case name without the namespace belongs to another library.
     """
     namespace = (app.namespace or "").rstrip("_").lower() + "_"
     for name in map(str, app.conf.keys()):
@@ -208,6 +210,11 @@ def _options_in(app: Celery) -> Iterator[str]:
             raise SettingsError(
                 f"the Celery configuration: {name} has no effect without namespace='CELERY'; "
                 f"its name here is {name.removeprefix('CELERY_').lower()}"
+            )
+        elif name.isupper() and name.lower() in _UNMISTAKABLE:
+            raise SettingsError(
+                f"the Celery configuration: {name} has no effect; "
+                f"its name here is {namespace.upper() + name if app.namespace else name.lower()}"
             )
 
 
@@ -314,8 +321,8 @@ def _check_strategy(task: Any, name: str) -> None:
         owner = next(cls.__name__ for cls in task.__mro__ if "Strategy" in vars(cls))
         raise SettingsError(
             f"{name}: {owner} has a Strategy of its own, which may run bodies unprotected: remove "
-            "IdempotentTask from the bases of the task (Idempotency.batch() protects the entries "
-            "of a batch), or set idempotency_enabled = False"
+            "IdempotentTask from the bases of the task (Idempotency.begin_many() protects the "
+            "entries of a batch), or set idempotency_enabled = False"
         )
 
 

@@ -92,8 +92,9 @@ def _redis_backend(app: Celery) -> Any:
     try:
         backend = app.backend
     except Exception as error:  # quotes the URL
+        hint = "; for Valkey write redis://" if scheme.startswith("valkey") else ""
         raise SettingsError(
-            f"result_backend cannot be used: Celery raises {type(error).__name__}"
+            f"result_backend cannot be used: Celery raises {type(error).__name__}{hint}"
         ) from None
     return backend if isinstance(backend, RedisBackend) else None
 

@@ -20,7 +20,7 @@ from celery.signals import before_task_publish
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.rule import KeyRule
-from celery_idempotent.settings import OPTIONS
+from celery_idempotent.settings import OPTIONS, PREFIX, SIMILAR_PREFIX
 from celery_idempotent.task.message_headers import (
     DERIVED_KEY_HEADER,
     EXPLICIT_KEY_HEADER,
@@ -33,7 +33,10 @@ CALL_OPTIONS = (EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER)
 #: Names the misplaced options of a publisher.
 MISPLACED_HEADER = "idempotency_misplaced"
 
-#: A header with at least this similarity to an option (1 is equality) counts as a misspelling.
+#: The options as functions spell them, which would have no effect here.
+_UNPREFIXED = {option.removeprefix(PREFIX) for option in CALL_OPTIONS}
+
+#: A name with at least this similarity to an option (1 is equality) counts as a misspelling.
 _SIMILAR = 0.88
 
 
@@ -46,7 +49,7 @@ def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CA
     Raises:
         TypeError: suggesting the right name.
     """
-    for name in _named_like_options(options):
+    for name in (*_named_like_options(options), *_UNPREFIXED.intersection(options)):
         if name in known:
             continue
         hint = ""
@@ -126,17 +129,28 @@ def _mark_misplaced(
         names = ", ".join(misplaced)
         headers[MISPLACED_HEADER] = names
         logger.error(
-            "%s is published with the option %s, which is not read, and an idempotent task refuses "
-            "it: pass headers={%r: …}",
+            "%s is published with the option %s, which is not read: an idempotent task refuses it "
+            "(pass headers={%r: …}), and a plain task runs unprotected (base=IdempotentTask)",
             sender, names, _nearest(misplaced[0]),
             extra=log_extra(None, task_id=headers.get("id")),
         )  # fmt: skip
 
 
 def _named_like_options(names: Iterable[str]) -> list[str]:
-    """Returns the `names` that begin with ``idempotency``, in any case, except our header."""
-    names = map(str, names)
-    return [n for n in names if n.lower().startswith("idempotency") and n != DERIVED_KEY_HEADER]
+    """Returns the `names` that resemble an option or begin with ``idempotency``, in any case.
+
+    Our own header is left out.
+    """
+    return [
+        name for name in map(str, names) if _is_like_option(name) and name != DERIVED_KEY_HEADER
+    ]
+
+
+def _is_like_option(name: str) -> bool:
+    word = name.lower()
+    return word.startswith("idempotency") or (
+        word.startswith(SIMILAR_PREFIX) and bool(_nearest(word, _SIMILAR))
+    )
 
 
 def _nearest(name: str, least: float = 0.0) -> str:

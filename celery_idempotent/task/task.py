@@ -550,7 +550,7 @@ class IdempotentTask(Task):
         if "idempotency_key" in kwargs:
             return configuration.rule.of_text(message_form(self.name, kwargs["idempotency_key"]))
         if configuration.settings.key is TASK_ID:
-            if len(args) != 1 or kwargs:
+            if len(args) != 1 or kwargs or not isinstance(args[0], str):
                 raise TypeError(f"{self.name}: its key is the task id: pass only that, result.id")
             return configuration.rule.derive((), {}, task_id=args[0])
         return configuration.rule.find(args, kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_idempotent import ConflictError, IdempotentTask
+from celery_idempotent import TASK_ID, ConflictError, IdempotentTask
 from celery_idempotent.testing import IsolatedRecords
 
 Make = Callable[..., IdempotentTask]
@@ -39,6 +39,12 @@ def test_a_running_call_is_kept_without_force(task: Make, until: str) -> None:
     )
     charge.idempotency_forget("1")
     assert charge.idempotency_forget("1") is False
+
+
+@pytest.mark.parametrize("args", [(), (7,), ("1", True)])
+def test_a_call_whose_key_is_its_task_id_is_named_by_it(task: Make, args: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError, match=r"its key is the task id: pass only that, result\.id"):
+        task(run, key=TASK_ID).idempotency_forget(*args)
 
 
 @pytest.mark.parametrize("until", ["expired", "finished", "started"])

@@ -146,10 +146,25 @@ class TestInvalidOptions:
 
         assert error_of(app).endswith("its name here is idempotency_lease")
 
+    @pytest.mark.parametrize(
+        ("namespace", "right"),
+        [(None, "idempotency_lease"), ("CELERY", "CELERY_IDEMPOTENCY_LEASE")],
+    )
+    def test_a_django_setting_without_prefix(self, namespace: str | None, right: str) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object(SimpleNamespace(IDEMPOTENCY_LEASE=7), namespace=namespace)
+
+        assert error_of(app).endswith(f"IDEMPOTENCY_LEASE has no effect; its name here is {right}")
+
     def test_a_django_setting_of_another_library_is_accepted(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.config_from_object(
-            SimpleNamespace(IDEMPOTENCY_HEADER_NAME="Idempotency-Key", CELERY_IDEMPOTENCY_LEASE=7),
+            SimpleNamespace(
+                IDEMPOTENCY_HEADER_NAME="Idempotency-Key",
+                IDEMPOTENCY_KEY={},
+                IDEMPOTENCY_REDIS_URL="redis://",
+                CELERY_IDEMPOTENCY_LEASE=7,
+            ),
             namespace="CELERY",
         )
 

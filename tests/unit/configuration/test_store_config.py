@@ -163,6 +163,7 @@ class TestRedis:
             ({"broker_url": "redis://u:p@one:p"}, "broker_url cannot be used"),
             ({"broker_url": "sentinel://u:p@one;sentinel://u:p@two:p"}, "broker_url has"),
             ({"broker_url": "redis://u:p@one/p"}, "broker_url has"),
+            ({"result_backend": "valkey://:p@one"}, "for Valkey write redis://"),
             (
                 {"idempotency_redis_url": "redis://?credential_provider=nonesuch.p"},
                 "credential_provider",
