@@ -17,9 +17,6 @@ PREFIX = "idempotency_"
 SIMILAR_PREFIX = "idem"
 _ANY_PREFIX = re.compile(r"^idem(\w*?(cy|nt))?_?")
 
-#: Seconds that a requeued message may wait in its queue beyond its delay.
-QUEUE_SECONDS = 300.0
-
 UNTIL = ("expired", "finished", "started")
 ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
 ON_STORE_ERROR = ("retry", "run", "raise")
@@ -157,7 +154,7 @@ class Settings:
     #: The longest wait of ``on_conflict="wait"``; at most half of the task's time limits.
     wait_timeout: float = _option(10.0, *_seconds(0))
     #: Executions that may die in a row before the key becomes FAILED with PoisonedTaskError.
-    max_attempts: int = _option(5, *_whole(1, 255))
+    max_attempts: int = _option(5, *_whole(1, 254))
     #: Decides what happens to calls while Redis is unavailable. ``retry``: the message is retried
     #: later. ``run``: the call runs without protection. ``raise``: StoreUnavailableError.
     on_store_error: str = _option("retry", *_one_of(*ON_STORE_ERROR))
@@ -244,17 +241,10 @@ class Settings:
         return by_mode if self.dedupe_publish is None else bool(self.dedupe_publish)
 
     @cached_property
-    def next_turn_ms(self) -> int:
-        """Returns for how many milliseconds a waiting message reserves its turn; 0 for none."""
+    def hold_ms(self) -> int:
+        """Returns for how many milliseconds a message keeps its reservation; 0 without one."""
         # A requeued message returns within a lease.
-        return round(max(self.reservation_ttl, self.lease) * 1000) if self.until == "started" else 0
-
-    @cached_property
-    def min_retention_ms(self) -> int:
-        """Returns the minimum milliseconds for which an outcome is kept for waiting duplicates."""
-        # Scripts renew it when half of it is over. The rest covers the longest delay of a requeued
-        # message, which is a lease or a second, and its time in the queue.
-        return round(2000 * (max(self.lease, 1.0) + QUEUE_SECONDS))
+        return round(max(self.reservation_ttl, self.lease) * 1000) if self.deduplicates else 0
 
     @cached_property
     def error_ms(self) -> int:

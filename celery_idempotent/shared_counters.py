@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -52,11 +53,11 @@ class SharedCounters:
         self._tasks = tuple(tasks)
         names = [(task, name) for task in self._tasks for name in COUNTED]
         self._columns = {name: column for column, name in enumerate(names)}
-        # Behind the rows: each process's pid and lease expiry, the entries, and two cells for the
-        # flags below.
+        # Behind the rows: each process's pid and lease expiry, the entries, and the cells of the
+        # values below.
         self._rows_end = len(names) * MAX_PROCESSES
         self._entries = self._rows_end + 2 * MAX_PROCESSES
-        cells = self._entries + _ENTRIES + 2
+        cells = self._entries + _ENTRIES + 3
         if file != -1 and not os.fstat(file).st_size:
             os.ftruncate(file, cells * _CELL_BYTES)
         self._cells = memoryview(mmap.mmap(file, cells * _CELL_BYTES)).cast("Q")
@@ -118,6 +119,14 @@ class SharedCounters:
             if number := sum(self._cells[column : self._rows_end : len(self._columns)]):
                 totals[task][name] = number
         return totals
+
+    def note_unbegun(self) -> None:
+        """Notes that a message has ended without having begun: it may have left a reservation."""
+        self._cells[-3] = round(time.time() * 1000)
+
+    def unbegun_since(self, timestamp: float) -> bool:
+        """Returns whether any message has ended so since `timestamp`, in seconds."""
+        return bool(self._cells[-3] >= (timestamp - 1.0) * 1000)
 
     #: Whether the worker sends task events. The main process sets it, and all processes read it.
     task_events_enabled = _flag(-1)

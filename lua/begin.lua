@@ -1,236 +1,156 @@
 -- begin: requests the right to run.
 --
--- Every delivery generates a new execution id; the task id cannot be used, since a redelivered message has
--- the same one. A begin that the client library resends finds its own record and gets the same reply. A
--- message that was put back because its begins got no reply carries their execution ids as
--- `unanswered_ids`: if one of them was granted, nothing runs under it, and this delivery continues it
--- without counting an attempt. Steps that earlier executions finished stay in the body. A takeover stores
--- how many milliseconds the key was orphaned in the format field, which a STARTED record does not need.
+-- A record is one unit of execution, which alone is renewed and settled: the key ("expired", TASK_ID) or the
+-- message. A key that may run again has a turn besides: the token and the name of the record that holds it.
+-- A slot is the record of one published message that has not begun. celery_idempotent/record/layout.py
+-- describes the bytes.
 --
--- The messages of one root are numbered: each retry has a higher generation than the message before it.
--- A copy of a message that ended in an error gets that error, even if another message holds the key now.
--- A copy of a message older than the retry for which the key is reserved does not count as that retry. The
--- outcome of a task that replaced itself names the first generation of its root that continues under the
--- key.
+-- Letters: B begun, A alive (a heartbeat or a step has confirmed that it runs); b, a: the same after the end
+-- of the lease; W waits, for a retry or for a message that has not begun; V value; T the value, and the
+-- continuation is to be sent (t: by the next delivery); E error; D another task's outcome; X replaced by a
+-- newer call.
 --
--- A message whose outcome is stored sends its continuation if the delivery that was to send it has not
--- marked it as sent within its lease.
+-- The first begin after the end of a lease only marks it and waits a tenth of the lease: an extension that
+-- the network or a frozen server has delayed comes first. Only the death of a confirmed execution counts as
+-- an attempt, since a begin may have been granted to nobody. A takeover extends before its body.
 --
--- If the key may run again, an execution also needs the turn, which one message at a time holds. A message
--- that has begun before, or waits for the next turn, comes back for it; while it waits, it renews its
--- reservation.
+-- Every copy of a command carries a deadline, and the client sends the next copy after it: what is executed
+-- is executed within the call. A begin that is sent again gets the same reply, and its lease begins anew.
 --
 -- KEYS
---   record             the key's record; if the key may run again, the message's
---   entry              the message's
---   turn               the key's record, if the key may run again
+--   record             of the key or, if the key may run again, of the message
+--   slot               of the key, if its messages are deduplicated or it may run again
+--   turn               of the key, if it may run again
 -- ARGV
---   execution_id       id of this execution
---   unanswered_ids     execution ids of earlier deliveries of this message that got no reply, or ''
---   task_id            id of the task
---   root               of the message
---   generation         of the message, among those of its root
---   fingerprint        of all arguments, then the label; or ''
+--   execution_id       8 random bytes of this delivery
+--   task_id            of the message
+--   generation         of the message: level of replacement * 10^9 + retries
+--   fingerprint        of all arguments, or ''
 --   worker             the process that runs the task
+--   tail               label; copied unread
 --   lease_ms           right to run without a heartbeat
 --   ttl_ms             lease_ms plus the time for which a dead execution is remembered
---   max_attempts       executions that may die in a row
---   error_ms           retention of the FAILED record after the last of them
---   continues          1: something follows the task
---   next_turn_ms       with a turn: how long the next one is reserved for this message if another run is
---                      active; 0: it does not wait
---   min_retention_ms   if given, how long to keep the outcome of an execution that this call finds running
+--   hold_ms            how long the slot of this message is kept at least, if it has to wait
+--   deadline_ms        server time after which this copy does nothing
+--   replaces           1: take the key from a running call; 2: only from a dead one, whose message then has
+--                      ended, too; 0: neither
 -- REPLIES
---   begun              run; attempt > 1: this execution takes over from one that died
---   held               another execution runs, or the key is reserved for another message, or another
---                      delivery of this message sends the continuation; its record or entry
---   busy               another message has the turn; the record of the turn
---   later              the same, and this message has begun before or waits for the next turn
---   finished           the outcome, or the error that ended this message; send the continuation, if any
---   sent               the same, and the continuation was sent before
+--   begun              run
+--   held               another execution or message has the key; its record or slot
+--   wait               the same, and the message comes back under every policy
+--   finished           the outcome
+--   send               the outcome; this delivery sends the continuation
 --   reused             the record has the fingerprint of other arguments
---   corrupt            not a record that this version can read
+--   late               the deadline has passed
+--   corrupt            not a record of this layout
 
-local record, entry, turn = unpack(KEYS)
-local execution_id, unanswered_ids, task_id, root, generation, fingerprint, worker, lease_ms, ttl_ms, max_attempts, error_ms, continues, next_turn_ms, min_retention_ms =
-  unpack(ARGV)
+local LAYOUT = '>c1BI7I6Bc0I2c0Bc0Bc0Bc0'
+local record, slot, turn = unpack(KEYS)
+local execution_id, task_id, generation, fingerprint, worker, tail, lease_ms, ttl_ms, hold_ms, deadline_ms, replaces = unpack(ARGV)
+local seconds, microseconds = '0', '0'
+local function reply(case, raw) return case .. ' ' .. seconds .. ' ' .. microseconds .. ' ' .. raw end
 
 local raw = redis.call('GET', record)
-local entry_raw = redis.call('GET', entry)
-if not raw and not entry_raw and not turn then
-  -- Most begins find no record. They end here, before the prelude: its functions cost more than this does.
-  local clock = redis.call('TIME')
-  local now_us = clock[1] * 1000000 + clock[2]
-  raw = struct.pack(LAYOUT, 'S', 1, now_us, now_us / 1000 + lease_ms, #fingerprint, fingerprint, #task_id,
-    task_id, #worker, worker, #root + #execution_id, root .. execution_id, 0, '')
-  redis.call('SET', record, raw, 'PX', ttl_ms)
-  return 'begun ' .. clock[1] .. ' ' .. clock[2] .. ' ' .. raw
-end
-
--- PRELUDE
-
-local state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner, stored_format, position =
-  unpack_record(raw)
-if raw and not state then
-  return reply('corrupt', raw)
-elseif state and is_finished(state) and continues == '0' and not entry_raw and not turn
-    and not string.match(stored_format, '^=') then
-  -- Most replays. They end here, before the functions below.
-  local differs = differ(stored_fingerprint, fingerprint)
-  return reply(differs and 'reused' or 'finished', raw)
-end
-
--- Whether another delivery is sending the continuation.
-local function is_sent_by_another(owner, now)
-  local id = execution_of(owner)
-  return deadline_of(owner) > now and id ~= execution_id and not string.find(unanswered_ids, id, 1, true)
-end
-
--- Replies with the outcome of this message. If its continuation is not sent yet, this delivery sends it.
-local function answer(key, raw)
-  local state, attempt, token, at, fingerprint, task_id, _, owner, format, position = unpack_record(raw)
-  if not is_sending(state) then
-    return reply('sent', raw)
-  end
-  local now = read_clock()
-  if is_sent_by_another(owner, now) then
-    return reply('held', raw)
-  end
-  raw = pack(state, attempt, token, at, fingerprint, task_id, worker,
-    with_deadline(root .. execution_id, now + lease_ms), format, string.sub(raw, position))
-  redis.call('SET', key, raw, 'KEEPTTL')
-  return reply('finished', raw)
-end
-
--- Replies with the outcome of another message to one that has a continuation of its own.
-local function answer_duplicate(raw, entry_state, entry_owner)
-  local now = read_clock()
-  if entry_state == 'C' then
-    return reply('sent', raw)
-  elseif entry_state == 'P' and is_sent_by_another(entry_owner, now) then
-    return reply('held', entry_raw)
-  end
-  local owner = with_deadline(root .. execution_id, now + lease_ms)
-  redis.call('SET', entry, pack('P', 0, generation, now, '', task_id, worker, owner, '', ''), 'PX',
-    math.max(redis.call('PTTL', record), lease_ms))
-  return reply('finished', raw)
-end
-
-generation = tonumber(generation)
-local entry_state, entry_owner
-if entry_raw then
-  local ended_generation, _
-  entry_state, _, ended_generation, _, _, _, _, entry_owner = unpack_record(entry_raw)
-  if not entry_state then
-    return reply('corrupt', entry_raw)
-  elseif string.find('FQ', entry_state) and generation <= ended_generation
-      or turn and string.find('CP', entry_state) then
-    return answer(entry, entry_raw)
-  end
-end
-
-local is_awaited, is_replacement
-if raw then
-  local is_its = root_of(owner) == root
-  local first_generation, steps = read_replacement(raw, stored_format, position)
-  if first_generation and first_generation <= generation and stored_task_id == task_id then
-    is_replacement, stored_attempt, position = true, 0, steps
-  end
-  if turn and is_finished(state) and not is_its and owner ~= '' and not string.match(stored_format, '^=') then
-    -- The task id is published again. Copies of the earlier message find its outcome in their entry.
-    local former = string.sub(entry, 1, -2 * ID - 1) .. string.gsub(root_of(owner), '.', function(byte)
-      return string.format('%02x', string.byte(byte))
-    end)
-    redis.call('SET', former, raw, 'PX', math.max(redis.call('PTTL', record), 1))
-    raw, stored_token = nil, nil
-  elseif differ(stored_fingerprint, fingerprint)
-      and not (state == 'R' and position > #raw and at <= read_clock()) then
+local readable, letter, attempt, token, at, fp, id, by, owner, stored_tail, position, former, is_next
+if raw and string.find(raw, '^%c') then
+  raw, former = nil, raw  -- the turn of a key that does not run again any more
+elseif raw then
+  readable, letter, attempt, token, at, fp, id, by, owner, stored_tail, position = pcall(struct.unpack, LAYOUT, raw)
+  if not readable or not string.find(letter, '[WBAbaDTtVEX]') then
+    return reply('corrupt', raw)
+  elseif fp ~= '' and fingerprint ~= '' and fp ~= fingerprint then
     return reply('reused', raw)
-  elseif is_finished(state) and not is_replacement then
-    if continues == '0' or turn and not is_its then
-      return reply('finished', raw)
-    elseif is_its then
-      return answer(record, raw)
-    end
-    return answer_duplicate(raw, entry_state, entry_owner)
-  elseif state == 'R' and owner == '' then
-    is_awaited = stored_task_id == task_id
-  elseif state == 'R' and is_its then
-    is_awaited = tonumber(string.sub(owner, ID + 1)) <= generation
+  end
+  is_next = string.find('WD', letter) and id == task_id and tonumber(generation) >= tonumber(owner)
+  if string.find('VEX', letter) or letter == 'D' and not is_next or string.find('Tt', letter) and id ~= task_id then
+    return reply('finished', raw)  -- most replays: reading the clock would take a quarter of their time
   end
 end
 
-local now, now_us = read_clock()
-local attempt, token, orphaned_ms, body = 1, now_us, '', ''
-local turn_raw = turn and redis.call('GET', turn)
-local last_token, waiting
-if turn_raw then
-  local turn_state, _, turn_token, turn_at, _, turn_task_id, _, turn_owner, turn_format, turn_position =
-    unpack_record(turn_raw)
-  if not turn_state then
-    return reply('corrupt', turn_raw)
-  elseif not is_finished(turn_state) then
-    local entry, _, waiting_task_id = read_waiting(turn_raw, turn_position, now)
-    if turn_at > now and turn_token ~= stored_token and not (turn_state == 'R' and turn_task_id == task_id) then
-      local waits = waiting_task_id == task_id
-      if turn_state == 'S' and next_turn_ms ~= '0' and (waits or not entry) then
-        waits = true
-        redis.call('SET', turn, string.sub(turn_raw, 1, turn_position - 1)
-          .. pack_waiting(now + next_turn_ms, task_id, fingerprint), 'KEEPTTL')
-      end
-      local returns = raw or waits
-      return reply(returns and 'later' or 'busy', turn_raw)
-    elseif waiting_task_id ~= task_id then
-      waiting = entry
-    end
-  elseif not raw and turn_task_id == task_id and not string.match(turn_format, '^=')
-      and (turn_owner == '' or root_of(turn_owner) == root) then
-    -- The message ended before the key was made to run again.
-    return reply('finished', turn_raw)
-  end
-  last_token = turn_token
-  token = math.max(token, turn_token + 1)
+local clock = redis.call('TIME')
+seconds, microseconds = clock[1], clock[2]
+local now_us = seconds * 1000000 + microseconds
+local now = math.floor(now_us / 1000)
+if now > tonumber(deadline_ms) then
+  return reply('late', '')
 end
-if raw then
-  local stored_id = state == 'S' and execution_of(owner) or ''
-  if stored_id == execution_id and (not turn or last_token == stored_token) then
-    attempt, token, orphaned_ms = stored_attempt, stored_token, stored_format
-  else
-    local unanswered = stored_id ~= '' and string.find(unanswered_ids, stored_id, 1, true)
-    if at > now and not unanswered and not is_replacement and not is_awaited then
-      -- Not each time, since each change of the record wakes all calls that wait for it.
-      if state == 'S' and min_retention_ms and kept_ms(stored_format, 0, now) < min_retention_ms / 2 then
-        raw = pack(state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner,
-          (string.gsub(stored_format, ',%d+$', '')) .. string.format(',%.0f', now + min_retention_ms), string.sub(raw, position))
-        redis.call('SET', record, raw, 'KEEPTTL')
-      end
-      return reply('held', raw)
+
+-- Returns what may still go on; marks a lease that has ended.
+local function live(name, raw)
+  if struct.unpack('>I6', raw, 10) > now then
+    return raw
+  elseif string.find(raw, '^[BAT]') then
+    raw = string.lower(string.sub(raw, 1, 1)) .. string.sub(raw, 2, 9) .. struct.pack('>I6', now + lease_ms / 10)
+      .. string.sub(raw, 16)
+    redis.call('SET', name, raw, 'KEEPTTL')
+    return raw
+  end
+end
+
+local is_resent = raw and string.sub(owner, 1, 8) == execution_id and string.find('BAba', letter)
+local held = raw and not is_next and not is_resent and live(record, raw)
+if raw and not held and string.find('Tt', letter) then
+  raw = struct.pack(LAYOUT, 'T', attempt, token, now + lease_ms, #fp, fp, #id, id, #worker, worker, 0, '', #stored_tail,
+    stored_tail) .. string.sub(raw, position)
+  redis.call('SET', record, raw, 'KEEPTTL')
+  return reply('send', raw)
+end
+local is_replaced = held and replaces == '1' and id ~= task_id
+local waits = turn and raw
+local waiting = slot and redis.call('GET', slot)
+if waiting then
+  local _, _, _, ready, _, waiting_id = struct.unpack('>c1BI7I6Bc0I2c0', waiting)
+  waiting = waiting_id == task_id
+  if waiting then
+    for _, name in ipairs({slot, record}) do
+      redis.call('PEXPIRE', name, math.max(hold_ms, redis.call('PTTL', name)))
     end
-    token = math.max(token, stored_token + 1)
-    attempt = unanswered and stored_attempt or stored_attempt + 1
-    if unanswered then
-      orphaned_ms = stored_format
-    elseif stored_attempt > 0 then
-      orphaned_ms = string.format('%.0f', math.max(0, now - at)) .. read_met(stored_format)
-    else
-      orphaned_ms = read_met(stored_format)
-    end
-    if attempt > stored_attempt and attempt > tonumber(max_attempts) then
-      local letter, new_owner = sending('F', root .. execution_id, now, continues == '0' and '' or lease_ms)
-      raw = pack(letter, stored_attempt, token, now, stored_fingerprint, task_id, stored_worker,
-        (turn or continues ~= '0') and new_owner or '', '', 'poisoned')
-      redis.call('SET', record, raw, 'PX', kept_ms(stored_format, error_ms, now))
-      return reply('finished', raw)
+    held, waits = held or ready > now and redis.call('GET', slot), true
+  end
+end
+local last, has_turn = token or 0, not turn
+local pointer = turn and redis.call('GET', turn) or former
+if pointer and not held then
+  if string.find(pointer, '^%a') then
+    pointer = string.sub(pointer, 3, 9) .. turn  -- the record of a key that did not run again
+  end
+  local holder = string.sub(pointer, 8)
+  last, has_turn = math.max(last, struct.unpack('>I7', pointer)), holder == record
+  local other = not has_turn and redis.call('GET', holder)
+  if other and string.find(other, '^[WBAba]') then
+    held = live(holder, other)
+    if replaces == '1' or not held then
+      -- Its token is refused from now on. If replaced, its message does not run again.
+      other = (replaces == '0' and string.sub(other, 1, 1) or 'X') .. string.sub(other, 2, 2)
+        .. struct.pack('>I7', struct.unpack('>I7', other, 3) + 1) .. string.sub(other, 10)
+      redis.call('SET', holder, other, 'KEEPTTL')
+      held = nil
     end
   end
-  fingerprint = fingerprint == '' and stored_fingerprint or fingerprint
+end
+if held and not is_replaced then
+  return reply(waits and 'wait' or 'held', held)
+elseif is_resent and has_turn then
+  raw = string.upper(letter) .. string.sub(raw, 2, 9) .. struct.pack('>I6', now + lease_ms) .. string.sub(raw, 16)
+  redis.call('SET', record, raw, 'PX', ttl_ms)
+  return reply('begun', raw)
+end
+
+local count, orphaned_ms, body = 1, '', ''
+if raw and not is_replaced and letter ~= 'D' then
+  count = math.max(1, math.min(255, attempt + (letter == 'a' and 1 or 0)))
   body = string.sub(raw, position)
+  orphaned_ms = letter ~= 'W' and string.format('%.0f', now - at) or ''
+  fingerprint = fingerprint == '' and fp or fingerprint
 end
-
-local started = pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, root .. execution_id,
-  orphaned_ms, body)
-redis.call('SET', record, started, 'PX', ttl_ms)
+token = math.max(now_us, last + 1)
+raw = struct.pack(LAYOUT, 'B', count, token, now + lease_ms, #fingerprint, fingerprint, #task_id, task_id, #worker,
+  worker, 8 + #orphaned_ms, execution_id .. orphaned_ms, #tail, tail) .. body
+redis.call('SET', record, raw, 'PX', ttl_ms)
+if waiting then
+  redis.call('DEL', slot)
+end
 if turn then
-  redis.call('SET', turn, string.sub(started, 1, #started - #body) .. (waiting or ''), 'PX', ttl_ms)
+  redis.call('SET', turn, struct.pack('>I7', token) .. record, 'PX', ttl_ms)
 end
-return reply('begun', started)
+return reply('begun', raw)

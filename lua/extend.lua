@@ -1,29 +1,34 @@
--- extend: renews the lease, which then expires `lease_ms` from now.
+-- extend: renews the lease, stores a finished step, and confirms that the execution runs.
 --
 -- An expired lease that was not taken over still belongs to its execution.
 --
 -- KEYS
---   record             the key's record; if the key may run again, the message's
---   turn               the key's record, if the key may run again
+--   record             of the key or, if the key may run again, of the message
+--   turn               of the key, if it may run again
 -- ARGV
 --   token              of the execution
 --   lease_ms           right to run without another heartbeat
 --   ttl_ms             lease_ms plus the time for which a dead execution is remembered
+--   step               as encoded by celery_idempotent/record/steps.py; '' none
 -- REPLIES
---   ok                 the lease has been extended
+--   ok                 renewed
 --   lost               the token does not hold the record; the current record
 
 local record, turn = unpack(KEYS)
-local token, lease_ms, ttl_ms = unpack(ARGV)
-
-local now = read_clock()
-local raw = redis.call('GET', record)
-local turn_raw = turn and redis.call('GET', turn)
-if not is_held_by(raw, token) or turn and not is_held_by(turn_raw, token) then
-  return reply('lost', raw)
+local token, lease_ms, ttl_ms, step = unpack(ARGV)
+local raw = redis.call('GET', record) or ''
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local case = 'lost'
+if string.find(raw, '^[BAba]') and string.sub(raw, 3, 9) == struct.pack('>I7', token) then
+  case = 'ok'
+  if string.sub(raw, -#step) == step then
+    step = ''  -- stored already: the first reply was lost
+  end
+  redis.call('SET', record, 'A' .. string.sub(raw, 2, 9) .. struct.pack('>I6', now + lease_ms)
+    .. string.sub(raw, 16) .. step, 'PX', ttl_ms)
+  if turn then
+    redis.call('PEXPIRE', turn, ttl_ms)
+  end
 end
-redis.call('SET', record, with_time(raw, now + lease_ms), 'PX', ttl_ms)
-if turn then
-  redis.call('SET', turn, with_time(turn_raw, now + lease_ms), 'PX', ttl_ms)
-end
-return reply('ok')
+return case .. ' ' .. clock[1] .. ' ' .. clock[2] .. ' ' .. (case == 'ok' and '' or raw)

@@ -1,35 +1,46 @@
--- forget: deletes the record, whatever its state.
+-- forget: frees the key. The outcome of an execution that runs will be refused.
 --
--- Entries stay: copies of a message that has ended in an error still get the error.
+-- Records of messages with an outcome stay, for their copies, and so do arguments that wait.
 --
 -- KEYS
---   record             the record of the key, or of one message
+--   record             of the key, or of one message
+--   slot               of the key; none for the record of one message
 -- ARGV
---   state              delete only the record that was displayed: R, S, C or F; ? for one that cannot
---                      be read; - for none; '' for any
---   token              of the displayed record, or ''
+--   deadline_ms        server time after which this copy does nothing
+--   token              of the record that was displayed; 0: none was; ?: one that cannot be read; '' any
+--   letters            of the state that was displayed
+--   force              1: also if an execution runs; else ''
 -- REPLIES
 --   ok                 deleted; the record, if it can be read
---   absent             there was no record, or only the attempts of one
+--   absent             there was none
 --   changed            the record has changed since it was displayed; the current record
+--   running            an execution runs; its record
+--   late               the deadline has passed
 
-local record = KEYS[1]
-local state, token = unpack(ARGV)
-
--- A value of another type can be deleted like a record that cannot be read. `raw` is an error then.
-local raw = redis.pcall('GET', record)
-local stored_state, _, stored_token, _, _, _, _, owner, _, position = unpack_record(raw)
-local is_absent = is_remnant(owner, raw, position)
-if state ~= '' and raw then
-  if is_absent then
-    return reply('absent')
-  end
-  local displayed = stored_state == 'P' and 'C' or stored_state == 'Q' and 'F' or stored_state or '?'
-  if displayed ~= state or stored_token ~= tonumber(token) then
-    return type(raw) == 'table' and raw or reply('changed', raw)
-  end
+local LAYOUT = '>c1BI7I6Bc0I2c0Bc0Bc0Bc0'
+local record, slot = unpack(KEYS)
+local deadline_ms, token, letters, force = unpack(ARGV)
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local function reply(case, raw) return case .. ' ' .. clock[1] .. ' ' .. clock[2] .. ' ' .. (raw or '') end
+if now > tonumber(deadline_ms) then
+  return reply('late')
 end
-if redis.call('DEL', record) == 0 or is_absent then
-  return reply('absent')
+local raw, holder = redis.pcall('GET', record)  -- an error if another program has stored another type
+if type(raw) == 'string' and string.find(raw, '^%c') then
+  holder = string.sub(raw, 8)
+  raw = redis.call('GET', holder)
 end
-return reply('ok', stored_state and raw)
+raw = raw or slot and redis.call('GET', slot)
+local readable, letter, _, stored, at = pcall(struct.unpack, LAYOUT, raw)
+if not readable or not string.find(letter, '[WBAbaDTtVEX]') then
+  letter, stored = '', nil
+end
+if raw and token ~= '' and (tonumber(token) ~= stored or stored and not string.find(letters, letter)) then
+  return reply('changed', stored and raw)
+elseif force == '' and string.find(letter, '[BAba]') and at > now then
+  return reply('running', raw)
+elseif holder and string.find(letter, '[WBAba]') then
+  redis.call('DEL', holder)
+end
+return reply(redis.call('DEL', unpack(KEYS)) > 0 and 'ok' or 'absent', stored and raw)

@@ -13,9 +13,9 @@ from celery_idempotent.cli.target import RECORD_HELP, resolve_records
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.lookup import SqlOutcome, outcome_or_error, record_document
-from celery_idempotent.record import reservation
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_reader import RecordView
+from celery_idempotent.store.run_sync import run_sync
 
 
 @click.command(
@@ -72,8 +72,9 @@ def _fields(view: RecordView) -> dict[str, str]:
         verb = "expired" if view.is_past_deadline else "until"
         fields[label] = f"{verb} {formatting.absolute_time(record.deadline, now)}"
         with contextlib.suppress(IdempotencyError):
-            waiting = reservation.waiting(record)
-            fields["next"] = waiting.task_id if waiting else ""
+            waiting = run_sync(view.store.slot(view.key))
+            is_next = waiting is not None and waiting.task_id != record.task_id
+            fields["next"] = waiting.task_id if waiting and is_next else ""
         fields["ended by"] = (record.ended_by or "").replace("_", " ")
         fields["finished steps"] = ", ".join(formatting.finished_steps(record))
     else:

@@ -111,8 +111,6 @@ class TaskConfiguration:
             #: What the task's options add to the flow of a call.
             self.plan = plan_for(self.settings)
             self.rule = KeyRule(task.name, options.key, _signature_of(task_class), normalise)
-            #: The process that built the task's straight line, and the line: see task/straight.py.
-            self.line: tuple[Any, Any] = None, None
             #: Whether a warning has named the task as one whose calls in a map are unprotected.
             self.used_in_map = False
             #: None without ``idempotency_label``.
@@ -160,7 +158,7 @@ class TaskConfiguration:
         Raises:
             StoreUnavailableError: if Redis does not reply.
         """
-        self.execute(commands.reserve(self.record_key(key, task_id), task_id, hold_ms=0))
+        self.execute(commands.give_back(self.record_key(key, task_id), task_id))
 
 
 def is_built_in(task: Task | type[Task]) -> bool:

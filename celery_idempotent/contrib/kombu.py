@@ -168,8 +168,7 @@ class IdempotentConsumer(ConsumerMixin):
         except Exception as error:
             end = Answer(Failure(error))
         if isinstance(end, Requeue):
-            ids, rollbacks = end.unanswered_ids, end.rollback_count
-            self._delay(delivery, end.seconds, unanswered_ids=ids, rollback_count=rollbacks)
+            self._delay(delivery, end.seconds, rollback_count=end.rollback_count)
         elif isinstance(end, Reject):
             self._dead_letter(message, end.reason)
         elif isinstance(end, Drop) or isinstance(end.outcome, Result):

@@ -196,8 +196,6 @@ PUBLISH_REFUSED = Event(DEBUG, REFUSED.message, REFUSED.signal, counter="refused
 NOT_RESERVED = Event(WARNING, "is published without a reservation: {error}")
 RESERVATION_KEPT = Event(WARNING, "keeps its reservation, which will expire: {error}")
 MAY_CONTINUE_AGAIN = Event(WARNING, "may send its continuation again: {error}")
-NOT_CONTINUED = Event(WARNING, "has not sent its continuation: {error}")
-CONTINUATION_LOST = Event(WARNING, "has lost the lease of its continuation")
 _audit = getLogger("celery_idempotent.audit")
 FORGOTTEN = Event(
     INFO, "is forgotten by {user!r} ({state})", _signal("forgotten", "user"), logger=_audit

@@ -50,7 +50,7 @@ class Shadow(Extension):
     async def before_begin(self) -> Answer:
         """Returns the outcome of the body, regardless of the record."""
         call, runtime = self.call, self.call.runtime
-        held: Lease | Command | None = None
+        held: Lease | None = None
         if self._deduplicated:
             report(table.WOULD_DEDUPLICATE, call)
         else:
@@ -61,25 +61,26 @@ class Shadow(Extension):
             # A soft time limit was reached before the body. It ends the call as in the body.
             outcome = Failure(interrupted.error)
         finally:
-            if isinstance(held, Lease):
+            if held is not None:
                 runtime.stop_renewal(held)
         await _end(call, held, outcome)
         return Answer(outcome)
 
 
-async def _begin(call: ActiveCall) -> Lease | Command | None:
-    """Counts the decision about the call. Returns what must be given back when it ends.
-
-    That is the lease if the call holds the key, or a command if the next turn is reserved for it.
-    """
+async def _begin(call: ActiveCall) -> Lease | None:
+    """Counts the decision about the call. Returns its lease if it holds the key."""
     store = call.runtime.store
     try:
         sent_at = lease_now()
         reply = await _decide(call)
         store.node_of(call.key).outage.end()
-        if reply.case == "begun":
-            begun = layout.begun(reply.raw)
-            settings = call.settings
+        settings = call.settings
+        begun = layout.begun(reply.raw) if reply.case == "begun" else None
+        if begun is not None and begun.attempt > settings.max_attempts:
+            poison = commands.poison(call.key, begun.token, settings.error_ms)
+            await call.runtime.execute(poison)
+            reply, begun = await _decide(call), None
+        if begun is not None:
             granted = LeaseExtension(call.key, begun.token, settings.lease_ms, settings.result_ms)
             # If it is lost, the execution that has taken over completes the record.
             lease = Lease(store, granted, sent_at, lambda _: None)
@@ -89,8 +90,6 @@ async def _begin(call: ActiveCall) -> Lease | Command | None:
         if reply.case == "corrupt":
             raise layout.corrupt(str(call.key))
         _count_duplicate(call, reply.case, store.record(call.key, reply.raw))
-        if reply.case == "later":
-            return commands.reserve(call.key, call.task_id, hold_ms=0)
     except StoreUnavailableError as error:
         logged = store.node_of(call.key).outage.count_failure() is not None
         report(table.UNCOUNTED_OUTAGE if logged else table.UNCOUNTED, call, error=error)
@@ -118,8 +117,8 @@ def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
     """Counts a call that would not have run."""
     if case == "reused":
         report_refused(call, conflict.reused(record, call.host.difference), table.WOULD_REFUSE)
-    elif case not in ("finished", "sent"):
-        policy = conflict.policy_for(call, record, returns=case == "later")
+    elif case not in ("finished", "send"):
+        policy = conflict.policy_for(call, record, returns=case == "wait")
         is_copy = record.task_id == call.task_id
         if call.settings.runs_again and not is_copy and policy in ("retry", "wait"):
             report(table.WOULD_WAIT, call, record=record)
@@ -131,14 +130,13 @@ def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
         report(table.WOULD_REPLAY, call, record=record)
 
 
-async def _end(call: ActiveCall, held: Lease | Command | None, outcome: Outcome) -> None:
+async def _end(call: ActiveCall, held: Lease | None, outcome: Outcome) -> None:
     """Records that the execution has ended, if it holds the key. Does not retry."""
     if held is None:
         return
     try:
         await call.runtime.store.node_of(call.key).breaker.check()
-        command = _end_command(call, held.token, outcome) if isinstance(held, Lease) else held
-        await call.runtime.execute(command)
+        await call.runtime.execute(_end_command(call, held.token, outcome))
     except StoreUnavailableError as error:
         report(table.END_UNCOUNTED, call, error=error)
     except Exception as error:
@@ -154,8 +152,6 @@ def _end_command(call: ActiveCall, token: int, outcome: Outcome) -> Command:
     if isinstance(disposition, Fail):
         return commands.fail(call.key, token, _FACT, settings.error_ms)
     if isinstance(disposition, Delegate):
-        body = layout.write_replacement(disposition.awaited, call.task_id, b"")
-        result = Payload(RESULT_IGNORED, body)
-        return commands.complete(call.key, token, result, settings.result_ms)
-    error = _FACT if disposition.final else None
-    return release_command(call, token, disposition, error)
+        result = Payload(RESULT_IGNORED, layout.write_task_id(call.task_id))
+        return commands.delegate(call.key, token, result, disposition.awaited, settings.result_ms)
+    return release_command(call, token, disposition)

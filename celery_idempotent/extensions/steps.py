@@ -14,6 +14,7 @@ from celery_idempotent.flow.outcome import Failure, Outcome, Result, restored, s
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload, step_field
 from celery_idempotent.store import commands
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.scripts import Reply
 
 
@@ -94,12 +95,8 @@ class Steps(Extension):
         settings = call.settings
         entry = steps.write(name, payload.format, payload.body)
         reply = await call.write(
-            commands.save_step(
-                call.key,
-                call.token,
-                entry,
-                lease_ms=settings.lease_ms,
-                retention_ms=settings.result_ms,
+            commands.extend(
+                LeaseExtension(call.key, call.token, settings.lease_ms, settings.result_ms), entry
             )
         )
         if reply.case == "lost":

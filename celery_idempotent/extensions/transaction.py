@@ -22,9 +22,10 @@ from celery_idempotent.extensions.outbox import (
     publish_found,
 )
 from celery_idempotent.extensions.steps import Steps
-from celery_idempotent.flow import conflict, continuation, flow, replacement
+from celery_idempotent.flow import conflict, flow, replacement
 from celery_idempotent.flow.active_call import ActiveCall, Extension, Plan
-from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
+from celery_idempotent.flow.call import Complete, Delegate, Disposition, Fail, Release
+from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.flow.end import (
     AGAIN,
     GRANTED,
@@ -36,7 +37,7 @@ from celery_idempotent.flow.end import (
     Settlement,
 )
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.outcome import Failure, Outcome, is_asynchronous
+from celery_idempotent.flow.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.flow.replay import replay_or_requeue
 from celery_idempotent.flow.soft_limit import at_row
 from celery_idempotent.record import layout
@@ -46,7 +47,7 @@ from celery_idempotent.record.traceparent import append_traceparent
 from celery_idempotent.settings import Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import Claim, OutcomeValues, Row
+from celery_idempotent.sql.outcomes import AWAITED_BYTES, Claim, OutcomeValues, Row
 from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
@@ -155,7 +156,7 @@ class RowTransaction(Extension):
         """Returns whether the call continues the task that replaced itself in this row."""
         if not row.delegates or row.task_id != self.call.task_id:
             return False
-        return layout.read_awaited(row.body) <= self.call.data.generation
+        return row.awaited <= self.call.data.generation
 
     def _has_failed(self, row: Row) -> bool:
         """Returns whether the row is that of another task, whose replacement has failed."""
@@ -234,7 +235,7 @@ class RowTransaction(Extension):
         call = self.call
         report(table.STORE_UNAVAILABLE, call)
         await self._release()
-        return conflict.requeue(call, error, call.data.unanswered_ids)
+        return conflict.requeue(call, error)
 
     async def _release(self) -> None:
         self._roll_back()
@@ -262,22 +263,40 @@ class RowTransaction(Extension):
             return await replay_or_requeue(call, record)
         try:
             reply = await self._repeat(row, record)
-            if reply.case == "ok" and not row.delegates and call.data.continues:
-                continuation.start(call)
+            if reply.case == "ok" and self._sends(row):
+                call.continuation = Continuation(call, call.token)
         except (StoreUnavailableError, CorruptRecordError) as error:
             call.report(table.ROW_NOT_REPEATED, error=error)
         call.settled = True
         call.stop_renewal()
         return await replay_or_requeue(call, record)
 
+    def _sends(self, row: Row) -> bool:
+        """Returns whether this delivery sends the continuation of the task that has committed.
+
+        If that has replaced itself, the message that continues it sends the continuation.
+        """
+        completed = row.state == State.COMPLETED.value and not row.delegates
+        return completed and self.call.data.continues and row.task_id == self.call.task_id
+
     async def _repeat(self, row: Row, record: Record) -> Reply:
         """Copies the outcome of `row` to Redis."""
-        store = commands.fail if record.state is State.FAILED else commands.complete
-        # If the task replaced itself, the message that continues it sends the continuation.
-        sending_ms = 0 if row.delegates else self.call.sending_ms
-        payload = Payload(record.format, record.body)
+        disposition: Disposition = Complete()
+        if row.delegates:
+            disposition = Delegate(row.awaited)
+        elif record.state is State.FAILED:
+            disposition = Fail()
         return await self.call.write(
-            store(self.call.key, self.call.token, payload, row.remaining_ms, sending_ms=sending_ms)
+            flow.settle_command(
+                self.call,
+                Settlement(
+                    disposition,
+                    Result(None),
+                    Payload(record.format, record.body),
+                    row.remaining_ms,
+                    sending_ms=self.call.sending_ms if self._sends(row) else 0,
+                ),
+            )
         )
 
 
@@ -286,8 +305,10 @@ def ended_of(settlement: Settlement) -> OutcomeValues:
     payload = settlement.payload
     assert payload is not None
     state = State.FAILED if isinstance(settlement.disposition, Fail) else State.COMPLETED
-    format_ = append_traceparent(payload.format)
-    return OutcomeValues(state, format_, payload.body, settlement.retention_ms)
+    format_, body = append_traceparent(payload.format), payload.body
+    if isinstance(settlement.disposition, Delegate):
+        body = settlement.disposition.awaited.to_bytes(AWAITED_BYTES, "big") + body
+    return OutcomeValues(state, format_, body, settlement.retention_ms)
 
 
 def plan_for(settings: Settings) -> Plan:

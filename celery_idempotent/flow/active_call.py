@@ -31,9 +31,6 @@ from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, LeaseExtension
 from celery_idempotent.store.scripts import Reply
 
-EXECUTION_ID_BYTES = layout.ID_BYTES
-#: Maximum number of begins without a reply that a message remembers.
-MAX_UNANSWERED_IDS = 8
 #: Seconds between two attempts to write while Redis is unavailable.
 WRITE_RETRY_INTERVAL = 0.25
 #: Frees the key at once and leaves nothing.
@@ -77,15 +74,13 @@ class ActiveCall:
         self.label = data.label
         #: The decision about this pass; set when it is reported.
         self.decision = ""
-        self.execution_id = os.urandom(EXECUTION_ID_BYTES)
+        self.execution_id = os.urandom(layout.ID_BYTES)
         #: A begin was sent, and its reply is not processed yet.
         self.unanswered = False
         #: The token of the last lease that had expired when its reply came.
         self.expired_token = 0
-        #: The task id of the last message whose reservation was ended.
-        self.stale_task_id = ""
-        #: Milliseconds to send the continuation without a heartbeat; None without a continuation.
-        self.sending_ms = data.settings.lease_ms if data.continues else None
+        #: Milliseconds to send the continuation; 0 without one.
+        self.sending_ms = data.settings.lease_ms if data.continues else 0
         #: The fencing token; 0 without a record.
         self.token = 0
         #: None if nothing was granted, or there is no record.
@@ -107,10 +102,6 @@ class ActiveCall:
         self.steps_body = b""
         #: The right to send the continuation, once there is an outcome: a `Continuation`.
         self.continuation: Any = None
-        #: When a begin was sent outside the flow, and its reply.
-        self.early_reply: tuple[float, bytes] | None = None
-        #: When the first begin was sent, if that was outside the flow; else 0.
-        self.first_sent_at = 0.0
         #: Of a body that has run outside the flow.
         self.outcome: Outcome | None = None
         #: The lease is being renewed.
@@ -124,51 +115,57 @@ class ActiveCall:
         if plan.extensions:
             self.extensions = [extension(self) for extension in plan.extensions]
 
-    @property
-    def unanswered_ids(self) -> bytes:
-        """The ids that let the next delivery of the message recognize begins without a reply."""
-        ids = self.data.unanswered_ids + self.execution_id
-        return ids[-MAX_UNANSWERED_IDS * EXECUTION_ID_BYTES :]
-
     async def send_begin(self) -> Reply:
         """Sends the begin; if it is granted, `lease` and `execution` are set."""
-        early, command = self.early_reply, begin_command(self)
+        settings = self.settings
+        command, sent_at = begin_command(self), lease_now()
         self.unanswered = True
         try:
-            if early is None:
-                sent_at = lease_now()
-                reply = await self.runtime.execute_interruptible(command)
-            else:
-                (sent_at, raw), self.early_reply = early, None
-                reply = command.script.reply(raw)
+            reply = await self.runtime.execute_interruptible(command)
         except IdempotencyError:
             self.unanswered = False
             raise
         if reply.case == "begun":
             self._begun = begun = layout.begun(reply.raw)
-            granted = LeaseExtension(
-                self.key, begun.token, self.settings.lease_ms, self.settings.result_ms
-            )
-            lease = Lease(self.runtime.store, granted, sent_at, self.report_lease_lost)
-            self.execution = self.runtime.execution(str(self.key), begun.token, begun.attempt, self)
             self.token, self.steps_body = begun.token, begun.body
+            extension = LeaseExtension(self.key, begun.token, settings.lease_ms, settings.result_ms)
+            lease = Lease(self.runtime.store, extension, sent_at, self.report_lease_lost)
+            takes_over = begun.orphaned_seconds is not None
+            self.execution = self.runtime.execution(
+                str(self.key), begun.token, begun.attempt, self, _takes_over=takes_over
+            )
             self.settled, self.protected, self.lease = False, True, lease
         self.unanswered = False
         outage = self.runtime.store.node_of(self.key).outage
         if outage.failed_calls:
             outage.end()
-        if early is None and table.BEGIN_REPLIED.signal.receivers:
-            since, self.first_sent_at = self.first_sent_at or sent_at, 0.0
-            report(table.BEGIN_REPLIED, self, case=reply.case, seconds=lease_now() - since)
+        if table.BEGIN_REPLIED.signal.receivers:
+            seconds = lease_now() - sent_at
+            report(table.BEGIN_REPLIED, self, case=reply.case, seconds=seconds)
         return reply
 
-    def resume(self, lease: Lease) -> Any:
-        """Continues the first execution of the key, which has begun outside the flow."""
-        self._begun = Begun(lease.token, 1, b"")
-        self.execution = self.runtime.execution(str(self.key), lease.token, 1, self)
-        self.token, self.lease = lease.token, lease
-        self.protected = self.renewed = True
-        return self.execution
+    @property
+    def must_confirm(self) -> bool:
+        """Whether the begin must be confirmed before the body.
+
+        Only the death of a confirmed execution counts: of several in a row, at most the first may
+        die uncounted.
+        """
+        assert self._begun is not None
+        return self._begun.orphaned_seconds is not None or self.settings.max_attempts == 1
+
+    async def confirm(self) -> bool:
+        """Confirms that the granted execution runs; returns False if another has taken over.
+
+        Raises:
+            StoreUnavailableError: if Redis is unavailable.
+        """
+        assert self.lease is not None
+        sent_at = lease_now()
+        reply = await self.runtime.execute(commands.extend(self.lease.extension))
+        if reply.case == "ok":
+            self.lease.renewed(sent_at)
+        return reply.case == "ok"
 
     def run_unprotected(self) -> BaseExecution:
         """Lets the body run without a record."""
@@ -186,8 +183,8 @@ class ActiveCall:
         self.runtime.start_renewal(self.lease)
         if self.token != self.expired_token:
             report(table.BEGUN, self, self.execution)
-            if self._begun.attempt > 1:
-                self.report(table.TAKEN_OVER, orphaned_seconds=self._begun.orphaned_seconds)
+            if (orphaned_seconds := self._begun.orphaned_seconds) is not None:
+                self.report(table.TAKEN_OVER, orphaned_seconds=orphaned_seconds)
 
     def stop_renewal(self) -> None:
         """Stops the renewal. May be called again after a signal handler has raised in it."""
@@ -214,8 +211,8 @@ class ActiveCall:
         except IdempotencyError as error:
             report(table.NOT_RELEASED, self, error=error)
 
-    async def release(self, disposition: Release = FREE, error: Payload | None = None) -> Reply:
-        """Gives the key back; `error` stays for copies of the message.
+    async def release(self, disposition: Release = FREE) -> Reply:
+        """Gives the key back.
 
         Raises:
             IdempotencyError: if Redis is unavailable (the lease will expire) or the record corrupt.
@@ -223,7 +220,7 @@ class ActiveCall:
         reply = Reply("ok", b"", 0)
         try:
             if self.lease is not None:
-                command = release_command(self, self.lease.token, disposition, error)
+                command = release_command(self, self.lease.token, disposition)
                 reply = await self.runtime.execute(command)
         except IdempotencyError:
             self.settled = True
@@ -299,7 +296,7 @@ class ActiveCall:
         elif not self._loss_reported:
             self._loss_reported = True
             self.lease.lost = True
-            if raw and not layout.is_absent(raw):
+            if raw:
                 self.report(table.LEASE_LOST)
             else:
                 self.report(table.RECORD_GONE, evictions=self.runtime.store.evictions())
@@ -343,40 +340,31 @@ def begin_command(call: ActiveCall) -> Command:
     settings, data = call.settings, call.data
     return commands.begin(
         call.key,
-        label=call.label,
         execution_id=call.execution_id,
-        unanswered_ids=data.unanswered_ids,
         task_id=call.task_id,
-        root=data.root,
         generation=data.generation,
         worker=data.worker,
+        label=call.label,
         lease_ms=settings.lease_ms,
         retention_ms=settings.result_ms,
-        max_attempts=settings.max_attempts,
-        error_ms=settings.error_ms,
-        continues=data.continues,
-        next_turn_ms=data.next_turn_ms,
-        min_retention_ms=settings.min_retention_ms,
+        hold_ms=data.hold_ms,
     )
 
 
-def release_command(
-    call: ActiveCall, token: int, disposition: Release = FREE, error: Payload | None = None
-) -> Command:
+def release_command(call: ActiveCall, token: int, disposition: Release = FREE) -> Command:
     """Returns the command that gives the key back, for the execution of `call` with `token`."""
-    settings, data = call.settings, call.data
+    settings, key = call.settings, call.key
     # `abandon` compares no token: under an expired lease, another thread may run the message.
     if disposition.died and call.lease is not None and call.lease.trusted:
-        about = call.key, data.task_id, data.worker
-        return commands.abandon(*about, root=data.root, grace_ms=0, reason="process_exit")
-    return commands.release(
-        call.key,
+        about = key, call.data.task_id, call.data.worker
+        return commands.abandon(*about, grace_ms=0, reason=layout.PROCESS_EXIT)
+    if not disposition.hold:
+        return commands.release(key, token, retention_ms=settings.result_ms)
+    hold_ms = round(disposition.hold * 1000)
+    return commands.reserve_retry(
+        key,
         token,
-        hold_ms=round(disposition.hold * 1000),
-        retention_ms=settings.result_ms,
-        root=data.root,
-        generation=data.generation if error else disposition.awaited,
-        error=error,
-        error_ms=settings.error_ms,
-        sending_ms=call.sending_ms,
+        hold_ms=hold_ms,
+        retention_ms=hold_ms + (settings.result_ms if call.steps_body else 0),
+        generation=disposition.awaited,
     )

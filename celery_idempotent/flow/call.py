@@ -15,7 +15,6 @@ from celery_idempotent.flow.outcome import Outcome
 from celery_idempotent.flow.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
-from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.commands import BackendResult
 
@@ -30,25 +29,20 @@ class Call(NamedTuple):
     task_id: str
     #: ``nodename/pid`` of this process.
     worker: str
-    #: Identifies the publish: copies and retries of its message have the same root.
-    root: bytes
     #: Maximum seconds to wait while another execution holds the key.
     wait_timeout: float
     #: Shown beside the key; empty without ``idempotency_label``.
     label: str = ""
-    #: Number of this message among those of its root; a retry has a higher one.
+    #: Number of this message among those of its task id; a retry has a higher one.
     generation: int = 0
-    #: Execution ids of earlier deliveries of this message whose begin had no reply.
-    unanswered_ids: bytes = b""
     #: How often this message has been requeued.
     requeue_count: int = 0
     #: How many of these requeues followed a rollback by the database.
     rollback_count: int = 0
+    #: Milliseconds for which the message keeps its reservation while it waits; 0 without one.
+    hold_ms: int = 0
     #: Whether something follows the call: callbacks, the rest of a chain.
     continues: bool = False
-    #: Milliseconds to reserve the next turn for this message if another run is active; 0 disables
-    #: that.
-    next_turn_ms: int = 0
     #: Of the message; None if soft time limits apply to a call around this one.
     soft_limit: SoftLimit | None = None
 
@@ -72,8 +66,6 @@ class Release:
     #: Generation of the message that the key is reserved for. A message with a lower one is a copy
     #: of an earlier message.
     awaited: int = 0
-    #: Whether the message has ended: its copies get the error, and other calls may run.
-    final: bool = False
     #: Whether the execution counts as one that died, for ``max_attempts``.
     died: bool = False
 
@@ -119,9 +111,6 @@ class Host(Protocol):
 
     def difference(self, fingerprint: bytes) -> str:
         """Describes how the arguments differ from those of `fingerprint`; empty if unknown."""
-
-    def is_stale(self, reservation: Reservation) -> bool:
-        """Returns whether the message that has the reservation has ended."""
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns or raises the outcome that `record` lacks, from elsewhere; or raises `error`."""

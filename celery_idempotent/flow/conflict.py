@@ -23,7 +23,6 @@ def apply_policy(
     record: Record,
     *,
     returns: bool = False,
-    unanswered_ids: bytes | None = None,
     now_ms: int | None = None,
 ) -> End:
     """Applies ``on_conflict`` to the duplicate `call`, and returns its end.
@@ -35,9 +34,8 @@ def apply_policy(
     Args:
         returns: requeue the call under every policy: it has begun before, or waits for its turn,
             and publishers rely on its return.
-        unanswered_ids: as for :func:`requeue`.
-        now_ms: the server's time. It lets a copy return when the lease expires, at the latest,
-            since the worker of the execution may be dead.
+        now_ms: the server's time. It lets such a call, or a copy, return when the lease expires, at
+            the latest, since the worker of the execution may be dead.
     """
     policy = policy_for(call, record, returns=returns)
     report(table.CONFLICTED, call, record=record, policy=policy)
@@ -53,11 +51,10 @@ def apply_policy(
         return Reject(str(reason), record)
     # ``retry``, or ``wait`` when its time is up
     longest = None
-    if now_ms is not None and record.task_id == call.task_id:
-        left = (record.held_until_ms - now_ms) / 1000
+    if now_ms is not None and (returns or record.task_id == call.task_id):
+        left = (record.at_ms - now_ms) / 1000
         longest = min(max(left, FIRST_REQUEUE_DELAY), call.settings.lease)
-    requeued = requeue(call, reason, unanswered_ids or call.data.unanswered_ids, longest)
-    return requeued._replace(record=record)
+    return requeue(call, reason, longest)._replace(record=record)
 
 
 def policy_for(call: ActiveCall, record: Record, *, returns: bool = False) -> str:
@@ -88,22 +85,17 @@ def error(text: str, record: Record) -> ConflictError:
     return ConflictError(one_line(text), record.task_id)
 
 
-def requeue(
-    call: ActiveCall,
-    reason: BaseException,
-    unanswered_ids: bytes | None = None,
-    longest: float | None = None,
-) -> Requeue:
+def requeue(call: ActiveCall, reason: BaseException, longest: float | None = None) -> Requeue:
     """Requeues `call`, with a delay that grows each time.
 
     Args:
-        unanswered_ids: of begins that the next delivery has to recognize; by default all.
-        longest: the maximum of the delay in seconds; by default the lease.
+        longest: the maximum of the delay in seconds; by default the lease. It is never more than
+            half of the time for which an outcome is kept, so that the call still gets that.
     """
-    data = call.data
-    seconds = requeue_delay(data.requeue_count, longest or call.settings.lease)
-    ids = call.unanswered_ids if unanswered_ids is None else unanswered_ids
-    return Requeue(seconds, reason, ids, data.rollback_count)
+    data, settings = call.data, call.settings
+    kept = float("inf") if settings.runs_again else min(settings.result_ttl, settings.error_ttl)
+    seconds = requeue_delay(data.requeue_count, longest or settings.lease)
+    return Requeue(min(seconds, kept / 2), reason, data.rollback_count)
 
 
 def requeue_delay(requeue_count: int, longest: float) -> float:

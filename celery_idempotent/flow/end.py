@@ -36,8 +36,7 @@ class Requeue(NamedTuple):
 
     seconds: float
     reason: BaseException
-    #: These two as in `Call`, for the next delivery.
-    unanswered_ids: bytes
+    #: As in `Call`, for the next delivery.
     rollback_count: int
     #: The record that has kept the call from running.
     record: Record | None = None
@@ -75,8 +74,8 @@ class Finished:
     """The key has an outcome."""
 
     record: Record
-    #: Whether the continuation was sent before.
-    sent: bool
+    #: Whether this delivery has the right to send the continuation of its message.
+    sends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class Settlement:
     retention_ms: int = 0
     #: These two as for `commands.complete`.
     backend_result: BackendResult | None = None
-    sending_ms: int | None = None
+    sending_ms: int = 0
     #: The outcome counts, regardless of the reply of Redis; a later call can store it.
     committed: bool = False
 

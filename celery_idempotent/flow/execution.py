@@ -34,7 +34,8 @@ class BaseExecution:
     key: str
     #: Fencing token. Pass it to the downstream system, which should reject smaller ones.
     token: int = 0
-    #: 1 for the first execution, and one more for each that died before this one.
+    #: 1 for the first execution, and one more for each that died before this one. The death of a
+    #: host before the first heartbeat, a third of the lease, does not count.
     attempt: int = 1
     #: None if the execution has no record.
     _protection: Protection | None = field(default=None, repr=False)
@@ -42,11 +43,13 @@ class BaseExecution:
     _restore_step: Callable[[str, Any], Any] | None = field(default=None, repr=False)
     #: The database transaction of the body.
     _transaction: Transaction | Session | None = field(default=None, repr=False)
+    #: Whether it took over from an execution whose lease had ended.
+    _takes_over: bool = field(default=False, repr=False)
 
     @property
     def recovered(self) -> bool:
-        """Whether this took over from an execution that died and may have left effects behind."""
-        return self.attempt > 1
+        """Whether this took over from an execution that may have left effects behind."""
+        return self._takes_over or self.attempt > 1
 
     @property
     def protected(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 
 from celery_idempotent.errors import CorruptRecordError
-from celery_idempotent.flow import conflict
 from celery_idempotent.flow.thread import BlockingRuntime
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
@@ -35,6 +34,8 @@ class Executor:
         shown: Record | str | None = None,
         database: Database | None = None,
         owner: str = "",
+        *,
+        force: bool = False,
     ) -> str:
         """Deletes the record of `key`, its message, its offloaded values, and its row.
 
@@ -44,52 +45,42 @@ class Executor:
 
         Args:
             shown: as for :func:`commands.forget`.
+            force: also while an execution runs.
             database: the one with the row of the key, if the task has a transaction.
             owner: as for :meth:`Database.forget`.
 
         Returns:
-            ``ok``, ``absent`` or ``changed``, the replies of lua/forget.lua.
+            ``ok``, ``absent``, ``changed`` or ``running``, the replies of lua/forget.lua.
 
         Raises:
             StoreUnavailableError: if Redis or the database is unavailable.
         """
         if database is None:
-            return self._forget_record(key, shown)
+            return self._forget_record(key, shown, force=force)
         cases = []
 
         def forget_record() -> bool:
-            cases.append(self._forget_record(key, shown))
-            return cases != ["changed"]
+            cases.append(self._forget_record(key, shown, force=force))
+            return cases[0] in ("ok", "absent")
 
         had_row = database.forget(self.store.config.prefix, key, owner, forget_record)
         if had_row is None:
-            return "changed"
+            return cases[0] if cases else "changed"
         return "ok" if had_row else cases[0]
 
     def record_to_forget(self, key: Key) -> Record | str:
         """Returns the record of `key` as :meth:`forget` takes it in `shown`.
 
         Raises:
-            ConflictError: if a call of the key is running.
             StoreUnavailableError: if Redis is unavailable.
         """
         try:
-            reply = run_sync(self.store.execute(commands.get(key)))
-            record = self.store.record_of(key, reply)
+            return run_sync(self.store.get(key)) or commands.NO_RECORD
         except CorruptRecordError:
             return commands.UNREADABLE
-        if record is None:
-            return commands.NO_RECORD
-        if record.state is State.STARTED and record.held_until_ms > reply.now_ms:
-            raise conflict.error(
-                f"{key} is running as task {record.task_id}; pass force=True to forget it, so that "
-                "another execution can begin beside it",
-                record,
-            )
-        return record
 
-    def _forget_record(self, key: Key, shown: Record | str | None) -> str:
-        reply = run_sync(self.store.execute(commands.forget(key, shown)))
+    def _forget_record(self, key: Key, shown: Record | str | None, *, force: bool) -> str:
+        reply = run_sync(self.store.execute(commands.forget(key, shown, force=force)))
         if reply.case == "ok":
             with contextlib.suppress(CorruptRecordError):
                 record = self.store.record(key, reply.raw)

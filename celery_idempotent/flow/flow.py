@@ -16,9 +16,10 @@ from celery_idempotent.errors import (
 from celery_idempotent.events import table
 from celery_idempotent.events.repeats import like_it
 from celery_idempotent.events.report import decide_by, report, report_refused
-from celery_idempotent.flow import conflict, continuation, replacement
+from celery_idempotent.flow import conflict, replacement
 from celery_idempotent.flow.active_call import ActiveCall, Extension
 from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
+from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.flow.end import (
     AGAIN,
     GRANTED,
@@ -39,10 +40,11 @@ from celery_idempotent.flow.soft_limit import SoftLimitReached
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
-from celery_idempotent.record import layout, reservation
+from celery_idempotent.record import layout
 from celery_idempotent.record.payload import ERROR, RESULT, Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import breaker, commands
+from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
 #: Seconds after which ``on_conflict="wait"`` sends another begin without an invalidation: when the
@@ -118,7 +120,7 @@ async def _part(call: ActiveCall, part: Coroutine[Any, Any, End | None]) -> End 
         call.at_body = end is None
         return end
     except SoftLimitReached as interrupted:
-        call.unanswered = False  # the next delivery recognizes a granted begin by its id
+        call.unanswered = False  # asking again whether the begin was granted takes too long
         await give_back(call, interrupted)
         return conflict.requeue(call, interrupted.error)
     except GeneratorExit:
@@ -151,10 +153,10 @@ async def begin(call: ActiveCall) -> End | None:
             admission = await extension.admitted(admission)
         if admission is GRANTED:
             assert call.execution is not None
-            report(table.TAKEOVER if call.execution.attempt > 1 else table.RUN, call)
+            report(table.TAKEOVER if call.execution.recovered else table.RUN, call)
             return None
         if isinstance(admission, Finished):
-            return await replay_or_requeue(call, admission.record, sent=admission.sent)
+            return await replay_or_requeue(call, admission.record, sends=admission.sends)
         if isinstance(admission, Held):
             record, reply = admission.record, admission.reply
             # A message for which the key is reserved may need this very process to begin.
@@ -162,7 +164,7 @@ async def begin(call: ActiveCall) -> End | None:
             left = since + call.data.wait_timeout - lease_now() if waits else 0.0
             if left <= 0:
                 return conflict.apply_policy(
-                    call, record, returns=reply.case == "later", now_ms=reply.now_ms
+                    call, record, returns=reply.case == "wait", now_ms=reply.now_ms
                 )
             interval = min(left, _wait_interval(record, reply.now_ms))
             await call.runtime.wait_for_change(admission.key, reply.raw, interval)
@@ -177,26 +179,18 @@ async def admit(call: ActiveCall) -> Admission:
     except StoreUnavailableError as error:
         return without_store(call, error)
     if reply.case == "begun":
-        call.start_renewal()
-        assert call.lease is not None
-        return GRANTED if call.lease.trusted else await _begin_again(call, call.lease)
+        return await _granted(call)
     try:
         if reply.case == "corrupt":
             raise layout.corrupt(str(call.key))
         record = call.runtime.store.record(call.key, reply.raw)
-        has_outcome = reply.case in ("finished", "sent")
-        reserved = None if has_outcome else reservation.read(record, reply.raw)
     except CorruptRecordError as error:
         raise report_refused(call, error) from None
     replaced = record.format == DELEGATED and record.task_id != call.task_id
-    if replaced and await _release_replaced(call, record, reply.raw):
+    if replaced and await _release_replaced(call, record):
         return AGAIN
-    if has_outcome:
-        return Finished(record, sent=reply.case == "sent")
-    if reserved and reserved.task_id != call.stale_task_id and call.host.is_stale(reserved):
-        call.stale_task_id = reserved.task_id
-        await _end_reservation(call, record, reserved.task_id)
-        return AGAIN
+    if reply.case in ("finished", "send"):
+        return Finished(record, sends=reply.case == "send")
     if reply.case == "reused":
         if call.data.generation and record.task_id == call.task_id:
             # The task has replaced itself with other arguments, under the same key.
@@ -207,8 +201,30 @@ async def admit(call: ActiveCall) -> Admission:
             record,
             refused=True,
         )
-    # The reply has the record of the key's turn, unless another delivery of this message runs.
-    return Held(record, reply, call.key if reply.case == "held" else call.key.turn)
+    key = call.key.of_message(record.task_id) if call.key.message else call.key
+    return Held(record, reply, key)
+
+
+async def _granted(call: ActiveCall) -> Admission:
+    """Returns whether an execution that Redis has granted may begin its body."""
+    execution, lease = call.execution, call.lease
+    assert execution is not None
+    assert lease is not None
+    try:
+        if execution.attempt > call.settings.max_attempts:
+            await call.runtime.execute(
+                commands.poison(call.key, call.token, call.settings.error_ms, label=call.label)
+            )
+            call.lease = None
+            return AGAIN
+        if call.must_confirm and not await call.confirm():
+            call.lease = None
+            return AGAIN
+    except StoreUnavailableError as error:
+        call.lease = None  # unless confirmed, it counts as no death
+        return without_store(call, error)
+    call.start_renewal()
+    return GRANTED if lease.trusted else await _begin_again(call, lease)
 
 
 async def _begin_again(call: ActiveCall, lease: Lease) -> Admission:
@@ -227,29 +243,20 @@ async def _begin_again(call: ActiveCall, lease: Lease) -> Admission:
     return AGAIN
 
 
-async def _end_reservation(call: ActiveCall, record: Record, task_id: str) -> None:
-    """Ends the reservation of a message that has ended without giving it back."""
-    key = call.key
-    key = key.of_message(task_id) if key.message else key.with_fingerprint(record.fingerprint)
-    with contextlib.suppress(StoreUnavailableError):  # the next begin also raises it
-        await call.runtime.execute(commands.reserve(key, task_id, hold_ms=0))
-
-
-async def _release_replaced(call: ActiveCall, record: Record, raw: bytes) -> bool:
+async def _release_replaced(call: ActiveCall, record: Record) -> bool:
     """Releases the key of another task if its replacement has failed; returns whether it has."""
     error = replacement.error_of(record, call.settings)
     if error is None:
         return False
     report(table.REPLACEMENT_FAILED, call, record=record, error=error)
-    command = await replacement.release(call.key, record, raw, call.settings, call.codec, error)
     with contextlib.suppress(StoreUnavailableError):  # the next begin also raises it
-        await call.runtime.execute(command)
+        await call.runtime.execute(replacement.release(call.key, record))
     return True
 
 
 def _wait_interval(record: Record, now_ms: int) -> float:
     """Returns the seconds until the next begin: a lease that expires causes no invalidation."""
-    left = (record.held_until_ms - now_ms) / 1000
+    left = (record.at_ms - now_ms) / 1000
     return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
 
 
@@ -342,14 +349,12 @@ async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
     elif isinstance(disposition, Delegate):
         # The other task has the continuation, so this one has none to send. If the other's result
         # never comes, a call that waits for it runs when the record expires.
-        body = layout.write_replacement(disposition.awaited, call.task_id, call.steps_body)
         format_ = DELEGATED if disposition.stores_result else RESULT_IGNORED
-        settlement.payload, settlement.sending_ms = Payload(format_, body), 0
-    elif isinstance(disposition, Fail) or (disposition.final and isinstance(outcome, Failure)):
+        settlement.payload = Payload(format_, layout.write_task_id(call.task_id))
+    elif isinstance(disposition, Fail):
         assert isinstance(outcome, Failure)
         payload = await call.codec.encode_error(outcome.error, settings, **protect)
         settlement.payload, settlement.retention_ms = payload, settings.error_ms
-        settlement.sending_ms = call.sending_ms
         call.stored = payload, ERROR
     return settlement
 
@@ -357,13 +362,7 @@ async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
 async def _store(call: ActiveCall, settlement: Settlement) -> End:
     """Stores the outcome of the key."""
     call.writes_once |= settlement.committed
-    payload, sending_ms = settlement.payload, settlement.sending_ms
-    assert payload is not None
-    about = call.key, call.token, payload, settlement.retention_ms
-    if isinstance(settlement.disposition, Fail):
-        command = commands.fail(*about, sending_ms=sending_ms)
-    else:
-        command = commands.complete(*about, settlement.backend_result, sending_ms=sending_ms)
+    command = settle_command(call, settlement)
     try:
         reply = await call.write(command)
     except StoreUnavailableError as error:
@@ -380,14 +379,28 @@ async def _store(call: ActiveCall, settlement: Settlement) -> End:
     if lost:
         await call.discard_stored()
         return await _resolve_lost_lease(call, reply, settlement.outcome)
-    # Before any report, since a receiver of signals may take longer than the lease.
     if settlement.sending_ms:
-        continuation.start(call)
+        call.continuation = Continuation(call, call.token)
     _report_stored(call, settlement)
     for extension in call.extensions:
         await extension.settled(settlement, reply)
     written = reply.case == "written"
     return Answer(settlement.outcome, is_own=not delegates, result_written=written)
+
+
+def settle_command(call: ActiveCall, settlement: Settlement) -> Command:
+    """Returns the command that stores the outcome of the key."""
+    key, token, label, disposition = call.key, call.token, call.label, settlement.disposition
+    payload, retention_ms = settlement.payload, settlement.retention_ms
+    assert payload is not None
+    if isinstance(disposition, Fail):
+        return commands.fail(key, token, payload, retention_ms, label=label)
+    if isinstance(disposition, Delegate):
+        awaited = disposition.awaited
+        return commands.delegate(key, token, payload, awaited, retention_ms, label=label)
+    result, sending_ms = settlement.backend_result, settlement.sending_ms
+    about = key, token, payload, retention_ms, result
+    return commands.complete(*about, label=label, sending_ms=sending_ms)
 
 
 def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
@@ -415,13 +428,11 @@ async def _release(call: ActiveCall, settlement: Settlement, disposition: Releas
     # Before the release, which the heartbeat would take for a lost lease.
     call.stop_renewal()
     try:
-        reply = await call.release(disposition, settlement.payload)
+        reply = await call.release(disposition)
     except (StoreUnavailableError, CorruptRecordError) as failure:
         call.report(table.NOT_RELEASED, error=failure)
         return Answer(outcome)
     if reply.case == "ok":
-        if settlement.payload is not None and call.data.continues:
-            continuation.start(call)
         hold = disposition.hold
         call.report(
             table.RELEASED,
@@ -430,8 +441,7 @@ async def _release(call: ActiveCall, settlement: Settlement, disposition: Releas
             error=error,
             reserved_seconds=hold or None,
         )
-        return Answer(outcome, is_own=disposition.final)
-    await call.discard_stored()
+        return Answer(outcome)
     if disposition.hold or not isinstance(error, Exception):
         # The retry is published already, or the process is about to exit.
         call.report_lease_lost(reply.raw)
@@ -467,7 +477,7 @@ async def _resolve_lost_lease(call: ActiveCall, reply: Reply, outcome: Outcome) 
 
 def _winning_record(call: ActiveCall, reply: Reply) -> Record | None:
     try:
-        if not reply.raw or layout.is_absent(reply.raw):
+        if not reply.raw:
             return None
         return call.runtime.store.record(call.key, reply.raw)
     except CorruptRecordError:
@@ -476,4 +486,4 @@ def _winning_record(call: ActiveCall, reply: Reply) -> Record | None:
 
 def _requeue_lost(call: ActiveCall) -> Requeue:
     lost = LeaseLostError(f"{call.key}: another execution may run")
-    return conflict.requeue(call, lost, unanswered_ids=call.data.unanswered_ids)
+    return conflict.requeue(call, lost)

@@ -9,8 +9,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.key.key import Key
-from celery_idempotent.payload.codec import DELEGATED, PayloadCodec
-from celery_idempotent.record import layout
+from celery_idempotent.payload.codec import DELEGATED
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
 from celery_idempotent.store import commands
@@ -34,29 +33,6 @@ def error_of(record: Record, settings: Settings) -> Exception | None:
     return None
 
 
-async def release(
-    key: Key,
-    record: Record,
-    raw: bytes,
-    settings: Settings,
-    codec: PayloadCodec,
-    error: Exception,
-) -> Command:
-    """Returns the command that releases `key` of a task whose replacement has raised `error`.
-
-    Copies of the task's message get the error.
-
-    Args:
-        raw: the bytes of `record`.
-    """
-    payload = await codec.encode_error(error, settings, key=str(key), token=record.token)
-    return commands.release(
-        key,
-        record.token,
-        hold_ms=0,
-        retention_ms=settings.result_ms,
-        root=layout.owner(raw)[: layout.ID_BYTES],
-        generation=layout.read_awaited(record.body) - 1,
-        error=payload,
-        error_ms=settings.error_ms,
-    )
+def release(key: Key, record: Record) -> Command:
+    """Returns the command that frees `key` of a task whose replacement has raised an error."""
+    return commands.release(key, record.token, retention_ms=0)

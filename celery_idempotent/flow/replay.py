@@ -12,19 +12,22 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report, report_refused
-from celery_idempotent.flow import conflict, continuation
+from celery_idempotent.flow import conflict
 from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.flow.end import Answer, End
 from celery_idempotent.flow.outcome import Failure, Result
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.record import Record, State
 
 
 async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> Answer:
     """Answers `call` with the outcome that a finished `record` holds.
 
+    The continuation of a message that has completed is sent once; a duplicate sends its own.
+
     Args:
-        sends: whether the call has the right to send its continuation.
+        sends: whether the call has the right to send the continuation of `record`.
 
     Raises:
         StoreUnavailableError: if the value is offloaded and its storage is unavailable.
@@ -37,9 +40,9 @@ async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> An
             missing = outcome
     except (ResultNotStoredError, CorruptRecordError) as error:
         missing = error
-    # Before any report, since a receiver of signals may take longer than the lease.
     if sends:
-        continuation.start(call)
+        call.continuation = Continuation(call, record.token)
+    sent = record.state is State.COMPLETED and record.task_id == call.task_id and not sends
     if missing is not None:
         try:
             outcome, failed = call.host.recover_result(record, missing), False
@@ -48,35 +51,29 @@ async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> An
                 report(table.REPLAYED, call, record=record)
             else:
                 report_refused(call, refusal)
-            return Answer(Failure(refusal), record, replayed=True, refused=True)
+            return Answer(
+                Failure(refusal), record, replayed=True, refused=True, continuation_sent=sent
+            )
         except Exception as recovered:
             outcome, failed = recovered, True
     if failed and layout.is_poisoned(record):
         report_refused(call, outcome)
     else:
         report(table.REPLAYED, call, record=record)
-    return Answer(Failure(outcome) if failed else Result(outcome), record, replayed=True)
+    answer = Result(outcome) if not failed else Failure(outcome)
+    return Answer(answer, record, replayed=True, continuation_sent=sent)
 
 
-async def replay_or_requeue(call: ActiveCall, record: Record, *, sent: bool | None = None) -> End:
-    """As :func:`replay`; applies the policies if the outcome is not available yet.
-
-    Args:
-        sent: whether the continuation was sent; False gives this delivery the right to send it.
-            None: unknown.
-    """
-    # If the outcome is not available yet, the next delivery takes over the right of this one.
-    sends = call.data.continues and sent is False
-    unanswered_ids = call.unanswered_ids if sends else call.data.unanswered_ids
+async def replay_or_requeue(call: ActiveCall, record: Record, *, sends: bool = False) -> End:
+    """As :func:`replay`; applies the policies if the outcome is not available yet."""
     try:
-        answer = await replay(call, record, sends=sends)
+        return await replay(call, record, sends=sends)
     except NotReadyError:
-        return conflict.apply_policy(call, record, unanswered_ids=unanswered_ids)
+        return conflict.apply_policy(call, record)
     except StoreUnavailableError as error:
         # There is an outcome, which cannot be fetched: requeue or fail, but never run.
         report(table.OUTCOME_UNAVAILABLE, call, error=error)
         if call.settings.on_store_error == "raise":
             raise report_refused(call, error) from None
         report(table.STORE_UNAVAILABLE, call)
-        return conflict.requeue(call, error, unanswered_ids=unanswered_ids)
-    return answer._replace(continuation_sent=bool(sent))
+        return conflict.requeue(call, error)

@@ -19,9 +19,8 @@ from celery_idempotent.flow.call import Call, Complete, Disposition, Fail, Relea
 from celery_idempotent.flow.end import Answer, End, Requeue
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.outcome import Failure, Outcome, that_has_run
-from celery_idempotent.key.key import Key, default_root
+from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
-from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings
 from celery_idempotent.task import outbox
 from celery_idempotent.task.call import worker_name
@@ -95,7 +94,6 @@ def direct_call(
         settings,
         task_id,
         worker_name(None, os.getpid()),
-        default_root(task_id),
         settings.wait_timeout,
         label,
     )
@@ -157,10 +155,6 @@ class DirectHost:
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Raises `error`: the record is the only source of the result."""
         raise error
-
-    def is_stale(self, reservation: Reservation) -> bool:
-        """Returns False: a direct call has no message."""
-        return False
 
     def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
         """Returns the messages that `functions` publish on commit."""

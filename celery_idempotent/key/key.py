@@ -11,7 +11,6 @@ from celery_idempotent.key.canonical import VERSION, canonical, digest
 
 KEY_BYTES = 16
 FINGERPRINT_BYTES = 8
-ROOT_BYTES = 8
 #: Begins the digest of an explicit key; not a letter of Base64, nor special in URLs and patterns.
 EXPLICIT_MARK = "~"
 
@@ -31,7 +30,7 @@ class Key(str):
     task: str
     digest: str
     fingerprint: bytes
-    #: Names one message of the key, which has its own record or entry; empty for the key itself.
+    #: Names one message of the key, which has its own record; empty for the key itself.
     message: str
 
     def __new__(cls, task: str, digest: str, fingerprint: bytes = b"", message: str = "") -> Key:
@@ -73,10 +72,6 @@ class Key(str):
         message = letters(task_id.encode(errors="surrogatepass"))
         return Key(self.task, self.digest, self.fingerprint, message)
 
-    def entry(self, root: bytes) -> Key:
-        """Returns the key of the entry of the message with this root."""
-        return Key(self.task, self.digest, self.fingerprint, root.hex())
-
     def kept_message(self, task_id: str) -> Key:
         """Returns the key of the message that is kept after `task_id` ends for good."""
         return Key(self.task, self.digest, message=f"message:{self.of_message(task_id).message}")
@@ -97,11 +92,6 @@ class Key(str):
     def part(self, name: str) -> Key:
         """Returns the key of the part `name` of the call that has this key."""
         return Key.of(self.task, canonical((self.digest, name)), explicit=self.explicit)
-
-
-def default_root(task_id: str) -> bytes:
-    """Returns the root of a message without one: all messages with its task id are copies."""
-    return digest(b"root" + task_id.encode(errors="surrogatepass"), ROOT_BYTES)
 
 
 def fingerprint_of(arguments: bytes) -> bytes:

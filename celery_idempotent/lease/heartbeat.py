@@ -31,9 +31,9 @@ LEAST_DELAY = 1.0
 #: Seconds without a lease after which a thread ends.
 IDLE_SECONDS = 60.0
 
-#: The timeout of a request, as a fraction of the shortest lease: two requests may fail before that
-#: lease expires.
-TIMEOUT_PART = 1 / 8
+#: The timeout of a request, as a fraction of the shortest lease, and its minimum in seconds. A
+#: request that an outage has swallowed must not delay the next: see `Lease.unanswered`.
+TIMEOUT_PART, LEAST_TIMEOUT = 1 / 20, 0.1
 
 FOREVER = float("inf")
 
@@ -73,6 +73,11 @@ class Renewer:
         """The length of the shortest lease in seconds; infinite without leases."""
         return min((lease.seconds for lease in tuple(self.held)), default=FOREVER)
 
+    @property
+    def timeout(self) -> float:
+        """How many seconds a request may take, resends included."""
+        return max(self.shortest * TIMEOUT_PART, LEAST_TIMEOUT)
+
     def take_due(self) -> list[Lease]:
         """Returns the leases that are due now, or so soon that they join the same request."""
         now = lease_now()
@@ -84,9 +89,9 @@ class Renewer:
 
     async def extend(self, due: list[Lease], is_current: Callable[[], bool]) -> None:
         """Extends the leases `due`, and applies the replies if `is_current` then returns true."""
-        sent_at, timeout = lease_now(), self.shortest * TIMEOUT_PART
+        sent_at, extensions = lease_now(), [lease.extension for lease in due]
         try:
-            replies = await due[0].store.extend([lease.extension for lease in due], timeout)
+            replies = await due[0].store.extend(extensions, self.timeout)
         except IdempotencyError as error:
             # The store is unavailable. The next request follows soon.
             if (number := self._repeats.left_out(None)) is not None:
@@ -117,7 +122,7 @@ class Renewer:
 
 
 def _was_settled(lease: Lease, reply: Reply) -> bool:
-    """Whether the record has the outcome of the lease's execution, stored during the request."""
+    """Whether the lease's execution was settled during the request."""
     try:
         return layout.read(reply.raw, "", "").token == lease.token
     except IdempotencyError:
@@ -260,7 +265,7 @@ class ThreadRenewer(Renewer):
 
     def _extend(self, thread: threading.Thread) -> None:
         if due := self.take_due():  # empty if the renewal was stopped meanwhile
-            self._expect(lease_now() + 2 * self.shortest * TIMEOUT_PART)
+            self._expect(lease_now() + self.timeout)
             run_sync(self.extend(due, lambda: self.thread is thread))
 
 

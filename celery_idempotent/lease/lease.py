@@ -58,8 +58,12 @@ class Lease:
         self.due = sent_at + self.seconds / 3
 
     def unanswered(self) -> None:
-        """Records that a request is being sent: without a reply, another one follows soon."""
-        self.due = lease_now() + min(1.0, self.seconds / 10)
+        """Records that a request is being sent: without a reply, another one follows soon.
+
+        If Redis is back after an outage longer than the lease, the next begin waits for a tenth of
+        the lease, see lua/begin.lua. Meanwhile, a request must reach Redis.
+        """
+        self.due = lease_now() + min(1.0, self.seconds / 20)
 
     @property
     def due_with_others(self) -> float:

@@ -27,7 +27,7 @@ from celery_idempotent.task.ended_message import Part
 
 logger = logging.getLogger(__name__)
 
-#: What became of a record that a user wanted to forget; lua/forget.lua has the last two replies.
+#: What became of a record that a user wanted to forget; lua/forget.lua has the last three replies.
 FORGOTTEN, RUNNING, CHANGED, ABSENT = "forgotten", "running", "changed", "absent"
 #: What became of a call that a user wanted to run again, besides CHANGED.
 PUBLISHED, NOT_ENDED, NO_MESSAGE = "published", "not ended", "no message"
@@ -72,8 +72,6 @@ def forget(
     """
     key, view, outcome, _ = target
     if view is not None:
-        if not force and _is_running(view):
-            return RUNNING
         store = view.store
     elif outcome is not None:
         store = outcome.task.idempotency_configuration.executor.store
@@ -89,6 +87,7 @@ def forget(
         NO_RECORD if view is None else record or UNREADABLE,
         (configuration.settings.transaction if sender else None) or database,
         outcome.row.owner if outcome else "",
+        force=force,
     )
     if case != "ok":
         return case
@@ -100,14 +99,6 @@ def forget(
     state += "" if view else ", in the database alone"
     report(table.FORGOTTEN, about, found, user=user, state=state)
     return FORGOTTEN
-
-
-def _is_running(view: RecordView) -> bool:
-    """Whether the lease is valid. Rereads it, as a heartbeat may have extended it."""
-    if view.state != State.STARTED:
-        return False
-    current = read_view(view.store, view.key) or view
-    return current.state == State.STARTED and not current.is_expired
 
 
 class EndedCall(NamedTuple):

@@ -15,12 +15,13 @@ from celery_idempotent.key.rule import TASK_ID, Explanation
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.lookup import SqlOutcome, find_outcome
 from celery_idempotent.printable import did_you_mean
-from celery_idempotent.record import layout, reservation
+from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.sql.outcomes import CLAIMED, committed_without_outcome
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
+from celery_idempotent.store.run_sync import run_sync
 
 
 class Prediction(NamedTuple):
@@ -125,13 +126,13 @@ def _predict_turn(
         collapses = settings.deduplicates and not other_arguments
         return _conflict(settings, record, collapses=collapses)
     if record.state is State.STARTED:
-        next_message = reservation.waiting(record)
-        if next_message is None or next_message.until_ms <= view.now.timestamp() * 1000:
+        waiting = run_sync(view.store.slot(view.key.turn))
+        if waiting is None:
             return Prediction("conflict", f"waits for its turn, after task {task_id}")
-        task_id = next_message.task_id
+        task_id = waiting.task_id
     elif other_arguments:
-        waiting = f"task {task_id} waits, with other arguments"
-        return Prediction("reused", f"fails with KeyReusedError: {waiting}")
+        waits = f"task {task_id} waits, with other arguments"
+        return Prediction("reused", f"fails with KeyReusedError: {waits}")
     return Prediction(
         "conflict",
         f"is not published: task {task_id} is already waiting, and the caller gets "

@@ -8,8 +8,7 @@ The format of a payload describes how to read its body, from the outermost layer
 ``!json+gzip``                 … and encrypted (`payload.encryption_keys`)
 ``@json``, ``@!json+gzip``     … and offloaded: the body is the name of the object
                                (:mod:`celery_idempotent.payload.offload`)
-``=task``                      another task returns the result; the body holds its id
-                               (:func:`celery_idempotent.record.layout.write_replacement`)
+``=task``                      another task returns the result; the body is its id
 ``=ignored``                   … and that task ignores its result
 empty                          the value is not stored; the body is the reason
 =============================  ================================================================
@@ -233,7 +232,10 @@ class PayloadCodec:
                 "its result (ignore_result)"
             )
         if record.format == DELEGATED:
-            task_id = layout.read_replacement(record.body, record.key)
+            try:
+                task_id = layout.read_task_id(record.body)
+            except ValueError:
+                raise layout.corrupt(record.key) from None
             return self._result_codec.result_of(task_id, time.time() - record.at_ms / 1000)
         return self._decode(Payload(record.format, record.body), record.key, RESULT)
 
@@ -267,7 +269,7 @@ class PayloadCodec:
             return error
         if layout.is_poisoned(record):
             return PoisonedTaskError(
-                f"{record.key} has begun {record.attempt} times, and each time its worker died "
+                f"{record.key} has begun {record.attempt - 1} times, and each time its worker died "
                 "without an outcome; correct the cause, then rerun the task: celery idempotency "
                 "rerun (of a function: forget the key)"
             )

@@ -1,42 +1,36 @@
-"""The byte layout of a record. lua/layout.lua has the same fields.
+"""The byte layout of a record, the same in each script of lua/.
 
 ===========  =====  ==========================================================================
 field        bytes  content
 ===========  =====  ==========================================================================
-letter           1  R, S, C, F, P or Q: the state; newer layouts use other letters
+letter           1  the state, see lua/begin.lua; other layouts use other letters
 attempt          1
-token            7  big-endian
-at_ms            6  big-endian, milliseconds
-fingerprint    1 +  length, then 8 bytes (zeros: none) and the label in UTF-8; empty: neither
+token            7  big-endian, microseconds
+at_ms            6  big-endian, milliseconds: the end of the lease, of the reservation, or of the
+                    time for sending the continuation; of any other outcome, when it was stored
+fingerprint    1 +  length, then 8 bytes, or none
 task_id        2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
 worker         1 +  length, then UTF-8
-owner          1 +  length, then, if STARTED: the root of the message (8 bytes) and the execution id
-                    (8); if RESERVED: the root and, in decimal, the generation of the first message
-                    that it is reserved for (empty: any; "-": none); for an outcome with a
-                    continuation, or of a key that may run again: the root, and the id of the
-                    delivery that ran, or sends the continuation; P and Q: also the deadline (6, ms)
-format         1 +  length, then ASCII: the encoding of the body, see payload/codec.py, then a
-                    space and the traceparent of the outcome; if STARTED by a takeover: for how
-                    many milliseconds the key was orphaned; if abandoned: how the execution ended;
-                    if STARTED, or RESERVED for a retry, then a comma and the time in milliseconds
-                    until which the outcome is kept for calls that met an execution
-body          rest  the outcome, or the reason why no value is stored; before the outcome, the
-                    finished steps, see record/steps.py
+owner          1 +  length, then who may go on: B, A: the execution id (8 bytes) and, after a
+                    takeover, in decimal, for how many milliseconds the key was orphaned; W, D:
+                    in decimal, the first generation of the message that continues; a: how the
+                    parent process has seen the execution end
+tail           1 +  length, then what no script reads, in UTF-8: the encoding of the body (see
+                    payload/codec.py), the traceparent of the outcome and the label, each after a
+                    line break; empty ones at the end are left out
+body          rest  the outcome, or the reason why no value is stored; D: the id of the other task;
+                    before the outcome, the finished steps, see record/steps.py
 ===========  =====  ==========================================================================
 
-P and Q are C and F while the continuation of the task is being sent.
-
-The entry of a message, stored beside the record, has the same layout, with the generation of the
-message in place of the token. Its name ends with the message's root. F and Q are an error that
-ended the message but not the key. C and P, without an outcome, mean that a duplicate has sent or is
-sending its own continuation. When a message is published again under its task id, the outcome that
-it replaces becomes an entry.
+The turn of a key that may run again has the token of the last execution (7 bytes) and the name of
+its record. Its first byte is a control character, never a letter.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -47,40 +41,43 @@ from celery_idempotent.record.record import Record, State
 
 #: Covers everything that two releases exchange through Redis, messages and databases.
 #: Incremented when the previous release cannot read what this one writes: docs/upgrading.md.
-VERSION = 2
+VERSION = 3
 
 _STATES = {
-    ord("R"): State.RESERVED,
-    ord("S"): State.STARTED,
-    ord("C"): State.COMPLETED,
-    ord("P"): State.COMPLETED,
-    ord("F"): State.FAILED,
-    ord("Q"): State.FAILED,
+    **dict.fromkeys(b"W", State.RESERVED),
+    **dict.fromkeys(b"BAba", State.STARTED),
+    **dict.fromkeys(b"VTtD", State.COMPLETED),
+    **dict.fromkeys(b"EX", State.FAILED),
 }
-#: Letters of outcomes whose continuation is being sent.
-_SENDING = b"PQ"
-#: Bytes of a root, and of an execution id.
+#: Letters of outcomes whose continuation is to be sent; of a task that has replaced itself; of a
+#: call that a newer one has replaced; of a dead execution.
+_SENDING, _DELEGATED, _REPLACED, _DEAD = b"Tt", ord("D"), ord("X"), ord("a")
+#: Letters of records without an outcome.
+UNFINISHED = (b"W", b"B", b"A", b"b", b"a")
+#: Bytes of an execution id.
 ID_BYTES = 8
-#: Bytes of the owner of an outcome whose continuation is being sent.
-_SENDING_OWNER = 2 * ID_BYTES + 6
-#: Owner of a RESERVED record that is reserved for no message.
-NOBODY = b"-"
+#: How a parent process has seen an execution end, or a body has ended its process.
+HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED, PROCESS_EXIT = ENDS = (
+    "hard_time_limit",
+    "process_lost",
+    "terminated",
+    "process_exit",
+)
 #: Bytes before the first field of variable length.
 _FIXED = 15
+#: The maximum length of a field with a length of one byte.
+_MAX_SHORT = 255
 #: One less than the length field allows, since some ids are stored with an extra leading byte.
 _MAX_TASK_ID = 2**16 - 2
 #: As `str` formats a UUID; `UUID` would also accept other forms.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_FINGERPRINT_BYTES = 8
 #: Body of a FAILED record whose executions died ``idempotency_max_attempts`` times in a row.
-_POISONED = b"poisoned"
-#: In place of a fingerprint, before a label.
-_NO_FINGERPRINT = bytes(_FINGERPRINT_BYTES)
+POISONED = b"poisoned"
 #: Later times (year 6429) mean damage.
 _MAX_MS = 2**47
 
 
-#: Letter, attempt, token, at_ms, fingerprint, task_id, worker, owner, format, body; undecoded.
+#: Letter, attempt, token, at_ms, fingerprint, task_id, worker, owner, tail, body; undecoded.
 _Fields = tuple[int, int, int, int, bytes, bytes, bytes, bytes, bytes, bytes]
 
 
@@ -134,15 +131,14 @@ def read(
         CorruptRecordError: if `raw` is truncated, or not a record of this layout.
     """
     try:
-        letter, attempt, token, at_ms, fingerprint, task_id, worker, owner, form, body = _unpack(
+        letter, attempt, token, at_ms, fingerprint, task_id, worker, owner, tail, body = _unpack(
             raw
         )
-        is_sending = letter in _SENDING
-        if at_ms >= _MAX_MS or (is_sending and len(owner) != _SENDING_OWNER):
+        if at_ms >= _MAX_MS:
             raise ValueError(at_ms)
-        encoding, _, traceparent = form.partition(b" ")
-        if letter in b"RS":
-            encoding = encoding.partition(b",")[0]
+        form, _, others = tail.decode(errors="replace").partition("\n")
+        traceparent, _, label = others.partition("\n")
+        reason = owner.decode(errors="replace") if letter == _DEAD else ""
         return Record(
             state=_STATES[letter],
             key=key,
@@ -151,13 +147,16 @@ def read(
             worker=worker.decode(),
             token=token,
             attempt=attempt,
-            sending_until_ms=int.from_bytes(owner[-6:], "big") if is_sending else 0,
+            sending_until_ms=at_ms if letter in _SENDING else 0,
             at_ms=at_ms,
-            fingerprint=fingerprint[:_FINGERPRINT_BYTES].removeprefix(_NO_FINGERPRINT),
-            label=_read_label(fingerprint) if len(fingerprint) > _FINGERPRINT_BYTES else "",
-            format=encoding.decode("ascii"),
-            traceparent=traceparent.decode("ascii"),
-            body=body,
+            fingerprint=fingerprint,
+            # Escaped again, since other programs can write to Redis.
+            label=printable(label) if label else "",
+            format=form,
+            traceparent=traceparent,
+            body=b"replaced by a newer call" if letter == _REPLACED else body,
+            awaited=int(owner) if letter in b"WD" else 0,
+            ended_by=reason if reason in ENDS else None,
             decode=decode,
             expires_at=expires_at,
         )
@@ -165,39 +164,46 @@ def read(
         raise corrupt(key) from None
 
 
-def write_fingerprint(fingerprint: bytes, label: str) -> bytes:
-    """Returns the field of a fingerprint and a label that :func:`printable` returned."""
-    return (fingerprint or _NO_FINGERPRINT) + label.encode() if label else fingerprint
+def read_slot(raw: bytes, key: str, task: str, expires_at: datetime | None = None) -> Record:
+    """Returns the record of a message that was published and has not begun; see lua/queue.lua.
+
+    Raises:
+        CorruptRecordError: if `raw` is no slot.
+    """
+    slot = read(raw, key, task, expires_at=expires_at)
+    at_ms = _MAX_MS if expires_at is None else round(expires_at.timestamp() * 1000)
+    return replace(slot, at_ms=at_ms, body=b"")
 
 
-def _read_label(field: bytes) -> str:
-    # Escaped again, since other programs can write to Redis.
-    return printable(field[_FINGERPRINT_BYTES:].decode(errors="replace"))
+def letters_of(state: State) -> str:
+    """Returns the letters of records in `state`, as one text."""
+    return "".join(chr(letter) for letter, of_state in _STATES.items() if of_state is state)
 
 
-def is_absent(raw: bytes) -> bool:
-    """Whether `raw` holds only the attempts of an execution whose message has ended."""
-    try:
-        owner, body = _unpack(raw)[7::2]
-    except IndexError:
-        return False
-    return raw[:1] == b"R" and owner == NOBODY and not body
+def write_tail(form: str = "", label: str = "", traceparent: str = "") -> bytes:
+    """Returns the field of what no script reads; a long label is cut."""
+    if not (label or traceparent):
+        return form.encode()
+    head = f"{form}\n{traceparent}\n".encode()
+    cut = label.encode()[: _MAX_SHORT - len(head)].decode(errors="ignore").encode()
+    return (head + cut).rstrip(b"\n")
 
 
-def owner(raw: bytes) -> bytes:
-    """Returns the owner of a record that :func:`read` accepts."""
-    return _unpack(raw)[7]
+def turn_holder(raw: bytes) -> str | None:
+    """Returns the name of the record that a turn names; None if `raw` is not a turn."""
+    return raw[7:].decode(errors="replace") if raw and raw[0] < ord(" ") else None
 
 
 def is_abandoned(raw: bytes, token: int, worker: str) -> bool:
     """Whether lua/abandon.lua ended the execution with `token` and none has begun since."""
     try:
-        _, _, stored_token, _, _, _, stored_worker, owner, _, _ = _unpack(raw)
+        letter, _, stored_token, _, _, _, stored_worker, owner, _, _ = _unpack(raw)
     except IndexError:
         return False
     return (
-        stored_token == token + 1
-        and owner in (b"", NOBODY)
+        letter == _DEAD
+        and stored_token == token + 1
+        and owner.decode(errors="replace") in ENDS
         and stored_worker.decode(errors="replace") == worker
     )
 
@@ -209,56 +215,27 @@ class Begun(NamedTuple):
     attempt: int
     #: The steps that earlier executions finished.
     body: bytes
-    #: Seconds between the end of the previous lease and this takeover; 0 if it is not a takeover.
-    orphaned_seconds: float = 0.0
+    #: For a takeover: seconds since the end of the previous lease.
+    orphaned_seconds: float | None = None
 
 
 def begun(raw: bytes) -> Begun:
     """Returns what an execution needs from the record in the reply to its begin."""
-    _, attempt, token, _, _, _, _, _, orphaned_ms, body = _unpack(raw)
-    orphaned_seconds = int(orphaned_ms.partition(b",")[0] or b"0") / 1000
-    return Begun(token, attempt, body, orphaned_seconds)
-
-
-def write_replacement(generation: int, task_id: str, steps: bytes) -> bytes:
-    """Returns the body of a COMPLETED record whose task replaced itself.
-
-    Args:
-        generation: of the first message with the task's id that continues under the key.
-        task_id: of the task whose result is the outcome.
-        steps: the finished steps, for that message.
-    """
-    encoded = write_task_id(task_id)
-    return generation.to_bytes(7, "big") + len(encoded).to_bytes(2, "big") + encoded + steps
-
-
-def read_replacement(body: bytes, key: str) -> str:
-    """Returns the id of the task whose result is the outcome.
-
-    Raises:
-        CorruptRecordError: if `body` is cut short.
-    """
-    end = 9 + int.from_bytes(body[7:9], "big")
-    if not 9 < end <= len(body):
-        raise corrupt(key)
-    return read_task_id(body[9:end])
-
-
-def read_awaited(body: bytes) -> int:
-    """Returns the generation of the first message that continues under the key."""
-    return int.from_bytes(body[:7], "big")
+    _, attempt, token, _, _, _, _, owner, _, body = _unpack(raw)
+    orphaned_ms = owner[ID_BYTES:]
+    return Begun(token, attempt, body, int(orphaned_ms) / 1000 if orphaned_ms else None)
 
 
 def is_poisoned(record: Record) -> bool:
     """Whether the outcome of `record` is that its executions died, not an error of a body."""
-    return record.state is State.FAILED and not record.format and record.body == _POISONED
+    return record.state is State.FAILED and not record.format and record.body == POISONED
 
 
 def corrupt(key: str) -> CorruptRecordError:
     """Returns the error for a record that cannot be read."""
     return CorruptRecordError(
-        f"the record of {key} cannot be read: it is damaged, of another kind, or written by a "
-        "newer version; forget the key to start afresh"
+        f"the record of {key} cannot be read: it is damaged, of another kind, or written by "
+        "another version; forget the key to start afresh"
     )
 
 

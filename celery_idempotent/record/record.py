@@ -47,11 +47,11 @@ class Record:
     #: When Redis deletes the record; None if the expiry was not read.
     expires_at: datetime | None = None
 
-    #: End of the lease (STARTED) or of the reservation (RESERVED); else when the outcome was
-    #: stored. Milliseconds.
+    #: End of the lease (STARTED), of the reservation (RESERVED), or of the time for sending; else
+    #: when the outcome was stored. Milliseconds.
     at_ms: int = field(default=0, repr=False)
-    #: Deadline for one delivery to send callbacks, errbacks, the rest of a chain or a chord's
-    #: count; milliseconds. 0: they were sent, or there are none.
+    #: Deadline for one delivery to send callbacks, the rest of a chain or a chord's count;
+    #: milliseconds. 0: they were sent, or there are none.
     sending_until_ms: int = field(default=0, repr=False)
     fingerprint: bytes = field(default=b"", repr=False)
     #: A readable name of the call, from ``idempotency_label``; else empty.
@@ -62,6 +62,12 @@ class Record:
     traceparent: str = field(default="", repr=False)
     #: The encoded outcome, or why no value is stored; before the outcome, the finished steps.
     body: bytes = field(default=b"", repr=False)
+    #: The first generation of the message that continues: its retry, or after a replacement.
+    awaited: int = field(default=0, repr=False)
+    #: How the execution of a STARTED record ended; None if it runs, or its end was not seen.
+    #: ``hard_time_limit``, ``process_lost`` or ``terminated``: the worker's main process ended its
+    #: lease. ``process_exit``: the body ended its process.
+    ended_by: str | None = field(default=None, repr=False)
     decode: Callable[[Record], Any] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -79,8 +85,8 @@ class Record:
 
     @property
     def finished_at(self) -> datetime | None:
-        """When the outcome was stored; None before that."""
-        return utc(self.at_ms / 1e3) if self.state.finished else None
+        """When the outcome was stored, or its continuation sent; None before that."""
+        return utc(self.at_ms / 1e3) if self.state.finished and not self.sending else None
 
     @property
     def deadline(self) -> datetime | None:
@@ -89,23 +95,8 @@ class Record:
 
     @property
     def sending(self) -> bool:
-        """Whether callbacks, errbacks, the rest of a chain or a chord's count are being sent."""
+        """Whether callbacks, the rest of a chain or a chord's count are being sent."""
         return self.sending_until_ms > 0
-
-    @property
-    def held_until_ms(self) -> int:
-        """When its lease, its reservation or the sending of its continuation ends."""
-        return self.sending_until_ms if self.state.finished else self.at_ms
-
-    @property
-    def ended_by(self) -> str | None:
-        """How the execution of a STARTED record ended; None if it runs, or its end was not seen.
-
-        ``hard_time_limit``, ``process_lost`` or ``terminated``: the worker's main process ended its
-        lease. ``process_exit``: the body ended its process.
-        """
-        is_abandoned = self.state is State.STARTED and not self.format.isdigit()
-        return self.format or None if is_abandoned else None
 
     @property
     def result(self) -> Any:

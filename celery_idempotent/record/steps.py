@@ -2,8 +2,6 @@
 
 Each entry: length of the rest (4 bytes), length of the name (2) and the name, length of the format
 (1) and the format, the value. If a name occurs twice, the later entry wins.
-
-The body of a turn's record is one entry without a name: record/reservation.py.
 """
 
 from __future__ import annotations
@@ -39,9 +37,8 @@ def read(body: bytes, key: str) -> dict[str, tuple[str, bytes]]:
         while position < len(body):
             entry, position = read_field(body, position, 4)
             name, form_start = read_field(entry, 0, 2)
-            if name:  # else it is the message that waits for the turn
-                form, value_start = read_field(entry, form_start, 1)
-                steps[name.decode()] = form.decode("ascii"), entry[value_start:]
+            form, value_start = read_field(entry, form_start, 1)
+            steps[name.decode()] = form.decode("ascii"), entry[value_start:]
     except (IndexError, ValueError):
         raise corrupt("steps", key) from None
     return steps

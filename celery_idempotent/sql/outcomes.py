@@ -154,6 +154,10 @@ class OutcomeValues(NamedTuple):
     outbox: bytes | None = None
 
 
+#: In the body of a row whose task has replaced itself: the bytes before the other task's id.
+AWAITED_BYTES = 7
+
+
 class Row(NamedTuple):
     """A committed row."""
 
@@ -199,6 +203,11 @@ class Row(NamedTuple):
         return self.format.startswith("=")
 
     @property
+    def awaited(self) -> int:
+        """The first generation of the message that continues, if its task has replaced itself."""
+        return int.from_bytes(self.body[:AWAITED_BYTES], "big") if self.delegates else 0
+
+    @property
     def remaining_ms(self) -> int:
         """The rest of its retention in milliseconds, at least 1."""
         return max(1, self.expires_at - self.now)
@@ -228,6 +237,7 @@ class Row(NamedTuple):
             fingerprint=bytes.fromhex(self.fingerprint),
             format=encoding,
             traceparent=traceparent,
-            body=self.body,
+            body=self.body[AWAITED_BYTES:] if self.delegates else self.body,
+            awaited=self.awaited,
             decode=decode,
         )

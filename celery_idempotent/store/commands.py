@@ -6,16 +6,20 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from celery_idempotent.key.key import Key
-from celery_idempotent.record import layout
+from celery_idempotent.record import layout, traceparent
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record
-from celery_idempotent.record.traceparent import append_traceparent
 from celery_idempotent.store.scripts import Script, load
 
+#: The keys of a script: the record of the key or message, the slot and the turn of the key.
+RECORD, SLOT, TURN = "record", "slot", "turn"
+_EMPTY = Payload("", b"")
+#: In the arguments of a command: the server time after which a copy of it does nothing.
+DEADLINE: Any = object()
 #: Passed to `forget` for a record that cannot be read.
 UNREADABLE = "?"
-#: No record has this state, so none is deleted.
-NO_RECORD = "-"
+#: Passed to `forget` if there was no record.
+NO_RECORD = "0"
 
 
 class Command(NamedTuple):
@@ -23,12 +27,12 @@ class Command(NamedTuple):
 
     script: Script
     key: Key
+    #: In the order of the script's head; the name of the task's result follows.
+    keys: tuple[str, ...]
     #: In the order of the script's head.
     arguments: list[Any]
     #: Name of the task's result in its result backend, if the script also writes that.
     result_name: str | bytes = b""
-    #: Of the message, if the script takes its entry.
-    root: bytes = b""
 
 
 class BackendResult(NamedTuple):
@@ -47,66 +51,71 @@ class LeaseExtension(NamedTuple):
     token: int
     lease_ms: int
     retention_ms: int
-    #: Of the message and the delivery; set for the lease of a continuation.
-    root: bytes = b""
-    execution_id: bytes = b""
 
 
 def begin(
     key: Key,
     *,
-    label: str = "",
     execution_id: bytes,
-    unanswered_ids: bytes,
     task_id: str,
-    root: bytes,
     generation: int = 0,
     worker: str,
+    label: str = "",
     lease_ms: int,
     retention_ms: int,
-    max_attempts: int,
-    error_ms: int,
-    continues: bool = False,
-    next_turn_ms: int = 0,
-    min_retention_ms: int = 0,
+    hold_ms: int = 0,
+    replaces: int = 0,
 ) -> Command:
     """Requests the right to run; lua/begin.lua lists the replies.
 
     Args:
-        root: of the message: `key.default_root`, or generated when it was published.
-        continues: whether the task has a continuation.
-        next_turn_ms: how long to reserve the next turn of `key`, if it may run again, for this
-            message while another run is active; 0 disables it.
-        min_retention_ms: how long to keep the outcome of an execution that this call finds running,
-            even if its retention is shorter.
+        retention_ms: how long a dead execution is remembered.
+        hold_ms: if the messages of the key are deduplicated when they are published: how long this
+            one keeps its reservation, at least, if it has to wait.
+        replaces: as in lua/begin.lua.
     """
     arguments = [
         execution_id,
-        unanswered_ids,
         layout.write_task_id(task_id),
-        root,
         generation,
-        layout.write_fingerprint(key.fingerprint, label) if label else key.fingerprint,
+        key.fingerprint,
         _worker(worker),
+        layout.write_tail(label=label) if label else b"",
         lease_ms,
         lease_ms + retention_ms,
-        max_attempts,
-        error_ms,
-        int(continues),
+        hold_ms,
+        DEADLINE,
+        replaces,
     ]
-    if key.message or min_retention_ms:
-        arguments.append(next_turn_ms)
-    if min_retention_ms:
-        arguments.append(min_retention_ms)
-    return Command(load("begin"), key, arguments, root=root)
+    keys = (RECORD, SLOT, TURN) if key.message else (RECORD, SLOT) if hold_ms else (RECORD,)
+    return Command(load("begin"), key, keys, arguments)
 
 
-def extend(lease: LeaseExtension) -> Command:
-    """Extends a lease: ``ok`` or ``lost``."""
-    key, token, lease_ms, retention_ms, root, execution_id = lease
-    if execution_id:
-        return Command(load("continuation"), key, [execution_id, lease_ms], root=root)
-    return Command(load("extend"), key, [token, lease_ms, lease_ms + retention_ms])
+def extend(lease: LeaseExtension, step: bytes = b"") -> Command:
+    """Extends a lease, and stores a finished step: ``ok`` or ``lost``."""
+    key, token, lease_ms, retention_ms = lease
+    arguments = [token, lease_ms, lease_ms + retention_ms, step]
+    return Command(load("extend"), key, (RECORD, TURN) if key.message else (RECORD,), arguments)
+
+
+def _settle(
+    key: Key,
+    token: int,
+    letter: str,
+    *,
+    retention_ms: int = 0,
+    at_ms: int = 0,
+    owner: int | str = "",
+    payload: Payload = _EMPTY,
+    label: str = "",
+    result: BackendResult | None = None,
+) -> Command:
+    current = traceparent.current if letter in "VTE" else None
+    tail = layout.write_tail(payload.format, label, current() if current else "")
+    name, meta, expires = result or (b"", b"", 0)
+    keys = (RECORD, TURN) if letter == "W" and key.message else (RECORD,)
+    arguments = [token, letter, at_ms, owner, tail, payload.body, retention_ms, meta, expires]
+    return Command(load("settle"), key, keys, arguments, name)
 
 
 def complete(
@@ -116,158 +125,169 @@ def complete(
     retention_ms: int,
     backend_result: BackendResult | None = None,
     *,
-    sending_ms: int | None = None,
+    label: str = "",
+    sending_ms: int = 0,
 ) -> Command:
     """Stores the result: ``ok`` or ``lost``; ``written`` if it also stores `backend_result`.
 
     Args:
-        sending_ms: how long sending the continuation may take; 0: it is not sent, as for a task
-            that replaces itself; None: there is none. `backend_result` is only for a task without a
-            continuation.
+        sending_ms: how long sending the continuation may take; 0: there is none. `backend_result`
+            is only for a task without a continuation.
     """
-    arguments = [token, append_traceparent(result.format), result.body, retention_ms]
-    if backend_result is None:
-        return Command(
-            load("complete"), key, [*arguments, "" if sending_ms is None else sending_ms]
-        )
-    name, meta, expires = backend_result
-    return Command(load("fused_complete"), key, [*arguments, meta, expires], name)
+    return _settle(
+        key,
+        token,
+        "T" if sending_ms else "V",
+        at_ms=sending_ms,
+        payload=result,
+        label=label,
+        retention_ms=retention_ms,
+        result=backend_result,
+    )
+
+
+def mark_sent(key: Key, token: int) -> Command:
+    """Records that the continuation of a completed execution was sent: ``ok`` or ``lost``."""
+    return _settle(key, token, "V")
+
+
+def fail(key: Key, token: int, error: Payload, retention_ms: int, *, label: str = "") -> Command:
+    """Stores an error as the outcome: ``ok`` or ``lost``."""
+    return _settle(key, token, "E", payload=error, label=label, retention_ms=retention_ms)
+
+
+def poison(key: Key, token: int, retention_ms: int, *, label: str = "") -> Command:
+    """Stores that the executions of the key have died: ``ok`` or ``lost``."""
+    return fail(key, token, Payload("", layout.POISONED), retention_ms, label=label)
+
+
+def delegate(
+    key: Key, token: int, task_id: Payload, generation: int, retention_ms: int, *, label: str = ""
+) -> Command:
+    """Stores that another task's outcome is that of the key: ``ok`` or ``lost``.
+
+    Args:
+        task_id: of the other task, and the format that says whether it stores its result.
+        generation: of the first message of this task that continues under the key.
+    """
+    options: dict[str, Any] = {"payload": task_id, "label": label, "retention_ms": retention_ms}
+    return _settle(key, token, "D", owner=generation, **options)
+
+
+def release(key: Key, token: int, *, retention_ms: int) -> Command:
+    """Frees the key: ``ok`` or ``lost``.
+
+    Args:
+        retention_ms: how long finished steps are kept for the next execution.
+    """
+    return _settle(key, token, "", retention_ms=retention_ms)
+
+
+def reserve_retry(
+    key: Key, token: int, *, hold_ms: int, retention_ms: int, generation: int
+) -> Command:
+    """Reserves the key of an execution for its retry: ``ok`` or ``lost``.
+
+    Args:
+        hold_ms: how long the key is reserved.
+        retention_ms: how long the record is kept; longer than `hold_ms` if there are steps.
+        generation: of the retry.
+    """
+    return _settle(key, token, "W", at_ms=hold_ms, owner=generation, retention_ms=retention_ms)
 
 
 def write_result(key: Key, result: BackendResult) -> Command:
     """Stores `result` for a replay and leaves the record as it is: ``written`` or ``ok``."""
-    name, meta, expires = result
-    return Command(load("fused_complete"), key, [0, "", b"", 0, meta, expires], name)
+    return _settle(key, 0, "V", result=result)
 
 
 def without_backend_result(command: Command) -> Command:
     """Returns `command` without the backend result: it only completes the record."""
-    return Command(load("complete"), command.key, [*command.arguments[:4], ""])
+    return command._replace(arguments=[*command.arguments[:7], b"", 0], result_name=b"")
 
 
-def fail(
-    key: Key, token: int, error: Payload, retention_ms: int, *, sending_ms: int | None = None
-) -> Command:
-    """Stores an error as the outcome: ``ok`` or ``lost``; `sending_ms` as for :func:`complete`."""
-    arguments = [token, append_traceparent(error.format), error.body, retention_ms]
-    return Command(load("fail"), key, [*arguments, "" if sending_ms is None else sending_ms])
+def stores_outcome(command: Command) -> bool:
+    """Returns whether `command` stores the outcome of an execution."""
+    return command.script.name == "settle" and command.arguments[1] in ("V", "T", "E", "D")
 
 
-def release(
-    key: Key,
-    token: int,
-    *,
-    hold_ms: int,
-    retention_ms: int,
-    root: bytes,
-    generation: int = 0,
-    error: Payload | None = None,
-    error_ms: int = 0,
-    sending_ms: int | None = None,
-) -> Command:
-    """Releases the key, or reserves it for a retry of the message: ``ok`` or ``lost``.
-
-    Args:
-        hold_ms: how long the key is reserved; 0 releases it.
-        root: of the message.
-        generation: of the retry that holds the key, or of the message that `error` ended.
-        error: raised by copies of that message.
-        sending_ms: how long sending the errbacks may take; None: there are none.
-    """
-    ended = _final_error(generation, error, error_ms)
-    arguments = [token, hold_ms, retention_ms, *ended, "" if sending_ms is None else sending_ms]
-    return Command(load("release"), key, arguments, root=root)
+def is_durable(command: Command) -> bool:
+    """Returns whether the write of `command` must not be lost: a begin, a step or an outcome."""
+    name = command.script.name
+    return name == "begin" or (name == "extend" and command.arguments[3]) or stores_outcome(command)
 
 
-def save_step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
-    """Stores a finished step and extends the lease: ``ok`` or ``lost``."""
-    return Command(load("save_step"), key, [token, entry, lease_ms, lease_ms + retention_ms])
-
-
-def mark_continued(key: Key, root: bytes, execution_id: bytes) -> Command:
-    """Records that this delivery has sent the continuation: ``ok`` or ``lost``."""
-    return Command(load("continuation"), key, [execution_id, ""], root=root)
-
-
-def stop_sending(key: Key, root: bytes, execution_id: bytes) -> Command:
-    """Lets another delivery send the continuation: ``ok`` or ``lost``."""
-    return Command(load("continuation"), key, [execution_id, 0], root=root)
-
-
-def abandon(
-    key: Key,
-    task_id: str,
-    worker: str,
-    *,
-    root: bytes,
-    grace_ms: int,
-    generation: int = 0,
-    reason: str = "",
-    error: Payload | None = None,
-    error_ms: int = 0,
-    execution_id: bytes = b"",
-    sending_ms: int | None = None,
-) -> Command:
+def abandon(key: Key, task_id: str, worker: str, *, grace_ms: int, reason: str) -> Command:
     """Ends the lease of a worker process that died or is about to: ``ok`` or ``lost``.
 
     ``sending`` if the execution had ended and only its continuation was still being sent.
 
     Args:
-        root: of the message.
-        reason: how the execution ends, without spaces; `Record.ended_by` until the next begin.
-        error: raised by copies of a message that does not return to the broker.
-        execution_id: of the parent process, which sends the errbacks.
-        sending_ms: how long that may take; None: there are none.
+        reason: how the execution ends, one of ``layout.ENDS``; `Record.ended_by` until the next
+            begin.
     """
-    ended = _final_error(generation, error, error_ms) if error else (generation, reason, b"", 0)
-    process = layout.write_task_id(task_id), root, _worker(worker), grace_ms
-    arguments = [*process, *ended, execution_id, "" if sending_ms is None else sending_ms]
-    return Command(load("abandon"), key, arguments, root=root)
+    arguments = [layout.write_task_id(task_id), _worker(worker), grace_ms, reason]
+    return Command(load("abandon"), key, (RECORD,), arguments)
 
 
 def reserve(
-    key: Key, task_id: str, hold_ms: int, label: str = "", *, waits: bool = False
+    key: Key,
+    task_id: str,
+    hold_ms: int,
+    *,
+    label: str = "",
+    after_running: bool = False,
+    arguments: bytes = b"",
+    keep_ms: int = 0,
+    quiet_ms: int = 0,
+    max_wait_ms: int = 0,
 ) -> Command:
-    """Reserves the key for a task to be published; the script's head lists the replies.
+    """Reserves the key for a message to be published; lua/queue.lua lists the replies.
 
     Args:
+        key: of the message's record.
         hold_ms: how long the key is reserved; 0 gives the reservation back.
-        waits: while an execution runs, reserve the next turn (for a key that may run again).
+        after_running: whether a message is needed while a call runs, for a key that may run again.
+        arguments: these four as in lua/queue.lua.
     """
-    fingerprint = layout.write_fingerprint(key.fingerprint, label)
-    arguments = [layout.write_task_id(task_id), fingerprint, hold_ms]
-    if not key.message:
-        return Command(load("reserve"), key, arguments)
-    return Command(load("reserve_turn"), key.turn, [*arguments, int(waits)])
+    keys = (SLOT, RECORD, TURN) if key.message and not after_running else (SLOT, RECORD)
+    return Command(
+        load("queue"),
+        key,
+        keys,
+        [
+            layout.write_task_id(task_id),
+            DEADLINE,
+            hold_ms,
+            key.fingerprint,
+            layout.write_tail(label=label),
+            arguments,
+            keep_ms,
+            quiet_ms,
+            max_wait_ms,
+        ],
+    )
 
 
-def get(key: Key) -> Command:
-    """Reads the record and its remaining time: ``found`` or ``absent``."""
-    return Command(load("get"), key, [])
+def give_back(key: Key, task_id: str) -> Command:
+    """Ends the reservation of a message that will not begin: ``reserved``."""
+    return reserve(key, task_id, 0)
 
 
-def get_entry(key: Key, root: bytes) -> Command:
-    """Reads the entry of a message: ``found`` or ``absent``."""
-    return Command(load("get"), key.entry(root), [])
-
-
-def forget(key: Key, shown: Record | str | None = None) -> Command:
-    """Deletes the record: ``ok``, ``absent`` or ``changed``.
+def forget(key: Key, shown: Record | str | None = None, *, force: bool = False) -> Command:
+    """Deletes the record; lua/forget.lua lists the replies.
 
     Args:
         shown: delete only a record that still has this state and token; ``UNREADABLE``: only one
             that cannot be read; ``NO_RECORD``: none; None: any.
+        force: also while an execution runs.
     """
+    token: Any = shown or ""
+    letters = ""
     if isinstance(shown, Record):
-        return Command(load("forget"), key, [shown.state.value[0], shown.token])
-    return Command(load("forget"), key, [shown or "", ""])
-
-
-def _final_error(generation: int, error: Payload | None, error_ms: int) -> tuple[Any, ...]:
-    """Returns the arguments generation, format, error and error_ms."""
-    if error is None:
-        return generation, "", b"", 0
-    return generation, append_traceparent(error.format), error.body, error_ms
+        token, letters = shown.token, layout.letters_of(shown.state)
+    keys = (RECORD,) if key.message else (RECORD, SLOT)
+    return Command(load("forget"), key, keys, [DEADLINE, token, letters, "1" if force else ""])
 
 
 @lru_cache(64)

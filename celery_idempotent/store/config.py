@@ -36,6 +36,14 @@ class StoreConfig:
         name = f"{self.prefix}:{key}"
         return f"{self.prefix}:{{{name}}}:{key.message}" if key.message else name
 
+    def turn_name(self, key: Key) -> str:
+        """Returns the name of the turn of a key that may run again: that of the key itself."""
+        return f"{self.prefix}:{key}"
+
+    def slot_name(self, key: Key) -> str:
+        """Returns the name of the slot of a key."""
+        return f"{self.prefix}:{{{self.prefix}:{key}}}:"
+
     @property
     def wait_timeout(self) -> float:
         """Seconds to wait for replicas; shorter than the timeout of the command."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import re
+import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
 from redis.exceptions import ClusterError, ResponseError
@@ -23,13 +24,20 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, utc
 from celery_idempotent.store import commands, reference
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
-from celery_idempotent.store.commands import BackendResult, Command, LeaseExtension
+from celery_idempotent.store.clock import Deadline
+from celery_idempotent.store.commands import (
+    DEADLINE,
+    RECORD,
+    SLOT,
+    BackendResult,
+    Command,
+    LeaseExtension,
+)
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.node import Node
 from celery_idempotent.store.reference import Reference
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
-from celery_idempotent.store.template import Template
 from celery_idempotent.store.tracking import InvalidationListener
 from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import (
@@ -40,17 +48,16 @@ from celery_idempotent.store.transport.connection import (
     translate_error,
     translated_errors,
 )
-from celery_idempotent.store.transport.server import ServerTransport, pack
+from celery_idempotent.store.transport.server import ServerTransport
 from celery_idempotent.store.url import names_cluster
 
-#: Sent even while the breaker is open: an outcome must not be lost, and its sender waits between
-#: attempts.
-BYPASSES_BREAKER = frozenset({"complete", "fused_complete", "fail"})
-#: With ``idempotency_wait_replicas``: scripts whose writes must not be lost, and their replies
-#: after a write. Redis replies before it replicates. If the master fails in between, the begin of
-#: a running execution is lost, and the promoted replica grants another. WAIT closes most of that
-#: gap, not all: a replica that did not acknowledge the write may be promoted.
-WAITING_SCRIPTS, WRITTEN = frozenset({"begin", "complete", "fail", "save_step"}), ("begun", "ok")
+#: With ``idempotency_wait_replicas``: replies after a write that must not be lost. Redis replies
+#: before it replicates. If the master fails in between, the begin of a running execution is lost,
+#: and the promoted replica grants another. WAIT closes most of that gap, not all: a replica that
+#: did not acknowledge the write may be promoted.
+WRITTEN = ("begun", "ok")
+#: Scripts whose commands carry a deadline, and their reply to a copy that comes after it.
+LATE_SCRIPTS, LATE = frozenset({"begin", "queue", "forget"}), "late"
 #: In errors of a server that may accept the same command later: a type's name, or a code in the
 #: text, since Redis 6 wraps errors in scripts.
 _TEMPORARY = re.compile("ReadOnly|READONLY|OutOfMemory|OOM|ClusterDown|MISCONF|NOREPLICAS")
@@ -58,6 +65,13 @@ _TEMPORARY = re.compile("ReadOnly|READONLY|OutOfMemory|OOM|ClusterDown|MISCONF|N
 RETRY_REFERENCES_AFTER = 30.0
 
 logger = logging.getLogger(__name__)
+
+
+class Stored(NamedTuple):
+    """A record as it is stored."""
+
+    raw: bytes
+    expires_at: datetime | None
 
 
 class RecordStore:
@@ -116,49 +130,63 @@ class RecordStore:
             node = self._nodes.setdefault(name, Node(self.config, name, self._probe))
         return node
 
-    def _call(self, command: Command) -> list[Any]:
-        """Returns the command for Redis; for a message's record, it also names the turn."""
-        script, key, arguments, result_name, root = command
-        turn = f"{self.config.prefix}:{key}"
-        names: list[str | bytes] = [self.config.name(key) if key.message else turn]
+    def _call(self, command: Command, deadline: Deadline | None = None) -> list[Any]:
+        """Returns the command for Redis."""
+        script, key, kinds, arguments, result_name = command
+        config, names = self.config, []
+        for kind in kinds:
+            if kind == SLOT:
+                names.append(config.slot_name(key))
+            else:
+                names.append(config.name(key) if kind == RECORD else config.turn_name(key))
         if result_name:
-            names.append(result_name)
-        if root:
-            # What StoreConfig.name returns for `key.entry(root)`.
-            names.append(f"{self.config.prefix}:{{{turn}}}:{root.hex()}")
-        if key.message:
-            names.append(turn)
+            names.append(result_name)  # type: ignore[arg-type]
+        if deadline is not None:
+            arguments = [deadline if each is DEADLINE else each for each in arguments]
         return ["EVALSHA", script.sha, len(names), *names, *arguments]
 
     async def execute(self, command: Command) -> Reply:
         """Calls the command's script in one round trip and returns its reply.
 
         Raises:
-            StoreUnavailableError: if Redis does not reply, or too few replicas have the write.
+            StoreUnavailableError: if Redis does not reply in time, or too few replicas have the
+                write.
             CorruptRecordError: if the value under the key is not a string.
         """
         if command.result_name and self._refuses_second_key:
             command = commands.without_backend_result(command)
         script, key = command.script, command.key
         breaker = self.node_of(key).breaker
-        if breaker.open and script.name not in BYPASSES_BREAKER:
+        # An outcome must not be lost, and its sender waits between attempts.
+        if breaker.open and not commands.stores_outcome(command):
             await breaker.check()
         wait: tuple[Any, ...] = ()
-        if self.config.wait_replicas and script.name in WAITING_SCRIPTS:
+        if self.config.wait_replicas and commands.is_durable(command):
             wait = "WAIT", self.config.wait_replicas, round(self.config.wait_timeout * 1000)
-        try:
-            replies = await self._transport.send(self._call(command), followup=wait)
-            for raw in replies:
-                if isinstance(raw, Exception):
-                    raise raw
-        except CONNECTION_ERRORS as error:
-            _record(breaker, error)
-            if command.result_name and isinstance(error, ResponseError):
-                return await self._complete_alone(command, error)
-            raise translate_error(error, str(key)) from error
-        if breaker.failures:
-            breaker.record_success()
-        reply = script.reply(replies[0])
+        clock, until = self._transport.clock, monotonic() + self.config.timeout
+        deadline = Deadline(clock, self.config.timeout) if script.name in LATE_SCRIPTS else None
+        call = self._call(command, deadline)
+        while True:
+            try:
+                replies = await self._transport.send(call, followup=wait, deadline=deadline)
+                for raw in replies:
+                    if isinstance(raw, Exception):
+                        raise raw
+            except CONNECTION_ERRORS as error:
+                _record(breaker, error)
+                if command.result_name and isinstance(error, ResponseError):
+                    return await self._complete_alone(command, error)
+                raise translate_error(error, str(key)) from error
+            if breaker.failures:
+                breaker.record_success()
+            reply = script.reply(replies[0])
+            if reply.now_ms:
+                clock.read(reply.now_ms)
+            if deadline is None or reply.case != LATE:
+                break
+            if monotonic() >= until:
+                raise _too_late(deadline)
+            deadline.seconds = min(2 * deadline.seconds, self.config.timeout)
         if wait and reply.case in WRITTEN and replies[1] < self.config.wait_replicas:
             # Treated as failed, since the command can be resent.
             raise StoreUnavailableError(
@@ -167,36 +195,6 @@ class RecordStore:
                 "(idempotency_wait_replicas)"
             )
         return reply
-
-    def template(self, command: Command | tuple[Any, ...], *samples: bytes) -> Template:
-        """Returns a template of `command`, for :meth:`send_packed`.
-
-        Args:
-            command: of this package, or one of Redis with its arguments.
-            samples: as for :class:`Template`.
-
-        Raises:
-            ValueError: unless packed bytes suffice: one server, without `wait_replicas`.
-        """
-        if self.config.wait_replicas or not isinstance(self._transport, ServerTransport):
-            raise ValueError("not a single server")
-        wire = self._call(command) if isinstance(command, Command) else command
-        return Template(pack(wire), *samples)
-
-    def send_packed(self, packed: bytes, count: int = 1) -> list[bytes]:
-        """Sends `count` packed commands once, for blocking code, and returns the replies.
-
-        The list is empty if :meth:`execute` must send them: Redis replies with an error or not at
-        all, or an earlier call failed.
-        """
-        if self.node.breaker.failures or self.node.outage.failed_calls:
-            return []
-        assert isinstance(self._transport, ServerTransport)
-        try:
-            replies = run_sync(self._transport.send_once(packed, count))
-        except CONNECTION_ERRORS:
-            return []
-        return replies if {*map(type, replies)} == {bytes} else []
 
     async def _complete_alone(self, command: Command, error: ResponseError) -> Reply:
         """Completes a record after the server refused to write the task's result with it.
@@ -253,22 +251,36 @@ class RecordStore:
         sent = [command for command, node in zip(batch, nodes, strict=True) if node not in refused]
         if refused and not sent:
             raise next(iter(refused.values()))
-        replies = iter(await self._execute_all(sent, self._transport))
+        replies = iter(await self._execute_in_time(sent))
         return [refused.get(node) or next(replies) for node in nodes]
+
+    async def _execute_in_time(self, batch: Sequence[Command]) -> list[Reply | IdempotencyError]:
+        until = monotonic() + self.config.timeout
+        deadline = Deadline(self._transport.clock, self.config.timeout)
+        replies = await self._execute_all(batch, self._transport, deadline)
+        while late := [n for n, reply in enumerate(replies) if _is_late(reply)]:
+            if monotonic() >= until:
+                error = _too_late(deadline)
+                return [error if _is_late(reply) else reply for reply in replies]
+            deadline.seconds = min(2 * deadline.seconds, self.config.timeout)
+            again = await self._execute_all([batch[n] for n in late], self._transport, deadline)
+            for number, reply in zip(late, again, strict=True):
+                replies[number] = reply
+        return replies
 
     async def extend(
         self, leases: Sequence[LeaseExtension], timeout: float = math.inf
     ) -> list[Reply | IdempotencyError]:
         """Extends all `leases` in one round trip, with a reply for each.
 
-        The commands take at most twice `timeout` seconds; the next heartbeat sends them again. They
+        The commands take at most `timeout` seconds; the next heartbeat sends them again. They
         bypass the breaker, which may still be open when Redis is back: an unextended lease would
         expire. The reply closes the breaker.
 
         Raises:
             StoreUnavailableError: if Redis does not reply.
         """
-        transport, limit = self._heartbeat_transport, 2 * min(timeout, self.config.timeout)
+        transport, limit = self._heartbeat_transport, min(timeout, self.config.timeout)
         if transport is None or transport.timeout != limit:
             if transport is not None:
                 await transport.aclose()
@@ -276,11 +288,15 @@ class RecordStore:
         return await self._execute_all([commands.extend(lease) for lease in leases], transport)
 
     async def _execute_all(
-        self, batch: Sequence[Command], transport: ServerTransport | ClientTransport
+        self,
+        batch: Sequence[Command],
+        transport: ServerTransport | ClientTransport,
+        deadline: Deadline | None = None,
     ) -> list[Reply | IdempotencyError]:
         breakers = [self.node_of(command.key).breaker for command in batch]
+        calls = [self._call(command, deadline) for command in batch]
         try:
-            replies = await transport.send(*map(self._call, batch))
+            replies = await transport.send(*calls, deadline=deadline)
         except CONNECTION_ERRORS as error:
             for breaker in dict.fromkeys(breakers):
                 _record(breaker, error)
@@ -290,12 +306,17 @@ class RecordStore:
                 _record(breaker, reply)
             elif breaker.failures:
                 breaker.record_success()
-        return [
+        results = [
             translate_error(reply, str(command.key))
             if isinstance(reply, Exception)
             else command.script.reply(reply)
             for command, reply in zip(batch, replies, strict=True)
         ]
+        for result in results:
+            if isinstance(result, Reply) and result.now_ms:
+                transport.clock.read(result.now_ms)
+                break
+        return results
 
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
         """Returns soon after the record's bytes differ from `seen`, or after `seconds`.
@@ -307,24 +328,69 @@ class RecordStore:
     async def get(self, key: Key) -> Record | None:
         """Returns the record of a key with its expiry, or None.
 
+        For a key that may run again, it is that of the execution that runs, or of the message that
+        waits, or of the last execution. A message that waits for any other key is RESERVED.
+
         Raises:
             CorruptRecordError: if the record cannot be read.
             StoreUnavailableError: if Redis does not reply.
         """
-        return self.record_of(key, await self.execute(commands.get(key)))
+        names = [self.config.name(key), *([] if key.message else [self.config.slot_name(key)])]
+        stored, *slots = await self._read(key, *names)
+        slot = slots[0] if slots else None
+        if stored is not None and (holder := layout.turn_holder(stored.raw)) is not None:
+            (stored,) = await self._read(key, holder)
+            if slot and not (stored and stored.raw[:1] in layout.UNFINISHED):
+                stored = None
+        if stored is not None:
+            return self.record(key, stored.raw, stored.expires_at)
+        return slot and layout.read_slot(slot.raw, str(key), key.task, slot.expires_at)
 
-    def record_of(self, key: Key, reply: Reply) -> Record | None:
-        """Returns the record and its expiry from a reply of the script get, or None.
+    async def read(self, key: Key) -> Stored | None:
+        """Returns the value under the name of a key's record; None if there is none.
 
         Raises:
-            CorruptRecordError: if the record cannot be read.
+            CorruptRecordError: if it is not a string.
+            StoreUnavailableError: if Redis does not reply.
         """
-        if reply.case == "absent":
-            return None
-        ttl, _, raw = reply.raw.partition(b" ")
-        ttl_ms = int(ttl)
-        expires_at = utc((reply.now_ms + ttl_ms) / 1000) if ttl_ms >= 0 else None
-        return self.record(key, raw, expires_at)
+        (stored,) = await self._read(key, self.config.name(key))
+        return stored
+
+    async def _read(self, key: Key, *names: str) -> list[Stored | None]:
+        """Returns the value of each name."""
+        commands = [(command, name) for name in names for command in ("GET", "PTTL")]
+        breaker = self.node_of(key).breaker
+        await breaker.check()
+        try:
+            replies = await self._transport.send(*commands)
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+        except CONNECTION_ERRORS as error:
+            _record(breaker, error)
+            raise translate_error(error, str(key)) from error
+        if breaker.failures:
+            breaker.record_success()
+        return [
+            None
+            if raw is None
+            else Stored(raw, utc((self.now_ms() + ttl_ms) / 1000) if ttl_ms >= 0 else None)
+            for raw, ttl_ms in zip(replies[::2], replies[1::2], strict=True)
+        ]
+
+    def now_ms(self) -> int:
+        """Returns the server's time in milliseconds; before its first reply, this machine's."""
+        return self._transport.clock.now_ms() or round(time.time() * 1000)
+
+    async def slot(self, key: Key) -> Record | None:
+        """Returns the message that was published for `key` and has not begun, or None.
+
+        Raises:
+            CorruptRecordError: if its reservation cannot be read.
+            StoreUnavailableError: if Redis does not reply.
+        """
+        (slot,) = await self._read(key, self.config.slot_name(key))
+        return slot and layout.read_slot(slot.raw, str(key), key.task, slot.expires_at)
 
     def record(self, key: Key, raw: bytes, expires_at: datetime | None = None) -> Record:
         """Returns the record that `raw` encodes.
@@ -344,7 +410,7 @@ class RecordStore:
             return
         try:
             if isinstance(self._transport, ServerTransport):
-                run_sync(self._transport.send_once(pack(command), 1, wait=False))
+                run_sync(self._transport.send_once((command,), wait=False))
             else:
                 self.client.execute_command(*command)
         except CONNECTION_ERRORS as error:
@@ -440,3 +506,13 @@ def distinct(stores: Iterable[RecordStore]) -> list[RecordStore]:
     for store in stores:
         by_location.setdefault(store.location, store)
     return list(by_location.values())
+
+
+def _is_late(reply: Reply | IdempotencyError) -> bool:
+    return isinstance(reply, Reply) and reply.case == LATE
+
+
+def _too_late(deadline: Deadline) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"Redis executes commands more than {deadline.seconds:g} s after they are sent"
+    )

@@ -2,9 +2,7 @@
 
 A script's head lists its KEYS, ARGV and REPLIES, each with its meaning. These lists are the
 signature: arguments are passed in the order of ARGV, and a reply that is not in REPLIES is an
-error. Unit tests compare heads, bodies and commands. INCLUDE names a file that scripts with a
-common end share. A PRELUDE line marks where to insert the shared functions if a part of the script
-precedes them.
+error. Unit tests compare heads, bodies and commands.
 """
 
 from __future__ import annotations
@@ -19,11 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from celery_idempotent.errors import IdempotencyError
-
-#: The code that each script begins with: the record layout and the shared functions.
-LAYOUT, PRELUDE = "layout", "prelude"
-#: The line at which the prelude is inserted; without it, the prelude precedes the script.
-PRELUDE_LINE = "-- PRELUDE\n"
 
 #: The scripts are inside the package in a wheel, and beside it in a checkout.
 _FOLDERS = (files("celery_idempotent") / "lua", Path(__file__).parents[2] / "lua")
@@ -69,19 +62,15 @@ sources: dict[str, str] = {}
 
 @cache
 def load(name: str) -> Script:
-    """Returns a script, assembled with the layout, the prelude and its included file."""
-    text = read_source(name)
-    head = read_head(text)
-    before, _, after = text.rpartition(PRELUDE_LINE)
-    parts = [before, read_source(PRELUDE), after, *map(read_source, head["INCLUDE"])]
-    source = "\n".join([read_source(LAYOUT), *filter(None, parts)])
+    """Returns the script lua/`name`.lua."""
+    source = _read_source(name)
+    head = read_head(source)
     sha = sha1(source.encode(), usedforsecurity=False).hexdigest()
     sources[sha] = source
     return Script(name, source, head["ARGV"], frozenset(head["REPLIES"]), sha)
 
 
-def read_source(name: str) -> str:
-    """Returns the text of lua/`name`.lua."""
+def _read_source(name: str) -> str:
     for folder in _FOLDERS:
         path = folder / f"{name}.lua"
         if path.is_file():
@@ -90,8 +79,8 @@ def read_source(name: str) -> str:
 
 
 def read_head(text: str) -> dict[str, tuple[str, ...]]:
-    """Returns the names that a script's head lists under INCLUDE, KEYS, ARGV and REPLIES."""
-    sections: dict[str, list[str]] = {"INCLUDE": [], "KEYS": [], "ARGV": [], "REPLIES": []}
+    """Returns the names that a script's head lists under KEYS, ARGV and REPLIES."""
+    sections: dict[str, list[str]] = {"KEYS": [], "ARGV": [], "REPLIES": []}
     section = ""
     for line in takewhile(lambda line: line.startswith("--"), text.splitlines()):
         if (title := line[2:].strip()) in sections:

@@ -27,6 +27,7 @@ from celery.states import FAILURE, PROPAGATE_STATES, SUCCESS
 from celery.utils.nodenames import gethostname
 from kombu.utils.encoding import bytes_to_str
 
+from celery_idempotent import shared_counters
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError, KeyReusedError, StoreUnavailableError
@@ -45,7 +46,6 @@ from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.result_codec import is_storable
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.store import reference
 from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.store.run_sync import run_sync
@@ -59,10 +59,9 @@ from celery_idempotent.task import (
 )
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
-from celery_idempotent.task.publish import is_stale
 from celery_idempotent.task.republish import RequeuePause, hold_for, longest_wait, seconds_until
 
-#: The current call, a `TaskCall` or a `StraightCall`.
+#: The current call.
 call_of_context: ContextVar[Any] = ContextVar("idempotent_call", default=None)
 #: The call whose result a script has stored; reset when Celery would store it again.
 result_written: ContextVar[Any] = ContextVar("idempotent_result_written", default=None)
@@ -94,7 +93,6 @@ class TaskCall:
         #: In the type that its publisher has passed. The body may change `request.id`.
         self._message_id = request.id
         task_id = message_headers.id_text(request.id)
-        root, generation = canvas.identity_of(key, request, task_id, headers.root)
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: the other task has its id and its continuation.
         self.replaced: Delegate | None = None
@@ -105,29 +103,26 @@ class TaskCall:
         self.ending: BaseException | None = None
         self.execution: Execution | None = None
         self.began_at = monotonic()
-        # An eager call is not requeued.
-        next_turn_ms = 0 if request.is_eager else settings.next_turn_ms
-        if next_turn_ms and request.expires is not None:
-            next_turn_ms = max(1, min(next_turn_ms, round(seconds_until(request.expires) * 1000)))
+        hold_ms = settings.hold_ms
+        if hold_ms and request.expires is not None:
+            hold_ms = max(1, min(hold_ms, round(seconds_until(request.expires) * 1000)))
         self.data = Call(
             sender=task,
             key=configuration.record_key(key, task_id),
             settings=settings,
             task_id=task_id,
             worker=worker_name(request.hostname, os.getpid()),
-            root=root,
             wait_timeout=min(settings.wait_timeout, _wait_within_time_limits(request))
             if settings.on_conflict == "wait"
             else 0.0,
             label=configuration.label.of(args, kwargs) if configuration.label else "",
-            generation=generation,
-            unanswered_ids=headers.unanswered_ids,
+            generation=canvas.generation_of(request),
+            hold_ms=hold_ms,
             requeue_count=headers.requeue_count,
             rollback_count=headers.rollback_count,
             # Read now, since older versions of Celery empty `request.chain` when they send it.
             # In shadow, Celery sends the continuation regardless of the record.
             continues=not configuration.in_shadow and canvas.has_continuation(request),
-            next_turn_ms=next_turn_ms,
             soft_limit=None if request.is_eager else soft_limit_of(request),
         )
         self._forgets, plan = headers.forgets, configuration.plan
@@ -149,13 +144,19 @@ class TaskCall:
 
     def execute(self) -> Any:
         """Takes the message through the flow; returns or raises its outcome."""
+        end: End | None = None
         try:
-            return self._perform(self._flow())
+            end = self._flow()
+            return self._perform(end)
         except BaseException as error:
-            self.return_to_queue(error)
+            self._return_to_queue(error)
             raise
+        finally:
+            began = self.active.token or isinstance(end, Requeue)
+            if self.data.settings.deduplicates and not began and shared_counters.current:
+                shared_counters.current.note_unbegun()
 
-    def return_to_queue(self, error: BaseException) -> None:
+    def _return_to_queue(self, error: BaseException) -> None:
         """Raises Reject if the pool has killed the greenlet of a message that is not revoked.
 
         Celery would acknowledge the message, for example in a cold shutdown.
@@ -237,17 +238,13 @@ class TaskCall:
             return outcome, Release()
         if isinstance(error, self.data.settings.replay_errors):
             return outcome, Fail()
-        # Whether Celery stores the error and acknowledges the message.
-        stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
-        acks = not self._request.is_eager and acknowledged(self.sender, "failure")
-        died = not self._request.is_eager and _exits_by_itself(error)
-        return outcome, Release(final=stored and acks, died=died)
+        return outcome, Release(died=not self._request.is_eager and _exits_by_itself(error))
 
     def replacement(self, sig: Signature) -> Delegate:
         """Prepares `sig` to replace the task, and returns the consequence for the key."""
         in_shadow, request = self._configuration.in_shadow, self._request
         generation = (self.data.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS
-        canvas.mark_replaced(sig, self.active.key, self.data.root, request)
+        canvas.mark_replaced(sig, self.active.key, request)
         if not in_shadow and not request.is_eager:
             # An earlier end of this task id would be taken for the end of the replacement, and free
             # the key.
@@ -336,19 +333,13 @@ class TaskCall:
         if self.replaced is not None:
             self._refusal = error
 
-    def is_stale(self, reservation: Reservation) -> bool:
-        """Returns whether the result backend shows that the reserving message has ended."""
-        return reservation.task_id != self.data.task_id and is_stale(self.sender, reservation)
-
     def _perform(self, end: End) -> Any:
         """Carries out `end` after the flow; returns or raises the outcome of the message."""
         written = end.record is not None and self._refer_to(end.record, end)
         if isinstance(end, Answer):
             if isinstance(end.outcome, Failure) and self._has_ended(end, end.outcome.error):
                 self._keep_message()
-            if self.active.continuation is not None:
-                self.active.continuation.follows_value = isinstance(end.outcome, Result)
-            elif end.continuation_sent:
+            if end.continuation_sent:
                 canvas.drop_continuation(self._request)
             if end.result_written or written:
                 result_written.set(self)
@@ -367,8 +358,7 @@ class TaskCall:
         record = answer.record
         if record is None:
             return answer.is_own and isinstance(error, self.data.settings.replay_errors)
-        is_own = record.state is State.FAILED and record.task_id == self.data.task_id
-        return is_own and record.attempt > 0  # 0 in an entry, which ends only a message
+        return record.state is State.FAILED and record.task_id == self.data.task_id
 
     def _keep_message(self) -> None:
         """Keeps the message for a person to rerun, unless it is a replacement."""
@@ -427,10 +417,8 @@ class TaskCall:
             self._request.headers,
             self.active.key,
             self.data.task_id,
-            self.data.root,
             requeue_count=self.data.requeue_count + 1,
             rollback_count=end.rollback_count,
-            unanswered_ids=end.unanswered_ids,
             forgets=self._forgets,
         )
 
@@ -477,7 +465,7 @@ def call_in_context(task: Task) -> TaskCall | None:
     """
     call = call_of_context.get()
     if call is not None:
-        return call.in_flow if call.sender.name == task.name else None
+        return call if call.sender.name == task.name else None
     if not current_task and any(
         other.execution is not None and other.sender.name == task.name for other in tuple(running)
     ):

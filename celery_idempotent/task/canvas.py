@@ -1,9 +1,9 @@
 """Canvases: the continuation of a task, and a canvas that replaces a task.
 
-Celery sends the continuation (callbacks, the rest of a chain, a chord's count, errbacks) after the
-body and before it acknowledges the message. If the worker dies in between, the message is
-redelivered, and the record shows whether the continuation was sent before. Only a task with a
-continuation pays the round trip for that mark.
+Celery sends the continuation (callbacks, the rest of a chain, a chord's count) after the body and
+before it acknowledges the message. If the worker dies in between, the message is redelivered, and
+the record shows whether the continuation was sent before. Only a task with a continuation pays the
+round trip for that mark.
 
 A task may replace itself with a canvas in which it occurs again. Of the calls with its key in that
 canvas, the one with its id continues under the key, and its outcome becomes the key's. Each of the
@@ -14,7 +14,6 @@ replaced keys, because the key of a call may depend on results that do not exist
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,14 +21,13 @@ from celery import current_task
 from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Ignore
-from celery.signals import task_failure, task_postrun, task_success
+from celery.signals import task_postrun, task_success
 from celery.utils import uuid
 
-from celery_idempotent.flow.continuation import Continuation, pending
-from celery_idempotent.key.key import ROOT_BYTES, Key, default_root
-from celery_idempotent.task.message_headers import MessageHeaders, id_text
+from celery_idempotent.key.key import Key
+from celery_idempotent.task.message_headers import id_text
 
-#: For each replaced key, by its name: ``fingerprint:root.id`` of the task that had it.
+#: For each replaced key, by its name: ``fingerprint.id`` of the task that had it.
 REPLACED_HEADER = "idempotency_replaced"
 #: More than the retries of any message.
 GENERATIONS = 10**9
@@ -37,7 +35,7 @@ GENERATIONS = 10**9
 
 def has_continuation(request: Context) -> bool:
     """Returns whether the task of `request` has a continuation."""
-    return bool(request.callbacks or request.chain or request.chord or request.errbacks)
+    return bool(request.callbacks or request.chain or request.chord)
 
 
 def drop_continuation(request: Context) -> None:
@@ -46,71 +44,36 @@ def drop_continuation(request: Context) -> None:
 
 
 @task_success.connect(weak=False)
-@task_failure.connect(weak=False)
-def mark_continuation_sent(sender: Any, signal: Any, **_: Any) -> None:
-    """Marks in the record that the continuation of a value, or of an error, was sent.
-
-    Celery also fails a task that has returned a value if its callbacks cannot be published.
-    """
-    continuation = _continuation_of(sender) if pending else None
-    if continuation is not None and continuation.follows_value is (signal is task_success):
-        continuation.sent()
+def mark_continuation_sent(sender: Any, **_: Any) -> None:
+    """Marks in the record that the continuation of a value was sent."""
+    request = getattr(sender, "request_stack", None) and sender.request_stack.top
+    call = getattr(request, "idempotency_call", None)
+    if call is not None and call.active.continuation is not None:
+        call.active.continuation.sent()
 
 
 @task_postrun.connect(weak=False)
-def end_continuation(sender: Any, retval: Any = None, **_: Any) -> None:
-    """Lets a redelivery send what was not sent, and frees the frames of an Ignore."""
+def free_frames(retval: Any = None, **_: Any) -> None:
+    """Frees the frames of an Ignore: Celery keeps the error in a cycle until a full collection."""
     if isinstance(retval, Ignore):
-        # Celery keeps the error in a cycle, and its frames until a full collection.
         retval.__traceback__ = None
-    continuation = _continuation_of(sender) if pending else None
-    if continuation is not None:
-        continuation.end()
 
 
-def _continuation_of(sender: Any) -> Continuation | None:
-    """Returns the continuation of the running task; None if it has none or is not idempotent."""
-    request = getattr(sender, "request_stack", None) and sender.request_stack.top
-    call = getattr(request, "idempotency_call", None)
-    active = call and call.active
-    return active and active.continuation
+def generation_of(request: Context) -> int:
+    """Returns the number of a message among those of its task id.
 
-
-def identity_of(
-    key: Key, request: Context, task_id: str, root: bytes | None = None
-) -> tuple[bytes, int]:
-    """Returns the root of a message and its generation, its number among those of the root.
-
-    A retry adds one to ``retries``. A task that replaces itself starts again, one level deeper,
-    with the root of the replaced message.
-
-    Args:
-        root: from the headers of the message.
+    A retry adds one to ``retries``. A task that replaces itself starts again, one level deeper.
     """
-    depth = int(request.replaced_task_nesting or 0)
-    if (depth or request.is_eager) and (replaced := _read_replaced(key, request)):
-        root = replaced.root if replaced.successor_id == task_id else root
-    generation = depth * GENERATIONS + int(request.retries or 0)
-    return root or default_root(task_id), generation
+    return int(request.replaced_task_nesting or 0) * GENERATIONS + int(request.retries or 0)
 
 
-def with_root(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the headers of a publish, with the root of this publish.
-
-    A message that is published again already has its root. Messages of a continuation get the same
-    root each time the continuation is sent.
-    """
+def with_replaced_keys(task_id: str, headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Returns the headers of a publish by a plain task that is itself a part of a replacement."""
     request = getattr(current_task, "request_stack", None) and current_task.request_stack.top
     is_same = request is not None and id_text(request.id) == task_id
     if is_same and (replaced := _replaced_keys(request)):
-        # A plain task of the canvas is replaced in turn.
-        headers = {REPLACED_HEADER: replaced, **(headers or {})}
-    carried = MessageHeaders.read(task, task_id, headers)
-    if not carried.root:
-        continuation = _continuation_of(current_task)
-        new = continuation.draw_root(task, task_id) if continuation else os.urandom(ROOT_BYTES)
-        carried = carried._replace(root=new)
-    return carried.write(task, task_id, headers)
+        return {REPLACED_HEADER: replaced, **(headers or {})}
+    return headers
 
 
 def ignores_result(sig: Signature) -> bool:
@@ -121,15 +84,11 @@ def ignores_result(sig: Signature) -> bool:
     return bool(ignores)
 
 
-def mark_replaced(canvas: Signature, key: Key, root: bytes, request: Context) -> None:
-    """Writes into every message of `canvas` that it replaces the task of `request` under `key`.
-
-    Args:
-        root: of the replaced message.
-    """
+def mark_replaced(canvas: Signature, key: Key, request: Context) -> None:
+    """Writes into every message of `canvas` that it replaces the task of `request` under `key`."""
     # An eager task runs until the canvas has ended, so all calls in the canvas are parts.
     successor_id = "" if request.is_eager else id_text(request.id)
-    value = f"{key.fingerprint.hex()}:{root.hex()}.{successor_id}"
+    value = f"{key.fingerprint.hex()}.{successor_id}"
     replaced = {**_replaced_keys(request), str(key): value}
     nesting = (request.replaced_task_nesting or 0) + 1
     for sig in signatures(canvas):
@@ -174,7 +133,6 @@ class _Replaced(NamedTuple):
     """The value of `REPLACED_HEADER` for one replaced key."""
 
     fingerprint: bytes
-    root: bytes
     successor_id: str
 
 
@@ -182,9 +140,8 @@ def _read_replaced(key: Key, request: Context) -> _Replaced | None:
     value = _replaced_keys(request).get(str(key))
     if not isinstance(value, str):
         return None
-    message, _, successor_id = value.partition(".")
-    fingerprint, root, *_ = message.split(":")
-    return _Replaced(bytes.fromhex(fingerprint), bytes.fromhex(root), successor_id)
+    fingerprint, _, successor_id = value.partition(".")
+    return _Replaced(bytes.fromhex(fingerprint), successor_id)
 
 
 def _replaced_keys(request: Context) -> Mapping[str, Any]:

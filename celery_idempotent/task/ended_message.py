@@ -7,9 +7,8 @@ and task id, its queue must be one of the app's, and a person sees all that is p
 
 A rerun is a new publish under the old task id, whose result then replaces the failure:
 
-- Its root is derived from the message and the outcome that it replaces. If two people
-  rerun it at once, or one repeats it after an error, the publishes are copies of one message, and
-  one runs.
+- If two people rerun it at once, or one repeats it after an error, the publishes are copies of one
+  message, and one runs.
 - It is published first; the receiving worker then forgets the outcome (`ForgetFirst`). A message
   that is lost on its way can be published again, and a process that dies in between leaves
   nothing half done. The message names the token of the outcome: of several messages for one
@@ -41,8 +40,7 @@ from celery_idempotent.flow.active_call import ActiveCall, Extension, Plan
 from celery_idempotent.flow.end import End
 from celery_idempotent.flow.executor import Executor
 from celery_idempotent.flow.soft_limit import at_row
-from celery_idempotent.key.canonical import digest
-from celery_idempotent.key.key import ROOT_BYTES, Key
+from celery_idempotent.key.key import Key
 from celery_idempotent.payload.value_codec import JSON, dump, load
 from celery_idempotent.record.payload import message_field
 from celery_idempotent.record.record import Record
@@ -254,10 +252,7 @@ def publish(signature: Signature, key: Key, token: int) -> str:
     options = signature.options
     task_id, headers = options["task_id"], options.get("headers")
     carried = MessageHeaders.read(signature.task, task_id, headers)
-    root = digest(b"rerun" + carried.root + token.to_bytes(8, "big"), ROOT_BYTES)
-    headers = message_headers.with_derived_key(
-        headers, carried.key or key, task_id, root, forgets=token
-    )
+    headers = message_headers.with_derived_key(headers, carried.key or key, task_id, forgets=token)
     headers |= {name: options.pop(name) for name in _STAMPS if name in options}
     for link in options.get("chain", ()):
         if isinstance(link.get("options"), dict):

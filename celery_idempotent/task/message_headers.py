@@ -2,13 +2,12 @@
 
 ``idempotency_key`` is the explicit key of the call (text, or a list of texts), or False for a call
 without protection. ``idempotency_result_ttl`` is a number of seconds. A publisher without the code
-of the task may set these two. Only this package writes ``idempotency``. In a deduplicated
-publish, or a message that is published again, it holds the derived key, so that a deploy in between
-does not change the key. It is one text, because every publish pays for its size:
-``message.explicit.root`` or ``message.explicit.root.key.fingerprint.requeue_count.unanswered_ids``.
-A ``requeue_count`` of ``5-2`` includes two requeues caused by the database. A rerun appends the
-token of the outcome that it replaces. The root identifies the publish: each publish generates
-a new one, which retries and requeues keep.
+of the task may set these two. Only this package writes ``idempotency``, into messages with one of
+them, and with the derived key into those of a deduplicated publish and those that are published
+again, so that a deploy in between does not change the key. It is one text:
+``message.explicit`` or ``message.explicit.key.fingerprint.requeue_count``. A ``requeue_count`` of
+``5-2`` includes two requeues caused by the database. A rerun appends the token of the outcome that
+it replaces.
 
 A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so they are
 bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
@@ -40,12 +39,12 @@ SHADOW_HEADER = "idempotency_shadow"
 DEDUPLICATED, REFUSED = "deduplicated", "refused"
 
 _BINDING = re.compile(
-    r"([A-Za-z0-9_-]{11})\.((?:[A-Za-z0-9_-]{11})?)\.((?:[0-9a-f]{16})?)(?:\.(.*))?",
+    r"([A-Za-z0-9_-]{11})\.((?:[A-Za-z0-9_-]{11})?)(?:\.(.*))?",
     re.ASCII | re.DOTALL,
 )
 _DERIVED_KEY = re.compile(
-    r"(~?[A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})(?:-([0-9]{1,9}))?\."
-    r"((?:[0-9a-f]{2})*)(?:\.([0-9]{1,17}))?",
+    r"(~?[A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})(?:-([0-9]{1,9}))?"
+    r"(?:\.([0-9]{1,17}))?",
     re.ASCII,
 )
 _SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,20})?)(?: ([A-Za-z0-9_-]{11}))?", re.ASCII)
@@ -61,14 +60,11 @@ class MessageHeaders(NamedTuple):
     explicit_key: Any = None
     #: Seconds; None for the task's option.
     result_ttl: float | None = None
-    #: Of the publish; empty if it has none.
-    root: bytes = b""
     #: The key that a deduplicated publish, or an earlier delivery of the message, has derived.
     key: Key | None = None
     requeue_count: int = 0
     #: How many of these requeues followed a rollback by the database.
     rollback_count: int = 0
-    unanswered_ids: bytes = b""
     #: The token of the outcome that is forgotten before this message begins; 0: none.
     forgets: int = 0
 
@@ -86,25 +82,24 @@ class MessageHeaders(NamedTuple):
         if not headers:
             return NO_HEADERS
         explicit, text = headers.get(EXPLICIT_KEY_HEADER), headers.get(DERIVED_KEY_HEADER)
-        root, derived = "", None
+        derived = None
         if isinstance(text, str) and (fields := _BINDING.fullmatch(text)):
-            message, explicit_digest, its_root, its_derived = fields.groups()
+            message, explicit_digest, its_derived = fields.groups()
             if message == _digest_of_message(task, task_id):
-                root, derived = its_root, its_derived
+                derived = its_derived
             elif explicit_digest == _digest_of_explicit(explicit):
                 explicit = None
         if explicit is not None and explicit is not False:
             explicit = message_form(task, explicit)
-        carried = cls(explicit, _result_ttl_of(task, task_id, headers), bytes.fromhex(root))
+        carried = cls(explicit, _result_ttl_of(task, task_id, headers))
         fields = _DERIVED_KEY.fullmatch(derived or "")
         if fields is None:
             return carried
-        digest, fingerprint, requeue_count, rollback_count, unanswered_ids, token = fields.groups()
+        digest, fingerprint, requeue_count, rollback_count, token = fields.groups()
         return carried._replace(
             key=Key(task, digest, bytes.fromhex(fingerprint)),
             requeue_count=int(requeue_count),
             rollback_count=int(rollback_count or 0),
-            unanswered_ids=bytes.fromhex(unanswered_ids),
             forgets=int(token or 0),
         )
 
@@ -120,11 +115,11 @@ class MessageHeaders(NamedTuple):
             written[RESULT_TTL_HEADER] = f"{self.result_ttl} {message}"
         if self.explicit_key is not None:
             written[EXPLICIT_KEY_HEADER] = self.explicit_key
-        fields = [message, _digest_of_explicit(self.explicit_key), self.root.hex()]
+        fields = [message, _digest_of_explicit(self.explicit_key)]
         if self.key is not None:
             rollbacks = f"-{self.rollback_count}" if self.rollback_count else ""
             fields += [self.key.digest, self.key.fingerprint.hex()]
-            fields += [f"{self.requeue_count}{rollbacks}", self.unanswered_ids.hex()]
+            fields.append(f"{self.requeue_count}{rollbacks}")
             if self.forgets:
                 fields.append(str(self.forgets))
         if any(fields[1:]):
@@ -148,17 +143,6 @@ def as_mapping(headers: Any) -> Mapping[str, Any]:
         TypeError, ValueError: as in Celery, if they are something else.
     """
     return headers if isinstance(headers, Mapping) else dict(headers or {})
-
-
-def only_root(task: str, task_id: str, headers: Mapping[str, Any]) -> bytes | None:
-    """Returns the root of a message; None if ``idempotency`` has a key or is bound to another."""
-    text = headers.get(DERIVED_KEY_HEADER)
-    if text is None:
-        return b""
-    fields = _BINDING.fullmatch(text) if isinstance(text, str) else None
-    if fields is None or fields[4] or fields[1] != _digest_of_message(task, task_id):
-        return None
-    return bytes.fromhex(fields[3])
 
 
 def of_options(
@@ -219,7 +203,6 @@ def with_derived_key(
     headers: Mapping[str, Any] | None,
     key: Key,
     task_id: str,
-    root: bytes,
     **fields: Any,
 ) -> dict[str, Any]:
     """Returns `headers` for a message that is published under `task_id`, or published again.
@@ -228,7 +211,7 @@ def with_derived_key(
         fields: other fields of `MessageHeaders`, such as ``requeue_count``.
     """
     own = MessageHeaders.read(key.task, task_id, headers)
-    carried = MessageHeaders(own.explicit_key, own.result_ttl, root, key, **fields)
+    carried = MessageHeaders(own.explicit_key, own.result_ttl, key, **fields)
     return carried.write(key.task, task_id, _without_deaths(headers))
 
 
@@ -238,12 +221,11 @@ def for_retry(
     headers: Mapping[str, Any] | None,
     new_headers: Mapping[str, Any] | None,
     key: Key | None = None,
-    root: bytes = b"",
 ) -> dict[str, Any]:
     """Returns the headers of a retry: the message's own or the new ones, with the explicit key.
 
     Args:
-        key: of the call that is retried, and the `root` of its message.
+        key: of the call that is retried.
 
     Raises:
         KeyRuleError: if the new ones hold another explicit key.
@@ -257,14 +239,14 @@ def for_retry(
             f"{task}: a retry keeps the key of its call; remove idempotency_key from its headers"
         )
     result_ttl = new.result_ttl if own.result_ttl is None else own.result_ttl
-    carried = MessageHeaders(own.explicit_key, result_ttl, root or own.root, key or own.key)
+    carried = MessageHeaders(own.explicit_key, result_ttl, key or own.key)
     return carried.write(task, task_id, _without_deaths(headers if given is None else given))
 
 
 def was_requeued(task: str, headers: Mapping[str, Any] | None) -> bool:
     """Returns whether a message of `task`, with its id in the headers, was requeued."""
     text = (headers or {}).get(DERIVED_KEY_HEADER)
-    if not isinstance(text, str) or text.count(".") < 3:
+    if not isinstance(text, str) or text.count(".") < 4:
         return False  # most messages
     try:
         task_id = id_text((headers or {})["id"])

@@ -22,11 +22,9 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report, report_refused
 from celery_idempotent.flow import conflict, replacement
 from celery_idempotent.printable import one_line
-from celery_idempotent.record import layout, reservation
-from celery_idempotent.record.record import Record
-from celery_idempotent.record.reservation import Reservation
+from celery_idempotent.record import layout
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.message_headers import DEDUPLICATED
@@ -84,9 +82,7 @@ def publish(
             label = configuration.label.of(args, kwargs) if configuration.label else ""
             about = about._replace(key=key, label=label)
             if not in_shadow:
-                options["headers"] = message_headers.with_derived_key(
-                    headers, key, task_id, carried.root
-                )
+                options["headers"] = message_headers.with_derived_key(headers, key, task_id)
             case, record = _reserve(about, options)
     except Exception as error:
         if in_shadow:
@@ -147,35 +143,56 @@ def _reserve(about: About, options: Mapping[str, Any]) -> tuple[str, Record | No
         about.task_id,
         hold_ms=round(hold * 1000),
         label=about.label,
-        waits=settings.until == "started",
+        after_running=settings.until == "started",
     )
     for may_free in (True, False):
         reply = configuration.execute(reserve)
-        if reply.case == "corrupt":
-            raise layout.corrupt(str(about.key))
-        if reply.case not in ("held", "reused", "finished"):
+        if reply.case == "reserved":
             break
         record = configuration.executor.store.record(about.key, reply.raw)
-        if not (may_free and _free_key(about, record, reply.raw)):
-            return reply.case, record
+        if not (may_free and _free_key(about, record)):
+            ours, others = about.key.fingerprint, record.fingerprint
+            return "reused" if ours and others and ours != others else reply.case, record
     return reply.case, None
 
 
-def _free_key(about: About, record: Record, raw: bytes) -> bool:
-    """Frees the key of a call that has ended without an outcome; returns whether it did."""
+def _free_key(about: About, record: Record) -> bool:
+    """Frees the key of a call that has ended without an outcome; returns whether it did.
+
+    Its replacement has failed; or its message has ended unrun, and the worker has not given the
+    reservation back yet.
+    """
     configuration: TaskConfiguration = about.sender.idempotency_configuration
-    settings, codec = configuration.settings, configuration.executor.codec
-    reserved = reservation.read(record, raw)
-    if reserved and is_stale(about.sender, reserved):
-        key = about.key.with_fingerprint(record.fingerprint)
-        _delete_reservation(about._replace(key=key, task_id=reserved.task_id))
-        return True
-    error = None if settings.runs_again else replacement.error_of(record, settings)
-    if error is None:
+    settings = configuration.settings
+    if record.state is State.RESERVED and _has_ended(about.sender, record):
+        # A retry is reserved in the record, a published message in the slot.
+        key = configuration.record_key(about.key, record.task_id)
+        free = (
+            commands.forget(key, record)
+            if record.awaited
+            else commands.give_back(key, record.task_id)
+        )
+    elif settings.runs_again or replacement.error_of(record, settings) is None:
         return False
-    release = replacement.release(about.key, record, raw, settings, codec, error)
-    configuration.execute(run_sync(release))
+    else:
+        free = replacement.release(about.key, record)
+    configuration.execute(free)
     return True
+
+
+def _has_ended(task: Task, record: Record) -> bool:
+    """Returns whether the result backend shows that the message of a reservation has ended.
+
+    A retry may still be pending if Celery has stored an outcome, namely that of a body that has
+    called ``self.retry(throw=False)``. Only a revoked retry has ended.
+    """
+    try:
+        state = task.AsyncResult(record.task_id).state
+    except Exception as error:
+        task_id, extra = record.task_id, log_extra(None, task_id=record.task_id)
+        logger.debug("Cannot read the state of task %s: %s", one_line(task_id), error, extra=extra)
+        return False
+    return state == REVOKED or (state in READY_STATES and not record.awaited)
 
 
 def _delete_reservation(about: About) -> None:
@@ -184,19 +201,3 @@ def _delete_reservation(about: About) -> None:
         about.sender.idempotency_configuration.delete_reservation(about.key, about.task_id)
     except IdempotencyError as error:
         report(table.RESERVATION_KEPT, about, error=error)
-
-
-def is_stale(task: Task, reservation: Reservation) -> bool:
-    """Returns whether the result backend shows that the message of a reservation has ended.
-
-    It was revoked, no worker could run it, or it ran while Redis was unavailable. A retry may still
-    be pending if Celery has stored an outcome, namely that of a body that has called
-    ``self.retry(throw=False)``. Only a revoked retry has ended.
-    """
-    try:
-        state = task.AsyncResult(reservation.task_id).state
-    except Exception as error:
-        task_id, extra = reservation.task_id, log_extra(None, task_id=reservation.task_id)
-        logger.debug("Cannot read the state of task %s: %s", one_line(task_id), error, extra=extra)
-        return False
-    return state == REVOKED or (state in READY_STATES and reservation.retry is None)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ from weakref import ref
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionWithTraceback
-from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from billiard.exceptions import Terminated, WorkerLostError
 from celery import Task
 from celery.exceptions import InvalidTaskError
 from celery.platforms import signals
@@ -32,11 +30,12 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
 from celery_idempotent.printable import one_line
-from celery_idempotent.record import layout, reservation
+from celery_idempotent.record import layout
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
+from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.task import canvas, message_headers
+from celery_idempotent.task import canvas, message_headers, reservations
 from celery_idempotent.task.call import acknowledged, worker_name
 from celery_idempotent.task.celery_log import comes_back
 from celery_idempotent.task.key_resolution import resolve_key
@@ -45,9 +44,6 @@ from celery_idempotent.task.republish import CONTENT_TYPE, seconds_until
 
 #: Seconds that Celery may take to kill a child after `on_timeout`.
 KILL_GRACE = 1.0
-
-#: Why a process could not settle its execution: `Record.ended_by`.
-HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED = "hard_time_limit", "process_lost", "terminated"
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +82,7 @@ class IdempotentRequest(Request):
             self.request_dict["properties"] = {**properties, CONTENT_TYPE: self.content_type}
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Makes :meth:`on_success` report a message that has bypassed the flow.
+        """Makes :meth:`on_success` call :meth:`check_decided` and :meth:`give_back_if_unbegun`.
 
         Celery derives a class from this one, whose ``on_success`` does not call that of its base.
         """
@@ -96,7 +92,10 @@ class IdempotentRequest(Request):
 
             def on_success(self: Any, result: tuple[Any, ...], **options: Any) -> Any:
                 self.check_decided(failed=result[0])
-                return end(self, result, **options)
+                try:
+                    return end(self, result, **options)
+                finally:
+                    self.give_back_if_unbegun()
 
             cls.on_success = on_success
 
@@ -128,14 +127,28 @@ class IdempotentRequest(Request):
             return False
         revoked: bool = super().revoked()
         if revoked:
-            with _warning(
-                "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
-                self.id,
-            ):
-                key, _, _ = self._identity
-                if key is not None:
-                    self._configuration.delete_reservation(key, self.text_id)
+            self._give_back(discarded=True)
         return revoked
+
+    def _give_back(self, *, discarded: bool = False) -> None:
+        """Ends the reservation of this message, if it may have one.
+
+        Args:
+            discarded: it does not run any more.
+        """
+        if not (discarded or self._configuration.settings.deduplicates):
+            return
+        with _warning("Cannot end the reservation of task %s; it will expire: %s", self.id):
+            key, generation = self._identity
+            if key is not None:
+                last = generation if discarded else None
+                reservations.give_back(self._store, key, self.text_id, last)
+
+    def give_back_if_unbegun(self) -> None:
+        """Ends the reservation of this message if it may have ended without having begun."""
+        counters = shared_counters.current
+        if counters and counters.unbegun_since(self.time_start or 0.0):
+            self._give_back()
 
     def _has_begun(self) -> bool:
         """Returns whether the message is expired or revoked, and its execution has begun.
@@ -155,26 +168,20 @@ class IdempotentRequest(Request):
         return False
 
     def _has_begun_by_record(self, revoked: bool) -> bool:
-        key, root, generation = self._identity
-        if key is None:
+        key, generation = self._identity
+        store = self._store
+        stored = None if key is None else run_sync(store.read(key))
+        if key is None or stored is None:
             return False
-        execute, store = self._configuration.execute, self._configuration.executor.store
-        entry = store.record_of(key, execute(commands.get_entry(key, root)))
-        if entry is not None and generation <= entry.token:
-            return True
-        reply = execute(commands.get(key))
-        record = store.record_of(key, reply)
-        if record is None:
-            return False
+        record = store.record(key, stored.raw)
         if record.state.finished:
             met = store.reference(self.text_id)
             return record.task_id == self.text_id or (met is not None and met.replayed)
-        if record.task_id == self.text_id and record.state is State.STARTED:
-            return not revoked or record.at_ms > reply.now_ms
-        reserved = reservation.read(record, reply.raw.partition(b" ")[2])
-        if revoked or reserved is None or reserved.task_id != self.text_id:
+        if record.task_id != self.text_id:
             return False
-        return (reserved.retry or 0) > generation
+        if record.state is State.STARTED:
+            return not revoked or record.at_ms > store.now_ms()
+        return not revoked and record.awaited > generation
 
     def _has_revoked_stamp(self) -> bool:
         """Returns whether a stamp of the message was revoked (``revoke_by_stamped_headers``)."""
@@ -200,53 +207,33 @@ class IdempotentRequest(Request):
                 canvas.drop_continuation(self._context)
             return super().on_failure(exc_info, send_failed_event, return_ok)
         redelivered = is_lost and self._is_redelivered()
-        final_error = error if is_lost and not redelivered else None
-        with self._ending(0.0, PROCESS_LOST if is_lost else TERMINATED, final_error) as case:
-            if redelivered and case == "sending" and not self.acknowledged:
-                # Since 5.7, Celery acknowledges the message if the result is stored, even if the
-                # child died before it counted the task in its chord.
-                return self.reject(requeue=True)
-            return super().on_failure(exc_info, send_failed_event, return_ok)
+        case = self._abandon(0.0, layout.PROCESS_LOST if is_lost else layout.TERMINATED)
+        if redelivered and case == "sending" and not self.acknowledged:
+            # Since 5.7, Celery acknowledges the message if the result is stored, even if the child
+            # died before it counted the task in its chord.
+            return self.reject(requeue=True)
+        return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Abandons the lease of a child that SIGKILL keeps from releasing its key."""
         super().terminate(pool, signal)
         if self.time_start and signals.signum(signal or TERM_SIGNAME) == _SIGKILL:
-            self._abandon(0.0, TERMINATED)
+            self._abandon(0.0, layout.TERMINATED)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """Lets the lease of a child at its hard time limit end shortly after the child."""
-        if soft:
-            return super().on_timeout(soft, timeout)
-        final_error = TimeLimitExceeded(timeout) if acknowledged(self.task, "timeout") else None
-        with self._ending(KILL_GRACE, HARD_TIME_LIMIT, final_error):
-            return super().on_timeout(soft, timeout)
-
-    @contextmanager
-    def _ending(self, grace: float, reason: str, final_error: Any) -> Iterator[str]:
-        """Abandons the lease before Celery ends the message, then marks the errbacks as sent.
-
-        Arguments and value are those of :meth:`_abandon`.
-        """
-        case = self._abandon(grace, reason, final_error)
-        yield case
-        # From now on, copies of the message get the error.
-        has_error = case == "ok" and final_error and not self._configuration.in_shadow
-        if has_error and canvas.has_continuation(self._context):
-            with _warning("A redelivery of task %s may send its errbacks again: %s", self.id):
-                key, root, _ = self._identity
-                assert key is not None
-                self._configuration.execute(commands.mark_continued(key, root, self._execution_id))
+        if not soft and self._abandon(KILL_GRACE, layout.HARD_TIME_LIMIT) != "ok":
+            self._give_back()
+        return super().on_timeout(soft, timeout)
 
     @property
     def _configuration(self) -> TaskConfiguration:
         configuration: TaskConfiguration = self.task.idempotency_configuration
         return configuration
 
-    @cached_property
-    def _execution_id(self) -> bytes:
-        """The id under which this process sends errbacks."""
-        return os.urandom(layout.ID_BYTES)
+    @property
+    def _store(self) -> RecordStore:
+        return self._configuration.executor.store
 
     @property
     def text_id(self) -> str:
@@ -262,20 +249,19 @@ class IdempotentRequest(Request):
         return self._identity[0]
 
     @cached_property
-    def _identity(self) -> tuple[Key | None, bytes, int]:
-        """The key of the message's record (None if it is not protected), its root and generation.
+    def _identity(self) -> tuple[Key | None, int]:
+        """The key of the message's record (None if it is not protected), and its generation.
 
         Raises:
             KeyRuleError: if the rule cannot derive a key from the arguments.
         """
         configuration, context = self._configuration, self._context
-        key, headers = resolve_key(
+        key, _ = resolve_key(
             configuration, self.text_id, context.headers, self.args, self.kwargs, request=context
         )
         if key is None:
-            return None, b"", 0
-        root, generation = canvas.identity_of(key, context, self.text_id, headers.root)
-        return configuration.record_key(key, self.text_id), root, generation
+            return None, 0
+        return configuration.record_key(key, self.text_id), canvas.generation_of(context)
 
     def _is_redelivered(self) -> bool:
         """Returns whether the message of a lost worker process is redelivered or retried."""
@@ -286,12 +272,11 @@ class IdempotentRequest(Request):
             or not acknowledged(task, "failure")
         )
 
-    def _abandon(self, grace: float, reason: str, final_error: Any = None) -> str:
+    def _abandon(self, grace: float, reason: str) -> str:
         """Ends the child's lease after `grace` seconds.
 
         Args:
             reason: how the execution ends: `Record.ended_by`.
-            final_error: the error that Celery stores if it acknowledges the message.
 
         Returns:
             The reply of the script; empty without one.
@@ -300,30 +285,13 @@ class IdempotentRequest(Request):
             "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
             self.id,
         ):
-            key, root, generation = self._identity
+            key, _ = self._identity
             if key is None or self.worker_pid is None:
                 return ""
-            configuration = self._configuration
-            settings, payload = configuration.settings, None
-            if final_error is not None:
-                # Only the child knows the token, and an offloaded payload needs a unique name.
-                token = time.time_ns() // 1000
-                encode = configuration.executor.codec.encode_error
-                payload = run_sync(encode(final_error, settings, key=str(key), token=token))
-            abandon = commands.abandon(
-                key,
-                self.text_id,
-                worker_name(self.hostname, self.worker_pid),
-                root=root,
-                grace_ms=round(grace * 1000),
-                generation=generation,
-                reason=reason,
-                error=payload,
-                error_ms=settings.error_ms,
-                execution_id=self._execution_id,
-                sending_ms=settings.lease_ms if canvas.has_continuation(self._context) else None,
-            )
-            case = configuration.execute(abandon).case
+            worker = worker_name(self.hostname, self.worker_pid)
+            grace_ms = round(grace * 1000)
+            abandon = commands.abandon(key, self.text_id, worker, grace_ms=grace_ms, reason=reason)
+            case = self._configuration.execute(abandon).case
             if case == "ok":
                 about = About(self.task, self.name, self.text_id, key)
                 report(table.ABANDONED, about, reason=reason, grace=grace)
@@ -365,7 +333,9 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
             ):
                 key = MessageHeaders.read(task.name, task_id, headers).key
                 if key is not None:
-                    task.idempotency_configuration.delete_reservation(key, task_id)
+                    configuration: TaskConfiguration = task.idempotency_configuration
+                    own_key = configuration.record_key(key, task_id)
+                    reservations.give_back(configuration.executor.store, own_key, task_id)
             raise
         finally:
             comes_back.reset(reset)

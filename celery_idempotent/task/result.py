@@ -17,7 +17,6 @@ from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.key import Key
 from celery_idempotent.printable import one_line
 from celery_idempotent.record.record import State
-from celery_idempotent.store import commands
 from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.run_sync import run_sync
 
@@ -172,12 +171,12 @@ class RecordResult(AsyncResult):
     def _outcome(self, *, backend_available: bool) -> dict[str, Any] | None:
         """Returns the outcome in the record as task meta; None while there is none."""
         self._unfinished = None
-        reply = run_sync(self._store.execute(commands.get(self.key)))
-        record = self._store.record_of(self.key, reply)
-        if record is None:
+        stored = run_sync(self._store.read(self.key))
+        if stored is None:
             return None
+        record = self._store.record(self.key, stored.raw, stored.expires_at)
         if not record.state.finished:
-            self._unfinished = reply.raw.partition(b" ")[2]
+            self._unfinished = stored.raw
             return None
         try:
             value = record.outcome()
@@ -185,7 +184,7 @@ class RecordResult(AsyncResult):
         except (NotReadyError, StoreUnavailableError):
             return None  # its replacement or the offload storage has the outcome
         except Exception as error:
-            recent = reply.now_ms - record.at_ms < BACKEND_DELAY_MS
+            recent = self._store.now_ms() - record.at_ms < BACKEND_DELAY_MS
             if isinstance(error, ResultNotStoredError) and backend_available and recent:
                 return None  # the backend will have the result soon
             state, value = FAILURE, error

@@ -48,7 +48,6 @@ from celery_idempotent.task import (
     overrides,
     publish,
     republish,
-    straight,
 )
 from celery_idempotent.task.call import TaskCall, call_in_context, result_written, soft_limit_of
 from celery_idempotent.task.key_resolution import resolve_received_key
@@ -96,8 +95,8 @@ class _WrittenBackend:
 
 def _call_of(request: Context) -> TaskCall | None:
     """Returns the call of `request`; None if it is not protected or has not begun."""
-    call = getattr(request, "idempotency_call", None)
-    return call and call.in_flow
+    call: TaskCall | None = getattr(request, "idempotency_call", None)
+    return call
 
 
 def _warn_of_map(task: Task) -> None:
@@ -237,9 +236,6 @@ class IdempotentTask(Task):
             shared_counters.current.enter(request.id)
         request.idempotency_without_body = True
         configuration = self._configurations.get(self) or self.idempotency_configuration
-        line = straight.line_of(self, configuration, request)
-        if line is not None and (straight_call := line.call_of(self, request, args, kwargs)):
-            return straight_call.execute()
         in_shadow = configuration.in_shadow
         try:
             key, headers = resolve_received_key(configuration, request, args, kwargs)
@@ -373,8 +369,8 @@ class IdempotentTask(Task):
         except KeyRuleError as error:
             publish.report_publish_refused(About(self, self.name, text_id), error)
             raise
-        if self.idempotency_configuration.settings.enabled:
-            options["headers"] = canvas.with_root(self.name, text_id, options.get("headers"))
+        if headers := canvas.with_replaced_keys(text_id, options.get("headers")):
+            options["headers"] = headers
         options |= {"link": link, "link_error": link_error}
         # By keyword: other base classes may take only two positional arguments.
         send = partial(
@@ -452,13 +448,13 @@ class IdempotentTask(Task):
         call, in_shadow = _call_of(request), self.idempotency_configuration.in_shadow
         if in_shadow and call is None:
             return super().signature_from_request(request, *args, **options)
-        key, root = (call.active.key, call.data.root) if call else (None, b"")
+        key = call.active.key if call else None
         new_headers = options.get("headers")
         if new_headers is not None:
             new_headers = message_headers.as_mapping(new_headers)
         try:
             options["headers"] = message_headers.for_retry(
-                self.name, id_text(request.id), request.headers, new_headers, key, root
+                self.name, id_text(request.id), request.headers, new_headers, key
             )
         except IdempotencyError as error:
             if not in_shadow:
@@ -532,7 +528,15 @@ class IdempotentTask(Task):
             )
         key, executor = self.idempotency_key_of(*args, **kwargs), configuration.executor
         shown = None if force else executor.record_to_forget(key)
-        case = executor.forget(key, shown, configuration.settings.transaction)
+        database = configuration.settings.transaction
+        case = executor.forget(key, shown, database, force=bool(force))
+        if case == "running":
+            task_id = shown.task_id if isinstance(shown, Record) else "?"
+            raise ConflictError(
+                f"{key} is running as task {task_id}; pass force=True to forget it, so that "
+                "another execution can begin beside it",
+                task_id,
+            )
         if case == "changed":
             raise ConflictError(f"{key} has changed since it was read, and is kept; try again")
         return case == "ok"

@@ -97,7 +97,7 @@ class IsolatedRecords:
             raise AssertionError(f"{task.name} is {state} for these arguments: it has no lease")
         key = _record_key(task, record.task_id, args, kwargs)
         task.idempotency_configuration.execute(
-            commands.abandon(key, record.task_id, record.worker, root=_NO_ROOT, grace_ms=0)
+            commands.abandon(key, record.task_id, record.worker, grace_ms=0, reason="")
         )
 
     def crash(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
@@ -113,14 +113,11 @@ class IsolatedRecords:
             commands.begin(
                 key,
                 execution_id=b"crashed.",
-                unanswered_ids=b"",
                 task_id=_CRASHED_TASK,
-                root=_NO_ROOT,
                 worker="crashed-worker/0",
                 lease_ms=settings.lease_ms,
                 retention_ms=settings.result_ms,
-                max_attempts=settings.max_attempts,
-                error_ms=settings.error_ms,
+                hold_ms=settings.hold_ms,
             )
         )
         if reply.case != "begun":

@@ -108,14 +108,10 @@ def begin_command(key: Key) -> Command:
     return commands.begin(
         key,
         execution_id=os.urandom(8),
-        unanswered_ids=b"",
-        root=bytes(8),
         task_id=TASK_ID,
         worker=WORKER,
         lease_ms=LEASE_MS,
         retention_ms=RETENTION_MS,
-        max_attempts=5,
-        error_ms=RETENTION_MS,
     )
 
 

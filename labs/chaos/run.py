@@ -23,7 +23,6 @@ from celery import Celery
 from celery.states import READY_STATES
 from redis.exceptions import RedisError
 
-from celery_idempotent.task import canvas
 from celery_idempotent.task.result import RecordResult
 from labs.chaos import schedule
 from labs.chaos.app import (
@@ -260,14 +259,10 @@ class _Run:
         called_at = time.time()
         # A call with a task id of its caller is never collapsed.
         task_id = None if getattr(task, "idempotency_dedupe_publish", None) else call.task_id
-        headers = None
-        if task_id and self._config.contestant == OURS.name:
-            # Published again, it is a copy of the first message, which may have been accepted.
-            headers = canvas.with_root(task.name, task_id, None)
         while not self._ended.is_set():
             try:
                 arguments = (call.order, call.seconds, call.ending)
-                result = task.apply_async(arguments, task_id=task_id, headers=headers)
+                result = task.apply_async(arguments, task_id=task_id)
             except Exception as error:
                 if type(error).__name__ == "AlreadyQueued":
                     self._rejected += 1

@@ -49,14 +49,10 @@ def begin_of(number: int) -> Command:
     return commands.begin(
         Key.of(task_of(number), data[:8], data[8:16]),
         execution_id=data[16:24],
-        unanswered_ids=b"",
         task_id=str(UUID(bytes=data[24:40])),
-        root=data[:8],
         worker=f"worker{number % 20}@here/{1000 + number % 80}",
         lease_ms=DAY_MS,
         retention_ms=DAY_MS,
-        max_attempts=5,
-        error_ms=DAY_MS,
         label=f"order {number}",
     )
 

@@ -121,10 +121,8 @@ def headers() -> Verdict:
             None,
             key,
             task_id,
-            b"12345678",
             requeue_count=3,
             rollback_count=2,
-            unanswered_ids=b"\1" * 16,
             forgets=77,
         ),
     ]

@@ -56,14 +56,10 @@ def begin(lease_ms: int = LEASE_MS) -> Command:
     return commands.begin(
         Key.of(TASK, os.urandom(8)),
         execution_id=os.urandom(8),
-        unanswered_ids=b"",
         task_id=f"{random.getrandbits(128):032x}",
-        root=os.urandom(8),
         worker=f"worker@host/{os.getpid()}",
         lease_ms=lease_ms,
         retention_ms=RETENTION_MS,
-        max_attempts=5,
-        error_ms=RETENTION_MS,
     )
 
 

@@ -23,7 +23,6 @@ import celery_idempotent
 from celery_idempotent import IdempotentTask
 from celery_idempotent.store import commands
 from celery_idempotent.store.scripts import Reply
-from celery_idempotent.task.message_headers import MessageHeaders
 from tests.servers.redis_server import RedisServer
 
 PACKAGE = str(Path(celery_idempotent.__file__).parent)
@@ -84,22 +83,15 @@ class Deliveries:
             return End("requeued" if error.requeue else "dropped", error)
         return End("failure", error)
 
-    def unanswered_ids(self, message: Request) -> bytes:
-        """The execution ids of begins without a reply that the message carries."""
-        return MessageHeaders.read(self.task.name, message.id, message.request_dict).unanswered_ids
-
 
 def begin_elsewhere(task: IdempotentTask, order: str, **changes: Any) -> Reply:
     """Begins an execution of the key in another worker."""
-    arguments: dict[str, Any] = {"task_id": "the other", "root": bytes(8), "worker": "elsewhere/1"}
+    arguments: dict[str, Any] = {"task_id": "the other", "worker": "elsewhere/1"}
     begin = commands.begin(
         task.idempotency_key_of(*([order] if order else [])),
         execution_id=b"another!",
-        unanswered_ids=b"",
         lease_ms=60_000,
         retention_ms=60_000,
-        max_attempts=5,
-        error_ms=60_000,
         **(arguments | changes),
     )
     return task.idempotency_configuration.execute(begin)

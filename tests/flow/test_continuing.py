@@ -10,20 +10,14 @@ from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.key.key import default_root
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.task.canvas import REPLACED_HEADER
-from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.republish import seconds_until
 from tests.flow.deliveries import Deliveries, End, Offer, begin_elsewhere
-from tests.servers.redis_server import RedisServer
-from tests.waiting import eventually
 
 Make = Callable[..., IdempotentTask]
-
-ANOTHER = b"another!"
 
 
 def never(task: IdempotentTask) -> None:
@@ -37,29 +31,24 @@ class Copy:
         self.task = task(never, **options)
         self.app = app
         self.deliveries = Deliveries(app, self.task)
-        report = app.signature("report", immutable=True, queue="reports")
-        self.message = self.deliveries.publish(link=report)
+        self.report = app.signature("report", immutable=True, queue="reports")
+        self.message = self.deliveries.publish(link=self.report)
         self.key = self.task.idempotency_key_of()
-        headers = MessageHeaders.read(self.task.name, self.message.id, self.message.request_dict)
-        self.root = headers.root
         self._execute = self.task.idempotency_configuration.execute
 
     def complete(self, sending_ms: int = 60_000) -> None:
-        assert self.root not in (b"", default_root(self.message.id)), "the publish has drawn a root"
-        begun = begin_elsewhere(
-            self.task, "", task_id=self.message.id, root=self.root, worker="here/1"
-        )
-        token = layout.begun(begun.raw).token
+        begun = begin_elsewhere(self.task, "", task_id=self.message.id, worker="here/1")
+        self.token = layout.begun(begun.raw).token
         payload = Payload("json", b"1")
-        complete = commands.complete(self.key, token, payload, 60_000, sending_ms=sending_ms)
+        complete = commands.complete(self.key, self.token, payload, 60_000, sending_ms=sending_ms)
         assert self._execute(complete).case == "ok"
 
     def mark(self) -> None:
-        self._execute(commands.mark_continued(self.key, self.root, ANOTHER))
+        self._execute(commands.mark_sent(self.key, self.token))
 
     def die(self) -> None:
-        """Ends the lease of the other delivery, as its parent does."""
-        abandon = commands.abandon(self.key, self.message.id, "here/1", root=self.root, grace_ms=0)
+        """Ends the time of the other delivery, as its parent does."""
+        abandon = commands.abandon(self.key, self.message.id, "here/1", grace_ms=0, reason="")
         assert self._execute(abandon).case == "sending"
 
     def deliver(self) -> End:
@@ -82,7 +71,7 @@ def test_is_requeued_and_sends_none(task: Make, broker_app: Celery) -> None:
     assert copy.reports() == 0
 
 
-def test_comes_back_when_the_lease_of_the_other_delivery_ends(
+def test_comes_back_when_the_time_of_the_other_delivery_ends(
     task: Make, broker_app: Celery
 ) -> None:
     copy = Copy(task, broker_app)
@@ -103,73 +92,33 @@ def test_sends_it_once_if_the_other_one_has_died(task: Make, broker_app: Celery)
     assert copy.reports() == 1
 
 
-@pytest.mark.exhaustive
-def test_sends_it_at_once_if_the_last_one_could_not(
+def test_waits_for_the_time_of_one_that_could_not_send(
     task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Celery fails a task whose callback cannot be published."""
     copy = Copy(task, broker_app)
     copy.complete()
     copy.die()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OperationalError("the broker is away")
+
     with monkeypatch.context() as patch:
-        patch.setattr(broker_app.amqp, "send_task_message", _refuse)
+        patch.setattr(broker_app.amqp, "send_task_message", refuse)
         assert copy.deliver().state == "failure"
     assert copy.reports() == 0
 
-    assert copy.deliver().state == "success"
-    assert copy.reports() == 1
+    assert copy.deliver().state == "ignored"
+    assert copy.task.idempotency_record().sending
 
 
-def _refuse(*_: object, **__: object) -> None:
-    raise OperationalError("the broker is away")
-
-
-def test_the_loss_of_its_right_is_logged(
-    task: Make, broker_app: Celery, server: RedisServer,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    """Another program deletes the records while it is being sent, and overwrites them."""
-    copy = Copy(task, broker_app, lease=1)
-    copy.complete()
-    copy.die()
-
-    def lose(*_: object, **__: object) -> None:
-        with server.client() as client:
-            names = client.keys("idem:*")
-            client.delete(*names)
-            lost = "has lost the lease of its continuation"
-            eventually(lambda: lost in caplog.text, "the heartbeat has found the loss")
-            for name in names:
-                client.rpush(name, "another program's")
-        _refuse()
-
-    monkeypatch.setattr(broker_app.amqp, "send_task_message", lose)
-
-    assert copy.deliver().state == "failure"
-    assert "has not sent its continuation: " in caplog.text
-
-
-def test_a_duplicate_sends_its_own_once(task: Make, broker_app: Celery) -> None:
+def test_a_duplicate_sends_its_own(task: Make, broker_app: Celery) -> None:
     copy = Copy(task, broker_app)
     copy.complete()
-    report = broker_app.signature("report", immutable=True, queue="reports")
-    copy.message = copy.deliveries.publish(link=report)
+    copy.message = copy.deliveries.publish(link=copy.report)
 
-    assert [copy.deliver().state, copy.deliver().state] == ["success"] * 2
+    assert copy.deliver().state == "success"
     assert copy.reports() == 1
-
-
-def test_a_message_of_it_has_the_same_root_in_every_version(offer: Offer) -> None:
-    """A newer worker may send it again."""
-    deliveries = offer()
-    link = deliveries.task.s().set(task_id="the next")
-    deliveries.app.send_task(deliveries.task.name, ("1",), task_id="the first", link=link)
-    assert deliveries.deliver(deliveries.received()).state == "success"
-
-    following = deliveries.received()
-
-    headers = MessageHeaders.read(deliveries.task.name, "the next", following.request_dict)
-    assert headers.root.hex() == "ca9b104ba1a76c62"
 
 
 def test_a_plain_task_that_replaces_itself_passes_on_what_it_has_replaced(offer: Offer) -> None:

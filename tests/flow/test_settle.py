@@ -193,7 +193,7 @@ def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list
     execute, tries = runtime.execute, []
 
     def execute_and_count(command: Command) -> Coroutine[Any, Any, Reply]:
-        if command.script.name == "complete":
+        if command.script.name == "settle":
             tries.append(None)
             if len(tries) == 2:
                 server.restart()
@@ -254,7 +254,7 @@ class TestTheStoreIsAway:
         execute = runtime.execute
 
         def interrupt_and_execute(command: Command) -> Coroutine[Any, Any, Reply]:
-            if command.script.name == "complete":
+            if command.script.name == "settle":
                 runtime.execute = execute  # type: ignore[method-assign]
                 own_server.restart()
                 soft_limit()
@@ -346,8 +346,8 @@ def complete_by_replacement(task: IdempotentTask, order: str) -> None:
     configuration = task.idempotency_configuration
     key = task.idempotency_key_of(order)
     token = layout.begun(begin_elsewhere(task, order).raw).token
-    payload = Payload(DELEGATED, layout.write_replacement(1, "another", b""))
-    assert configuration.execute(commands.complete(key, token, payload, 60_000)).case == "ok"
+    payload = Payload(DELEGATED, layout.write_task_id("another"))
+    assert configuration.execute(commands.delegate(key, token, payload, 1, 60_000)).case == "ok"
 
 
 @pytest.mark.parametrize("error", [ValueError("no card"), StopIteration("no card")])

@@ -225,14 +225,14 @@ def waiting(harness: RecordHarness) -> Moment:
 
 
 def completing(harness: RecordHarness) -> Moment:
-    return during(harness, "complete")
+    return during(harness, "settle")
 
 
 def releasing(harness: RecordHarness) -> Moment:
     async def body() -> None:
         raise ValueError
 
-    return during(harness, "release", body)
+    return during(harness, "settle", body)
 
 
 def in_a_step(harness: RecordHarness) -> Moment:
@@ -247,7 +247,7 @@ def in_a_step(harness: RecordHarness) -> Moment:
 
 
 def storing_a_step(harness: RecordHarness) -> Moment:
-    return during(harness, "save_step", lambda: harness.idem.current.step("first", done))  # type: ignore[attr-defined]
+    return during(harness, "extend", lambda: harness.idem.current.step("first", done))  # type: ignore[attr-defined]
 
 
 def in_a_block(harness: RecordHarness) -> Moment:
@@ -274,7 +274,7 @@ def completing_a_block(harness: RecordHarness) -> Moment:
         async with harness.idem.execution("1") as execution:
             await execution.complete("done")
 
-    return Moment(call, harness.delay_reply("complete"), [harness.key_of("1")])
+    return Moment(call, harness.delay_reply("settle"), [harness.key_of("1")])
 
 
 def storing_a_step_of_a_block(harness: RecordHarness) -> Moment:
@@ -282,7 +282,7 @@ def storing_a_step_of_a_block(harness: RecordHarness) -> Moment:
         async with harness.idem.execution("1") as execution:
             await execution.step("first", done)
 
-    return Moment(call, harness.delay_reply("save_step"), [harness.key_of("1")])
+    return Moment(call, harness.delay_reply("extend"), [harness.key_of("1")])
 
 
 def in_a_batch(harness: RecordHarness) -> Moment:
@@ -308,7 +308,7 @@ def completing_a_batch(harness: RecordHarness) -> Moment:
         async with await harness.idem.abegin_many(["1", "2"]) as batch:
             await batch.complete_many()
 
-    return Moment(call, harness.delay_reply("complete"), [harness.key_of("1"), harness.key_of("2")])
+    return Moment(call, harness.delay_reply("settle"), [harness.key_of("1"), harness.key_of("2")])
 
 
 MOMENTS = [
@@ -449,7 +449,7 @@ def test_a_call_that_is_cancelled_with_its_loop_is_completed(harness: RecordHarn
     async def cancel() -> None:
         await warm_up(harness)
         charge = idempotent_function(harness, done)
-        due = harness.delay_reply("complete")
+        due = harness.delay_reply("settle")
         keys.append(charge.idempotency_key_of("1"))
         task = asyncio.create_task(charge("1"))
         await due
@@ -477,7 +477,7 @@ def test_steps_of_several_tasks_are_stored_before_the_key_is_released(
             counts.append(None)
 
         charge = idempotent_function(harness, body)
-        await cancel_at_each_turn(lambda: charge("1"), harness.delay_reply("save_step"))
+        await cancel_at_each_turn(lambda: charge("1"), harness.delay_reply("extend"))
         await eventually_async(lambda: len(asyncio.all_tasks()) == 1, "the call is cleaned up")
         await charge("1")
         assert counts == [None] * 3
@@ -489,7 +489,7 @@ def test_steps_of_several_tasks_are_stored_before_the_key_is_released(
 
 
 class TestFunctions:
-    @pytest.mark.parametrize("moment", ["begin", "complete"])
+    @pytest.mark.parametrize("moment", ["begin", "settle"])
     def test_a_call_that_is_cancelled_during_a_reply_is_settled(
         self, idem: Idempotency, run: Run, key: str, moment: str
     ) -> None:

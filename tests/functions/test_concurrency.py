@@ -222,8 +222,14 @@ def test_the_key_of_a_killed_process_is_taken_over(
     server: RedisServer, client: redis.Redis, key: str
 ) -> None:
     victim = start_callers(server.url, key, "1", "forever")
+
+    def has_renewed() -> bool:
+        (name,) = client.keys(f"{key}:functions.caller:*")
+        return client.get(name)[:1] == b"A"  # the begins of executions that renew nothing are free
+
     try:
         eventually(lambda: client.llen(f"runs:{key}") == 1, seconds=30)
+        eventually(has_renewed, seconds=30)
     finally:
         victim.kill()
         victim.communicate()

@@ -166,7 +166,7 @@ def test_a_publisher_can_name_any_key() -> None:
     """A publisher writes the headers of its messages, those of a derived key included."""
     another_call = Key("shop.charge", "Zk3JtLh1mF4q8vB2yN6w0A", b"8 bytes!")
 
-    headers = message_headers.with_derived_key({}, another_call, "own-task-id", b"its root")
+    headers = message_headers.with_derived_key({}, another_call, "own-task-id")
 
     assert MessageHeaders.read("shop.charge", "own-task-id", headers).key == another_call
 

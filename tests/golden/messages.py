@@ -10,7 +10,6 @@ from celery.app.task import Context
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, anonymous
 from celery_idempotent.doctor import key_changes, key_snapshot
-from celery_idempotent.key.key import default_root
 from celery_idempotent.task import canvas, message_headers
 from celery_idempotent.task.message_headers import MessageHeaders
 from tests.golden import cases
@@ -31,15 +30,13 @@ def put_back(shop: Shop) -> dict[str, Any]:
     """Returns the headers of a message that was put back, with a key that its arguments lack."""
     key = shop.tasks["charge"].idempotency_key_of("2", 500)
     shop.tasks["charge"].apply(("2", 500))
-    return message_headers.with_derived_key(
-        {"mine": 1}, key, FIRST, default_root(FIRST), requeue_count=3, unanswered_ids=b"\xff" * 16
-    )
+    return message_headers.with_derived_key({"mine": 1}, key, FIRST, requeue_count=3)
 
 
 def is_put_back(shop: Shop, kept: Any) -> None:
     parsed = read(kept)
     assert parsed.key == shop.tasks["charge"].idempotency_key_of("2", 500)
-    assert (parsed.requeue_count, parsed.unanswered_ids) == (3, b"\xff" * 16)
+    assert parsed.requeue_count == 3
     assert shop.call("charge", task_id=FIRST, headers=kept)["order"] == "2"
     assert shop.runs == []
 
@@ -88,7 +85,7 @@ def replace(shop: Shop) -> dict[str, Any]:
     """Returns the headers of the messages of a canvas that replaces a running task."""
     sig = shop.tasks["charge"].s("1", 500)
     context = Context(id=FIRST, headers={}, is_eager=False)
-    canvas.mark_replaced(sig, shop.record("charge").key, default_root(FIRST), context)
+    canvas.mark_replaced(sig, shop.record("charge").key, context)
     headers: dict[str, Any] = sig.options["headers"]
     return headers
 

@@ -102,9 +102,7 @@ class Site:
         """Ends the lease of the running execution, as if its process had been frozen."""
         (record,) = self.idem.records()
         derived = self.idem.key_of(record_key(IDENTITY, key))
-        abandon = commands.abandon(
-            derived, record.task_id, record.worker, root=bytes(8), grace_ms=0
-        )
+        abandon = commands.abandon(derived, record.task_id, record.worker, grace_ms=0, reason="")
         assert run_sync(self.idem.executor.store.execute(abandon)).case == "ok"
 
 

@@ -21,6 +21,7 @@ import pytest
 from celery_idempotent.cli import listing
 from celery_idempotent.record import steps
 from celery_idempotent.store import commands
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from tests.monitoring.conftest import Shop, copy, list_json
 from tests.monitoring.shop import URL_VARIABLE, make_app
@@ -237,7 +238,7 @@ class TestShow:
         record = run_sync(store.get(key))
         for number in range(20):
             entry = steps.write(f"step-{number}", "json", b"x" * 100)
-            step = commands.save_step(key, record.token, entry, lease_ms=60_000, retention_ms=0)
+            step = commands.extend(LeaseExtension(key, record.token, 60_000, 0), entry)
             assert run_sync(store.execute(step)).case == "ok"
 
         output = shop.celery("show", name.replace("KEY", str(key)).replace("DIGEST", key.digest))

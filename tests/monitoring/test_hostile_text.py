@@ -23,19 +23,19 @@ def hostile(shop: Shop) -> Shop:
     raw_steps = steps.write(HOSTILE, "json", b"1")
     for number, (letter, form, body) in enumerate(
         [
-            (b"R", b"", b""),
-            (b"S", b"", raw_steps),
-            (b"C", b"json", json.dumps([HOSTILE]).encode()),
-            (b"C", b"", HOSTILE.encode()),
-            (b"F", b"json", json.dumps(ERROR).encode()),
+            (b"W", b"", b""),
+            (b"A", b"", raw_steps),
+            (b"V", b"json", json.dumps([HOSTILE]).encode()),
+            (b"V", b"", HOSTILE.encode()),
+            (b"E", b"json", json.dumps(ERROR).encode()),
         ]
     ):
         raw = raw_record(
             letter,
             task_id=(HOSTILE + str(number)).encode(),
             worker=HOSTILE.encode(),
-            execution_id=b"",
-            form=form,
+            owner=b"0",
+            tail=form,
             body=body,
         )
         for task in ("shop.charge", HOSTILE):

@@ -20,14 +20,11 @@ from celery_idempotent import (
 )
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.dashboard.index import Query, RecordIndex
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.store import commands
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.inspection import scan
 from celery_idempotent.store.inspection.record_query import records
 from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.record_store import RecordStore, distinct
-from celery_idempotent.store.run_sync import run_sync
 from tests.monitoring.conftest import Shop, copy, list_json
 from tests.servers.groups import ClusterServers
 
@@ -103,32 +100,6 @@ def test_names_that_are_not_records_are_ignored(shop: Shop) -> None:
     shop.client.set("ownXX:shop.pack:" + "x" * 22, "matches the prefix own?* as a pattern")
 
     assert len(list_records(shop)) == 1
-
-
-def test_a_released_key_that_holds_only_an_error_is_not_listed(shop: Shop) -> None:
-    key = shop.begin(shop.charge, 42, 999)
-    store = shop.charge.idempotency_configuration.executor.store
-    record = run_sync(store.get(key))
-    assert record is not None
-    error = Payload("json", b'{"exc_type": "ValueError"}')
-    run_sync(
-        store.execute(
-            commands.release(
-                key,
-                record.token,
-                hold_ms=0,
-                retention_ms=1,
-                root=bytes(8),
-                error=error,
-                error_ms=60_000,
-            )
-        )
-    )
-
-    assert shop.client.exists(store.name(key.entry(bytes(8))))
-    assert list_records(shop) == []
-    assert "is absent" in shop.celery("show", str(key), code=1)
-    assert shop.json("stats", "--timeout", "0")["tasks"] == {}
 
 
 def test_a_call_without_a_message_stores_no_error(shop: Shop) -> None:

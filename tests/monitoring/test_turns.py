@@ -67,7 +67,7 @@ def test_of_a_free_key(app: Celery, client: Redis) -> None:
     assert feed.predict() == ("run", f"runs: the call before it, task {FIRST}, has ended")
     feed.turn.second.publish(hold_ms=SHORT_MS)
     eventually(lambda: feed.predict().case == "run")
-    feed.turn.third.expired()
+    feed.turn.third.dead()
     assert "the lease of task 33333333" in feed.predict().sentence
 
 

@@ -21,7 +21,6 @@ from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
 from tests.sql import harness
 from tests.sql.databases import KINDS, LIBRARIES, TestDatabase, effects, output_of
-from tests.waiting import eventually
 
 
 class Shop:
@@ -51,26 +50,19 @@ def forget_records(idem: Idempotency) -> None:
 def poison(executor: Executor, key: Key) -> None:
     """Poisons `key`: it may have one execution, which dies."""
     store = executor.store
-    run_sync(store.execute(commands.forget(key)))
+    run_sync(store.execute(commands.forget(key, force=True)))
     begin = commands.begin(
         key,
-        label="",
         execution_id=b"0" * 8,
-        unanswered_ids=b"",
-        root=bytes(8),
         task_id="dead",
-        generation=0,
         worker="",
-        lease_ms=1,
+        lease_ms=60_000,
         retention_ms=60_000,
-        max_attempts=1,
-        error_ms=60_000,
-        next_turn_ms=0,
-        min_retention_ms=0,
     )
-    assert run_sync(store.execute(begin)).case == "begun"
-    again = begin._replace(arguments=[b"1" * 16, *begin.arguments[1:]])
-    eventually(lambda: run_sync(store.execute(again)).case == "finished", "the key is poisoned")
+    reply = run_sync(store.execute(begin))
+    assert reply.case == "begun"
+    token = store.record(key, reply.raw).token
+    assert run_sync(store.execute(commands.poison(key, token, 60_000))).case == "ok"
 
 
 def hold_row(connection: sa.Connection, prefix: str, key: Any) -> None:

@@ -10,7 +10,6 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
-from celery_idempotent.key.key import default_root
 from celery_idempotent.task import message_headers
 from tests.flow.deliveries import Deliveries, End
 from tests.sql.conftest import each_kind_in_full
@@ -44,7 +43,6 @@ class Shop:
             None,
             self.charge.idempotency_key_of(order),
             order,
-            default_root(order),
             requeue_count=requeues,
         )
         message: Any = self.deliveries.publish(order, task_id=order, headers=headers)

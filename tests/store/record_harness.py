@@ -8,7 +8,7 @@ from uuid import UUID
 
 import redis
 
-from celery_idempotent.key.key import Key, default_root
+from celery_idempotent.key.key import Key
 from celery_idempotent.lease.clock import lease_now
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.record import layout, steps
@@ -51,7 +51,7 @@ ERROR = Payload("json", b'{"exc_type": "ValueError"}')
 
 
 def raw_record(
-    letter: bytes = b"S",
+    letter: bytes = b"A",
     *,
     attempt: int = 1,
     token: int = 1_763_726_400_123_457,
@@ -59,8 +59,8 @@ def raw_record(
     fingerprint: bytes = b"8 bytes!",
     task_id: bytes = b"\0" + UUID(UUID_ID).bytes,
     worker: bytes = b"celery@host/4711",
-    execution_id: bytes = b"an execution id!",
-    form: bytes = b"",
+    owner: bytes = b"8 bytes.",
+    tail: bytes = b"",
     body: bytes = b"",
 ) -> bytes:
     """Returns the bytes of a record, built independently of record/layout.py."""
@@ -73,8 +73,8 @@ def raw_record(
             bytes([len(fingerprint)]) + fingerprint,
             len(task_id).to_bytes(2, "big") + task_id,
             bytes([len(worker)]) + worker,
-            bytes([len(execution_id)]) + execution_id,
-            bytes([len(form)]) + form,
+            bytes([len(owner)]) + owner,
+            bytes([len(tail)]) + tail,
             body,
         )
     )
@@ -152,25 +152,18 @@ class RecordHarness:
         key: Key | None = None,
         execution_id: bytes | None = None,
         task_id: str = FIRST,
-        root: bytes = b"",
         worker: str = WORKER,
         lease_ms: int = LEASE_MS,
-        max_attempts: int = 5,
-        unanswered_ids: bytes = b"",
         **options: Any,
     ) -> RecordReply:
         """`options`: those of `commands.begin` that are rarely used."""
         command = commands.begin(
             key or self.key,
             execution_id=execution_id or os.urandom(8),
-            unanswered_ids=unanswered_ids,
             task_id=task_id,
-            root=root or default_root(task_id),
             worker=worker,
             lease_ms=lease_ms,
             retention_ms=RETENTION_MS,
-            max_attempts=max_attempts,
-            error_ms=ERROR_MS,
             **options,
         )
         return self.execute(command)
@@ -181,44 +174,32 @@ class RecordHarness:
         result: Payload = RESULT,
         *,
         backend_result: BackendResult | None = None,
-        sending_ms: int | None = None,
+        **options: Any,
     ) -> RecordReply:
         return self.execute(
-            commands.complete(
-                self.key, token, result, RETENTION_MS, backend_result, sending_ms=sending_ms
+            commands.complete(self.key, token, result, RETENTION_MS, backend_result, **options)
+        )
+
+    def fail(self, token: int, error: Payload = ERROR, **options: Any) -> RecordReply:
+        return self.execute(commands.fail(self.key, token, error, ERROR_MS, **options))
+
+    def delegate(self, token: int, generation: int, form: str = "=task") -> RecordReply:
+        other = Payload(form, layout.write_task_id(SECOND))
+        return self.execute(commands.delegate(self.key, token, other, generation, RETENTION_MS))
+
+    def release(self, token: int, hold_ms: int = 0, generation: int = 0) -> RecordReply:
+        if not hold_ms:
+            return self.execute(commands.release(self.key, token, retention_ms=RETENTION_MS))
+        retention_ms = hold_ms + (RETENTION_MS if self.raw and self.record().body else 0)
+        return self.execute(
+            commands.reserve_retry(
+                self.key,
+                token,
+                hold_ms=hold_ms,
+                retention_ms=retention_ms,
+                generation=generation,
             )
         )
-
-    def fail(
-        self, token: int, error: Payload = ERROR, *, sending_ms: int | None = None
-    ) -> RecordReply:
-        return self.execute(commands.fail(self.key, token, error, ERROR_MS, sending_ms=sending_ms))
-
-    def release(
-        self,
-        token: int,
-        hold_ms: int = 0,
-        generation: int = 0,
-        task_id: str = FIRST,
-        root: bytes = b"",
-        **error: Any,
-    ) -> RecordReply:
-        command = commands.release(
-            self.key,
-            token,
-            hold_ms=hold_ms,
-            retention_ms=RETENTION_MS,
-            root=root or default_root(task_id),
-            generation=generation,
-            **error,
-        )
-        return self.execute(command)
-
-    def end_with_error(
-        self, token: int, error: Payload = ERROR, *, error_ms: int = ERROR_MS, **options: Any
-    ) -> RecordReply:
-        """Release the key and store the error for the message."""
-        return self.release(token, error=error, error_ms=error_ms, **options)
 
     def extend(self, token: int, lease_ms: int = LEASE_MS) -> RecordReply:
         return self._extend(LeaseExtension(self.key, token, lease_ms, RETENTION_MS))
@@ -229,40 +210,22 @@ class RecordHarness:
         return self._answer(reply)
 
     def save_step(self, token: int, name: str = "reserve", value: bytes = b'"r-1"') -> RecordReply:
-        entry = steps.write(name, "json", value)
-        return self.execute(
-            commands.save_step(self.key, token, entry, lease_ms=LEASE_MS, retention_ms=RETENTION_MS)
-        )
+        lease = LeaseExtension(self.key, token, LEASE_MS, RETENTION_MS)
+        return self.execute(commands.extend(lease, steps.write(name, "json", value)))
 
-    def mark_continued(self, execution_id: bytes = OWNER, task_id: str = FIRST) -> RecordReply:
-        return self.execute(commands.mark_continued(self.key, default_root(task_id), execution_id))
-
-    def renew_continuation(
-        self, execution_id: bytes = OWNER, lease_ms: int = LEASE_MS, task_id: str = FIRST
-    ) -> RecordReply:
-        """Extend the lease of a continuation; 0 ends it."""
-        root = default_root(task_id)
-        return self._extend(LeaseExtension(self.key, 0, lease_ms, RETENTION_MS, root, execution_id))
+    def mark_sent(self, token: int) -> RecordReply:
+        return self.execute(commands.mark_sent(self.key, token))
 
     def abandon(
         self,
         task_id: str = FIRST,
         worker: str = WORKER,
         grace_ms: int = 0,
-        root: bytes = b"",
-        **options: Any,
+        reason: str = "process_lost",
     ) -> RecordReply:
-        command = commands.abandon(
-            self.key,
-            task_id,
-            worker,
-            root=root or default_root(task_id),
-            grace_ms=grace_ms,
-            error_ms=ERROR_MS,
-            execution_id=OWNER,
-            **options,
+        return self.execute(
+            commands.abandon(self.key, task_id, worker, grace_ms=grace_ms, reason=reason)
         )
-        return self.execute(command)
 
     def reserve(
         self,
@@ -274,8 +237,11 @@ class RecordHarness:
     ) -> RecordReply:
         return self.execute(commands.reserve(key or self.key, task_id, hold_ms, **options))
 
-    def forget(self, shown: Record | str | None = None) -> RecordReply:
-        return self.execute(commands.forget(self.key, shown))
+    def give_back(self, task_id: str = FIRST) -> RecordReply:
+        return self.execute(commands.give_back(self.key, task_id))
+
+    def forget(self, shown: Record | str | None = None, *, force: bool = True) -> RecordReply:
+        return self.execute(commands.forget(self.key, shown, force=force))
 
     # States
 
@@ -284,20 +250,31 @@ class RecordHarness:
         assert answer.case == "begun"
         return answer.stored
 
-    def expired(self, **begin: Any) -> Record:
-        """Return a STARTED record whose lease has expired by the server's clock."""
-        record = self.started(lease_ms=SHORT_MS, **begin)
-        eventually(lambda: self.now_ms() >= record.at_ms)
+    def dead(self, **begin: Any) -> Record:
+        """Return the record of an execution whose process has died."""
+        self.started(**begin)
+        assert self.abandon(begin.get("task_id", FIRST)).case == "ok"
+        return self.record()
+
+    def silent(self, *, confirmed: bool = True, **begin: Any) -> Record:
+        """Return a record whose lease has ended, and the time after it, too."""
+        begin = {"lease_ms": SHORT_MS, **begin}
+        record = self.started(**begin)
+        if confirmed:
+            assert self.extend(record.token, SHORT_MS).case == "ok"
+        eventually(lambda: self.now_ms() > self.record().at_ms)
+        assert self.begin(task_id=THIRD, lease_ms=SHORT_MS).case == "held", "only marks it"
+        eventually(lambda: self.now_ms() > self.record().at_ms)
         return record
 
     def reserved(self, task_id: str = FIRST, hold_ms: int = HOLD_MS) -> Record:
         assert self.reserve(task_id, hold_ms=hold_ms).case == "reserved"
-        return self.record()
+        return self.slot()
 
     def held_for_retry(self, task_id: str = FIRST, hold_ms: int = HOLD_MS) -> Record:
         """Return a record that is RESERVED for a retry."""
         token = self.started(task_id=task_id).token
-        assert self.release(token, hold_ms, task_id=task_id).case == "ok"
+        assert self.release(token, hold_ms).case == "ok"
         return self.record()
 
     def completed(self, **begin: Any) -> Record:
@@ -309,21 +286,15 @@ class RecordHarness:
         return self.record()
 
     def sending(self, **begin: Any) -> Record:
-        """Return an outcome whose continuation the execution `OWNER` is sending."""
-        begin = {"execution_id": OWNER, "continues": True, **begin}
+        """Return an outcome whose continuation is being sent."""
         assert self.complete(self.started(**begin).token, sending_ms=LEASE_MS).case == "ok"
         return self.record()
 
-    def sending_error(self, **begin: Any) -> Record:
-        """Return a stored error whose errbacks the execution `OWNER` is sending."""
-        begin = {"execution_id": OWNER, "continues": True, **begin}
-        assert self.fail(self.started(**begin).token, sending_ms=LEASE_MS).case == "ok"
-        return self.record()
-
     def poisoned(self) -> Record:
-        self.started()
-        self.abandon()
-        assert self.begin(task_id=SECOND, max_attempts=1).case == "finished"
+        self.dead()
+        token = self.started(task_id=SECOND).token
+        poison = commands.poison(self.key, token, ERROR_MS)
+        assert self.execute(poison).case == "ok"
         return self.record()
 
     def put(self, raw: bytes) -> None:
@@ -350,10 +321,11 @@ class RecordHarness:
     def steps(self) -> dict[str, tuple[str, bytes]]:
         return steps.read(self.record().body, str(self.key))
 
-    def entry(self, task_id: str = FIRST, root: bytes = b"") -> Record | None:
-        """Return the entry of a message."""
-        key = self.key.entry(root or default_root(task_id))
-        return run_sync(self.store.get(key))
+    def slot(self) -> Record:
+        """Return the message that waits."""
+        slot = run_sync(self.store.slot(self.key))
+        assert slot is not None
+        return slot
 
     def left_ms(self) -> int:
         """Return the remaining time to live of the record."""
@@ -379,20 +351,23 @@ class Message(RecordHarness):
         self._waits = waits
 
     def begin(self, **how: Any) -> RecordReply:
-        next_turn_ms = HOLD_MS if self._waits else 0
-        return super().begin(**{"task_id": self.task_id, "next_turn_ms": next_turn_ms, **how})
+        return super().begin(**{"task_id": self.task_id, "hold_ms": HOLD_MS, **how})
+
+    def abandon(self, **how: Any) -> RecordReply:  # type: ignore[override]
+        return super().abandon(self.task_id, **how)
+
+    def dead(self, **begin: Any) -> Record:
+        self.started(**begin)
+        assert self.abandon().case == "ok"
+        return self.record()
 
     def publish(self, **how: Any) -> RecordReply:
-        """Reserve the turn, as publishing with deduplication does."""
-        return self.reserve(self.task_id, waits=self._waits, **how)
-
-    def give_back(self) -> None:
-        """End the reservation, as for a message that is discarded."""
-        assert self.reserve(self.task_id, hold_ms=0).case == "reserved"
+        """Reserve the key, as publishing with deduplication does."""
+        return self.reserve(self.task_id, after_running=self._waits, **how)
 
 
 class Turn:
-    """The record of the turn, and three messages that want it."""
+    """A key that may run again, and three messages that want it."""
 
     def __init__(self, turn: RecordHarness, *, waits: bool = False) -> None:
         self.harness = turn
@@ -401,19 +376,14 @@ class Turn:
         )
 
     @property
-    def state(self) -> State | None:
-        return self.harness.state
+    def shown(self) -> Record | None:
+        """The record of the key, as operators see it."""
+        return run_sync(self.harness.store.get(self.harness.key))
 
-    @property
-    def holder(self) -> str | None:
-        """The task id that has the turn."""
-        return None if self.harness.raw is None else self.harness.record().task_id
-
-    @property
-    def waits(self) -> bool:
-        """Whether a message waits for the next turn."""
-        record = self.harness.record()
-        return not record.state.finished and b"W" in record.body[6:7]
+    def slot_at_ms(self) -> int:
+        """Return when the message that waits may begin."""
+        raw = self.harness.client.get(self.harness.store.config.slot_name(self.harness.key))
+        return layout.read(raw, "", "").at_ms
 
 
 class Holder:

@@ -16,23 +16,12 @@ from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands, scripts
+from celery_idempotent.store.commands import LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from tests.store import deployments
 from tests.store.record_harness import FIRST, RETENTION_MS, RecordHarness, raw_record
 
-NAMES = (
-    "begin",
-    "extend",
-    "complete",
-    "fail",
-    "release",
-    "abandon",
-    "reserve",
-    "continuation",
-    "save_step",
-    "forget",
-    "get",
-)
+NAMES = ("begin", "extend", "settle", "abandon", "queue", "forget")
 
 steady = settings(
     derandomize=True,
@@ -50,7 +39,9 @@ GIVEN: dict[str, Callable[[RecordHarness], Any]] = {
     "reserved": RecordHarness.reserved,
     "completed": RecordHarness.completed,
     "failed": RecordHarness.failed,
-    "damaged": lambda harness: harness.put(b"S cut short"),
+    "damaged": lambda harness: harness.put(b"A cut short"),
+    "of-the-layout-before": lambda harness: harness.put(raw_record(b"S")),
+    "a-turn": lambda harness: harness.put(bytes([6]) * 7 + b"another"),
     "newer": lambda harness: harness.put(raw_record(b"Z")),
     "at-the-end-of-numbers": lambda harness: harness.put(
         raw_record(attempt=255, token=2**56 - 1, at_ms=2**48 - 1)
@@ -74,9 +65,10 @@ def test_any_arguments_give_a_listed_reply_or_an_error_and_every_record_expires(
     harness: RecordHarness, name: str
 ) -> None:
     script = scripts.load(name)
-    names = [harness.name]
-    if "entry" in scripts.read_head(scripts.read_source(name))["KEYS"]:
-        names.append(harness.store.name(harness.key.entry(b"entry 8b")))
+    of_kind = {"record": harness.name, "slot": harness.store.config.slot_name(harness.key)}
+    of_kind |= {"turn": f"{{{harness.name}}}:turn"}
+    kinds = scripts.read_head(script.source)["KEYS"]
+    names = [of_kind[kind] for kind in kinds if kind in of_kind]
 
     @steady
     @given(st.sampled_from(sorted(GIVEN)), st.tuples(*[awkward] * len(script.argv)), st.booleans())
@@ -115,10 +107,9 @@ class TestThroughTheStore:
         task_id=task_ids,
         worker=texts,
         execution_id=st.binary(min_size=8, max_size=8),
-        unanswered_ids=st.binary(max_size=200),
         lease_ms=lengths_ms,
         retention_ms=lengths_ms,
-        form=st.text("abcjson+!@=", max_size=255),
+        form=st.text("abcjson+!@=", max_size=200),
         body=st.binary(max_size=200),
         step=texts.filter(bool).map(lambda text: text[:200]),
     )
@@ -128,7 +119,6 @@ class TestThroughTheStore:
         task_id: str,
         worker: str,
         execution_id: bytes,
-        unanswered_ids: bytes,
         lease_ms: int,
         retention_ms: int,
         form: str,
@@ -141,14 +131,10 @@ class TestThroughTheStore:
                 commands.begin(
                     harness.key,
                     execution_id=execution_id,
-                    unanswered_ids=unanswered_ids,
                     task_id=task_id,
-                    root=bytes(8),
                     worker=worker,
                     lease_ms=lease_ms,
                     retention_ms=retention_ms,
-                    max_attempts=255,
-                    error_ms=retention_ms,
                 )
             )
         )
@@ -161,8 +147,8 @@ class TestThroughTheStore:
         entry = steps.write(step, form, body)
         run_sync(
             harness.store.execute(
-                commands.save_step(
-                    harness.key, record.token, entry, lease_ms=lease_ms, retention_ms=retention_ms
+                commands.extend(
+                    LeaseExtension(harness.key, record.token, lease_ms, retention_ms), entry
                 )
             )
         )
@@ -179,7 +165,7 @@ class TestThroughTheStore:
         for act in (
             lambda: harness.begin(task_id="x" * 65_535),
             lambda: harness.reserve("é" * 32_768),
-            lambda: harness.abandon("\ud800", root=b"root 8 b"),
+            lambda: harness.abandon("\ud800"),
         ):
             with pytest.raises(IdempotencyError, match="the task's id ") as caught:
                 act()
@@ -195,8 +181,8 @@ class TestThroughTheStore:
         with pytest.raises(StoreUnavailableError, match="Redis replied with an error"):
             run_sync(
                 harness.store.execute(
-                    commands.save_step(
-                        harness.key, before.token, b"s", lease_ms=lease_ms, retention_ms=-lease_ms
+                    commands.extend(
+                        LeaseExtension(harness.key, before.token, lease_ms, -lease_ms), b"s"
                     )
                 )
             )

@@ -39,7 +39,7 @@ def test_between_begin_and_complete(harness: RecordHarness, durable: RedisServer
     crash(durable)
 
     assert harness.raw == raw
-    assert harness.client.script_exists(scripts.load("complete").sha) == [False]
+    assert harness.client.script_exists(scripts.load("settle").sha) == [False]
     assert harness.begin(task_id=SECOND).case == "held"
     assert harness.begin(execution_id=OWNER).token == begun.token
     assert harness.extend(begun.token).case == "ok"

@@ -44,7 +44,7 @@ def test_the_promoted_replica_completes_what_the_failed_master_began(
     trio.failover()
 
     with successor.client() as client:
-        assert client.script_exists(scripts.load("complete").sha) == [False]
+        assert client.script_exists(scripts.load("settle").sha) == [False]
     assert harness.extend(begun.token).case == "ok"
     assert harness.complete(begun.token).case == "ok"
     assert harness.begin(task_id=SECOND).case == "finished"
@@ -88,7 +88,7 @@ def test_a_connection_to_the_old_master_is_replaced(
     assert harness.complete(token).case == "ok"
     assert harness.begin(task_id=SECOND).case == "finished"
     with successor.client() as client:
-        assert client.get(harness.name).startswith(b"C")
+        assert client.get(harness.name).startswith(b"V")
 
 
 def test_a_begin_returns_when_the_replica_has_it(

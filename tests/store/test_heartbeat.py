@@ -85,9 +85,9 @@ def test_all_leases_go_in_one_round_trip(
     trips: list[int] = []
     send = ServerTransport.send
 
-    def counting(transport: ServerTransport, *commands: Sequence[Any]) -> Any:
+    def counting(transport: ServerTransport, *commands: Sequence[Any], **how: Any) -> Any:
         trips.append(len(commands))
-        return send(transport, *commands)
+        return send(transport, *commands, **how)
 
     harness.client.script_load(scripts.load("extend").source)
     # Long enough for all of them to begin within one interval on a busy machine.
@@ -276,7 +276,7 @@ def test_an_unexpected_error_does_not_end_the_others(
         raise RuntimeError("in a handler")
 
     bad.lease.on_lost = explode
-    run_sync(harness.store.execute(commands.forget(bad.lease.key)))
+    run_sync(harness.store.execute(commands.forget(bad.lease.key, force=True)))
 
     heart.start_renewal(bad.lease)
     heart.start_renewal(good.lease)

@@ -11,6 +11,7 @@ import pytest
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import scripts
+from celery_idempotent.store.clock import LATE_AFTER
 from celery_idempotent.store.run_sync import run_sync
 from tests.faults.proxy import Proxy
 from tests.store.record_harness import HOLD_MS, OWNER, SECOND, RecordHarness, RecordReply, store_at
@@ -19,8 +20,7 @@ from tests.waiting import eventually
 
 def warm(harness: RecordHarness) -> None:
     """Load all scripts, so that each call is one request."""
-    for name in ("begin", "complete", "fail", "release", "extend", "save_step", "abandon",
-                 "reserve", "continuation", "forget", "get"):  # fmt: skip
+    for name in ("begin", "settle", "extend", "abandon", "queue", "forget"):
         harness.client.script_load(scripts.load(name).source)
 
 
@@ -29,12 +29,6 @@ def warmed(proxied: RecordHarness) -> RecordHarness:
     warm(proxied)
     run_sync(proxied.store.ping())
     return proxied
-
-
-def abandoned(harness: RecordHarness) -> Record:
-    harness.started()
-    harness.abandon()
-    return harness.record()
 
 
 def lose(proxy: Proxy, script: str) -> None:
@@ -47,43 +41,34 @@ def assert_sent_twice(proxy: Proxy, script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "case", "attempt"),
-    [
-        (None, "begun", 1),
-        (RecordHarness.expired, "begun", 2),
-        (RecordHarness.held_for_retry, "begun", 1),
-        (abandoned, "finished", 1),
-    ],
-    ids=["absent", "a takeover", "a retry", "poisoned"],
+    ("given", "attempt"),
+    [(None, 1), (RecordHarness.dead, 2), (RecordHarness.held_for_retry, 1)],
+    ids=["absent", "a takeover", "a retry"],
 )
-def test_begin(warmed: RecordHarness, proxy: Proxy, given: Any, case: str, attempt: int) -> None:
+def test_begin(warmed: RecordHarness, proxy: Proxy, given: Any, attempt: int) -> None:
     before = given(warmed).token if given else 0
     proxy.requests.clear()
     lose(proxy, "begin")
 
-    answer = warmed.begin(max_attempts=1 if case == "finished" else 5)
+    answer = warmed.begin()
 
     assert_sent_twice(proxy, "begin")
-    assert (answer.case, answer.stored.attempt) == (case, attempt)
+    assert (answer.case, answer.stored.attempt) == ("begun", attempt)
     assert answer.record == warmed.record()
-    assert answer.token > before or case == "finished"
+    assert answer.token > before
 
 
 #: Script, record before, call, and case of the reply.
 CALLS: dict[str, tuple[str, Callable[..., Record | None], Callable[..., RecordReply], str]] = {
-    "complete": ("complete", RecordHarness.started, RecordHarness.complete, "ok"),
-    "fail": ("fail", RecordHarness.started, RecordHarness.fail, "ok"),
-    "release": ("release", RecordHarness.started, RecordHarness.release, "ok"),
-    "hold": (
-        "release", RecordHarness.started, lambda h, token: h.release(token, HOLD_MS), "ok",
-    ),
+    "complete": ("settle", RecordHarness.started, RecordHarness.complete, "ok"),
+    "fail": ("settle", RecordHarness.started, RecordHarness.fail, "ok"),
+    "release": ("settle", RecordHarness.started, RecordHarness.release, "ok"),
+    "hold": ("settle", RecordHarness.started, lambda h, token: h.release(token, HOLD_MS), "ok"),
     "extend": ("extend", RecordHarness.started, RecordHarness.extend, "ok"),
-    "save_step": ("save_step", RecordHarness.started, RecordHarness.save_step, "ok"),
-    "abandon": ("abandon", RecordHarness.started, lambda h, _: h.abandon(), "ok"),
-    "grace": ("abandon", RecordHarness.started, lambda h, _: h.abandon(grace_ms=1000), "ok"),
-    "reserve": ("reserve", lambda _: None, lambda h, _: h.reserve(), "reserved"),
-    "continuation": ("continuation", RecordHarness.sending, lambda h, _: h.mark_continued(), "ok"),
-}  # fmt: skip
+    "save_step": ("extend", RecordHarness.started, RecordHarness.save_step, "ok"),
+    "reserve": ("queue", lambda _: None, lambda h, _: h.reserve(), "reserved"),
+    "sent": ("settle", RecordHarness.sending, RecordHarness.mark_sent, "ok"),
+}
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -100,11 +85,11 @@ def test_other_calls(warmed: RecordHarness, proxy: Proxy, call: str) -> None:
 
 def test_two_lost_replies_in_a_row(warmed: RecordHarness, proxy: Proxy) -> None:
     token = warmed.started().token
-    lose(proxy, "complete")
-    lose(proxy, "complete")
+    lose(proxy, "settle")
+    lose(proxy, "settle")
 
     assert warmed.complete(token).case == "ok"
-    assert len(proxy.requests_with(scripts.load("complete").sha)) == 3
+    assert len(proxy.requests_with(scripts.load("settle").sha)) == 3
 
 
 def test_a_lost_request_is_resent(warmed: RecordHarness, proxy: Proxy) -> None:
@@ -124,9 +109,25 @@ def test_while_the_script_is_loaded(proxied: RecordHarness, proxy: Proxy) -> Non
     assert (answer.case, answer.stored.attempt) == ("begun", 1)
 
 
-class TestNoReplyAtAll:
-    """The call fails, and its message carries the execution id to the next delivery."""
+def test_the_next_copy_of_a_begin_is_sent_after_the_deadline_of_the_one_before(
+    warmed: RecordHarness, proxy: Proxy
+) -> None:
+    """What Redis executes later, after an outage of the network, does nothing."""
+    lose(proxy, "begin")
+    lose(proxy, "settle")
+    began_at = time.monotonic()
+    token = warmed.begin().token
+    assert time.monotonic() - began_at >= LATE_AFTER
 
+    began_at = time.monotonic()
+    warmed.complete(token)
+
+    assert time.monotonic() - began_at < LATE_AFTER, "its token is enough"
+    first, second = proxy.requests_with(scripts.load("begin").sha)
+    assert first != second
+
+
+class TestNoReplyAtAll:
     def test_begin_is_resent_and_answered(self, proxy: Proxy, harness: RecordHarness) -> None:
         warm(harness)
         short_timeout = RecordHarness(store_at(proxy.url + "?socket_timeout=1"), harness.client)
@@ -136,7 +137,7 @@ class TestNoReplyAtAll:
 
         assert (answer.case, answer.stored.attempt) == ("begun", 1)
 
-    def test_a_begin_that_timed_out_is_continued_by_the_next_delivery(
+    def test_a_begin_that_timed_out_holds_the_key_for_a_lease(
         self, proxy: Proxy, harness: RecordHarness
     ) -> None:
         warm(harness)
@@ -150,7 +151,7 @@ class TestNoReplyAtAll:
         assert harness.record().state is State.STARTED
 
         assert harness.begin(task_id=SECOND).case == "held"
-        answer = harness.begin(unanswered_ids=OWNER)
+        answer = harness.begin(execution_id=OWNER)
         assert (answer.case, answer.stored.attempt) == ("begun", 1)
 
     def test_a_late_reply_is_waited_for(self, warmed: RecordHarness, proxy: Proxy) -> None:

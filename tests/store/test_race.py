@@ -31,7 +31,7 @@ def test_one_begins_and_all_others_are_held(harness: RecordHarness) -> None:
 
 
 def test_one_takes_over(harness: RecordHarness) -> None:
-    harness.expired()
+    harness.dead()
 
     replies = begin_concurrently(harness)
 
@@ -44,7 +44,7 @@ def test_the_first_outcome_wins(harness: RecordHarness) -> None:
     tokens = [harness.started().token]
     for _ in range(CONTENDERS - 1):
         harness.abandon()
-        tokens.append(harness.started(max_attempts=255).token)
+        tokens.append(harness.started().token)
 
     with ThreadPoolExecutor(CONTENDERS) as pool:
         replies = list(pool.map(harness.complete, tokens))

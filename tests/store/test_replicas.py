@@ -101,7 +101,7 @@ class TestFrozenReplica:
 
         assert 0.3 <= time.monotonic() - began_at < hasty.store.config.timeout / 2
 
-    def test_begin_is_granted_to_the_message_that_is_retried(
+    def test_begin_is_granted_when_it_is_sent_again(
         self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer
     ) -> None:
         execution_id = os.urandom(8)
@@ -110,7 +110,7 @@ class TestFrozenReplica:
             hasty.begin(execution_id=execution_id)
         replica.resume()
 
-        reply = harness.begin(unanswered_ids=execution_id)
+        reply = harness.begin(execution_id=execution_id)
 
         assert (reply.case, reply.stored.attempt) == ("begun", 1)
         assert replicated_state(harness, replica) is State.STARTED
@@ -141,7 +141,7 @@ class TestFrozenReplica:
         self, harness: RecordHarness, master: RedisServer, replica: RedisServer
     ) -> None:
         token = harness.started().token
-        complete = scripts.load("complete")
+        complete = scripts.load("settle")
         harness.client.script_load(complete.source)
         replica.pause()
         with Proxy(master.url) as proxy:

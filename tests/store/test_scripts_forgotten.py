@@ -22,8 +22,7 @@ CALLS: dict[str, Callable[[RecordHarness, int], str]] = {
     "release": lambda harness, token: harness.release(token, HOLD_MS).case,
     "abandon": lambda harness, token: harness.abandon().case,
     "reserve": lambda harness, token: harness.reserve(SECOND).case,
-    "forget": lambda harness, token: harness.forget(token).case,
-    "continuation": lambda harness, token: harness.mark_continued().case,
+    "forget": lambda harness, token: harness.forget().case,
 }
 
 
@@ -45,7 +44,8 @@ def test_each_script_is_loaded_once(harness: RecordHarness) -> None:
         harness.forget()
 
     assert calls(harness.client, "eval") == 3  # begin, complete, forget
-    assert calls(harness.client, "evalsha") == 15
+    # One more on a cluster, where the first reply has the time of the server.
+    assert calls(harness.client, "evalsha") in (15, 16)
 
 
 def test_a_heartbeat_of_many_leases_loads_the_script_once(harness: RecordHarness) -> None:

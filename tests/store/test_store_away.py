@@ -24,7 +24,7 @@ CALLS: dict[str, Callable[[RecordHarness], object]] = {
     "abandon": lambda harness: harness.abandon(),
     "reserve": lambda harness: harness.reserve(),
     "forget": lambda harness: harness.forget(),
-    "continuation": lambda harness: harness.mark_continued(),
+    "sent": lambda harness: harness.mark_sent(1),
     "get": lambda harness: run_sync(harness.store.get(harness.key)),
     "ping": lambda harness: run_sync(harness.store.ping()),
 }

@@ -6,7 +6,6 @@ the expiry. Here are the promises in examples, and what only Python reads and wr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import UNREADABLE, LeaseExtension
+from celery_idempotent.store.commands import NO_RECORD, UNREADABLE, LeaseExtension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from tests.store.record_harness import (
@@ -29,7 +28,6 @@ from tests.store.record_harness import (
     FIRST,
     HOLD_MS,
     LEASE_MS,
-    NO_ARGUMENTS,
     OTHER_ARGUMENTS,
     OTHER_WORKER,
     OWNER,
@@ -37,6 +35,7 @@ from tests.store.record_harness import (
     RETENTION_MS,
     SECOND,
     SHORT_MS,
+    THIRD,
     WORKER,
     RecordHarness,
     raw_record,
@@ -48,10 +47,11 @@ pytestmark = pytest.mark.core
 #: Another execution id.
 THIS = b"another!"
 
+OTHER_KEY = Key("shop.refund", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
+
 GIVEN: tuple[Callable[[RecordHarness], Record], ...] = (
     RecordHarness.started,
-    RecordHarness.expired,
-    RecordHarness.reserved,
+    RecordHarness.dead,
     RecordHarness.held_for_retry,
     RecordHarness.completed,
     RecordHarness.failed,
@@ -75,70 +75,101 @@ class TestBegin:
         assert before <= reply.now_ms <= harness.now_ms()
         assert record.at_ms == reply.now_ms + LEASE_MS
 
-    def test_takes_over_at_the_deadline_and_not_before(self, harness: RecordHarness) -> None:
-        dead = harness.started(lease_ms=SHORT_MS)
-        replies = []
+    def test_marks_an_expired_lease_before_it_takes_over(self, harness: RecordHarness) -> None:
+        dead = harness.silent()
 
-        def begun() -> bool:
-            replies.append(harness.begin(task_id=SECOND, worker=OTHER_WORKER))
-            return replies[-1].case == "begun"
+        reply = harness.begin(task_id=SECOND, worker=OTHER_WORKER)
 
-        eventually(begun)
-
-        assert all(reply.case == "held" and reply.now_ms < dead.at_ms for reply in replies[:-1])
-        reply = replies[-1]
-        assert reply.now_ms >= dead.at_ms
+        assert reply.case == "begun"
         assert reply.token > dead.token
         assert (reply.stored.attempt, reply.stored.task_id) == (2, SECOND)
         assert reply.stored.worker == OTHER_WORKER
+        assert layout.begun(harness.raw or b"").orphaned_seconds is not None
+        assert harness.complete(dead.token).case == "lost"
 
-    def test_after_max_attempts_fails_the_key_as_poisoned(self, harness: RecordHarness) -> None:
-        attempts = [harness.expired(max_attempts=3) for _ in range(3)]
-        assert [each.attempt for each in attempts] == [1, 2, 3]
+    def test_an_extension_after_the_mark_keeps_the_lease(self, harness: RecordHarness) -> None:
+        alive = harness.silent()
 
-        reply = harness.begin(task_id=SECOND, worker=OTHER_WORKER, max_attempts=3)
+        assert harness.extend(alive.token).case == "ok"
 
-        assert (reply.case, reply.record) == ("finished", harness.record())
-        assert (reply.stored.state, reply.stored.attempt) == (State.FAILED, 3)
-        assert (reply.stored.format, reply.stored.body) == ("", b"poisoned")
-        assert reply.stored.worker == WORKER, "the one that died last"
-        assert ERROR_MS - 5000 < harness.left_ms() <= ERROR_MS
-        assert harness.complete(attempts[-1].token).case == "lost"
+        assert harness.begin(task_id=SECOND).case == "held"
+        assert harness.complete(alive.token).case == "ok"
 
-    def test_counts_up_to_255_attempts(self, harness: RecordHarness) -> None:
-        for _ in range(255):
-            harness.started(max_attempts=255)
-            harness.abandon()
+    def test_that_was_granted_to_nobody_is_not_a_death(self, harness: RecordHarness) -> None:
+        harness.silent(confirmed=False)
 
-        assert harness.record().attempt == 255
-        assert harness.begin(max_attempts=255).stored.state is State.FAILED
-        assert harness.record().attempt == 255
-
-    def test_of_a_reserved_key_is_for_its_task_id_until_the_reservation_expires(
-        self, harness: RecordHarness
-    ) -> None:
-        reservation = harness.reserved()
         reply = harness.begin(task_id=SECOND)
-        assert (reply.case, reply.record) == ("held", reservation)
-        assert harness.begin().case == "begun"
-        harness.forget()
 
-        harness.reserve(hold_ms=SHORT_MS)
+        assert (reply.case, reply.stored.attempt) == ("begun", 1)
 
-        eventually(lambda: harness.begin(task_id=SECOND).case == "begun")
-        assert harness.record().attempt == 1
+    def test_sent_again_gets_the_same_grant_and_renews_it(self, harness: RecordHarness) -> None:
+        first = harness.begin(execution_id=OWNER)
+
+        again = harness.begin(execution_id=OWNER, lease_ms=2 * LEASE_MS)
+
+        assert (again.case, again.token) == ("begun", first.token)
+        assert again.stored.at_ms == again.now_ms + 2 * LEASE_MS
+        assert harness.begin(execution_id=THIS).case == "held"
+
+    def test_counts_up_to_255_deaths(self, harness: RecordHarness) -> None:
+        for _ in range(256):
+            harness.dead()
+
+        assert harness.record().attempt == 255
+
+    def test_after_a_reservation_is_for_any_message(self, harness: RecordHarness) -> None:
+        """The slot only keeps publishers back, and ends when its message begins."""
+        harness.reserved()
+        assert harness.reserve(SECOND).stored.task_id == FIRST
+
+        assert harness.begin(hold_ms=HOLD_MS).case == "begun"
+
+        assert run_sync(harness.store.slot(harness.key)) is None
 
     @given_any
-    def test_or_reserve_with_other_arguments_is_a_reuse(
+    def test_with_other_arguments_is_a_reuse(
         self, harness: RecordHarness, given: Callable[[RecordHarness], Record]
     ) -> None:
-        given(harness)
+        has_arguments = given(harness).fingerprint != b""
         before = harness.raw
 
-        for reply in (harness.begin(key=OTHER_ARGUMENTS), harness.reserve(key=OTHER_ARGUMENTS)):
-            assert reply.case == "reused"
-            assert reply.stored.task_id in (FIRST, SECOND)
+        reply = harness.begin(key=OTHER_ARGUMENTS, task_id=THIRD)
+
+        assert reply.case == ("reused" if has_arguments else "held")
         assert harness.raw == before
+
+
+class TestLate:
+    def test_commands_do_nothing_after_their_deadline(self, harness: RecordHarness) -> None:
+        """As copies that were sent before, and are executed after the call has ended."""
+        harness.completed()
+        before = harness.raw
+        late = [
+            commands.begin(
+                OTHER_KEY,
+                execution_id=OWNER,
+                task_id=FIRST,
+                worker=WORKER,
+                lease_ms=LEASE_MS,
+                retention_ms=RETENTION_MS,
+            ),
+            commands.reserve(OTHER_KEY, FIRST, HOLD_MS),
+            commands.forget(harness.key),
+        ]
+        past = harness.now_ms() - 1
+        for command in late:
+            arguments = [past if each is commands.DEADLINE else each for each in command.arguments]
+            config, key = harness.store.config, command.key
+            names = {commands.RECORD: config.name(key), commands.SLOT: config.slot_name(key)}
+            keys = [names[kind] for kind in command.keys]
+
+            raw = harness.client.eval(command.script.source, len(keys), *keys, *arguments)
+
+            reply = command.script.reply(raw)
+            assert reply.case == "late"
+            assert abs(reply.now_ms - harness.now_ms()) < 1000
+        assert harness.raw == before
+        assert run_sync(harness.store.get(OTHER_KEY)) is None
 
 
 class TestExtend:
@@ -195,7 +226,7 @@ class TestOutcome:
     def test_of_a_stale_execution_is_refused_with_what_is_stored(
         self, harness: RecordHarness
     ) -> None:
-        stale = harness.expired()
+        stale = harness.silent()
         successor = harness.started(task_id=SECOND)
         for refused in (harness.complete, harness.fail, harness.extend, harness.save_step):
             reply = refused(stale.token)
@@ -205,15 +236,14 @@ class TestOutcome:
         for settle in (harness.complete, harness.fail):
             reply = settle(stale.token)
             assert (reply.case, reply.stored.body) == ("lost", b"the successor's")
-        assert harness.fail(successor.token).case == "lost", "no resend of complete"
+        assert harness.fail(successor.token).case == "ok", "the first outcome stays"
+        assert harness.state is State.COMPLETED
         harness.forget()
         assert harness.complete(stale.token)[:2] == ("lost", None)
 
     def test_is_accepted_after_the_lease_without_a_takeover(self, harness: RecordHarness) -> None:
-        running = harness.expired()
+        running = harness.silent()
 
-        assert harness.extend(running.token).case == "ok"
-        assert harness.begin(task_id=SECOND).case == "held"
         assert harness.complete(running.token).case == "ok"
 
     def test_has_any_bytes(self, harness: RecordHarness) -> None:
@@ -223,19 +253,10 @@ class TestOutcome:
 
         assert (harness.record().format, harness.record().body) == payload
 
-    def test_is_kept_for_a_call_that_met_its_execution(self, harness: RecordHarness) -> None:
-        min_retention_ms = 2 * RETENTION_MS
-        running = harness.started(min_retention_ms=min_retention_ms)
-        assert harness.begin(task_id=SECOND, min_retention_ms=min_retention_ms).case == "held"
-        harness.complete(running.token)
-
-        assert min_retention_ms - 5000 < harness.left_ms() <= min_retention_ms
-        assert harness.begin(task_id=SECOND).case == "finished"
-
 
 class TestRelease:
     def test_frees_the_key_and_attempts_start_again(self, harness: RecordHarness) -> None:
-        harness.expired()
+        harness.dead()
         running = harness.started()
 
         for _ in range(2):
@@ -245,35 +266,49 @@ class TestRelease:
         assert harness.begin().stored.attempt == 1
 
     def test_reserves_the_key_for_a_retry(self, harness: RecordHarness) -> None:
-        harness.expired()
+        harness.dead()
         running = harness.started()
 
-        reply = harness.release(running.token, HOLD_MS)
+        reply = harness.release(running.token, HOLD_MS, generation=1)
 
         record = harness.record()
         assert reply.case == harness.release(running.token, HOLD_MS).case == "ok"
         assert (record.state, record.task_id, record.attempt) == (State.RESERVED, FIRST, 0)
-        assert record.at_ms == reply.now_ms + HOLD_MS
+        assert (record.at_ms, record.awaited) == (reply.now_ms + HOLD_MS, 1)
         assert HOLD_MS - 5000 < harness.left_ms() <= HOLD_MS
-        assert harness.complete(running.token).case == "lost"
-        assert harness.begin(task_id=SECOND).case == "held"
-        assert harness.begin().stored.attempt == 1
-        assert layout.begun(harness.raw or b"").orphaned_seconds == 0
+        assert harness.complete(running.token).case == "ok", "it has ended"
+        assert harness.begin(task_id=SECOND, generation=1).case == "held"
+        assert harness.begin(generation=0).case == "held", "a copy of the message before the retry"
+        assert harness.begin(generation=1).stored.attempt == 1
+        assert layout.begun(harness.raw or b"").orphaned_seconds is None
 
-    def test_of_a_replacement_that_failed_keeps_its_error(self, harness: RecordHarness) -> None:
-        body = layout.write_replacement(5, FIRST, b"")
-        harness.complete(harness.started().token, Payload("=task", body), sending_ms=0)
-        replaced = harness.record()
-        assert harness.release(replaced.token).case == "lost", "without an error"
+    def test_keeps_steps_for_the_next_execution(self, harness: RecordHarness) -> None:
+        token = harness.started().token
+        harness.save_step(token)
 
-        for _ in range(2):
-            assert harness.end_with_error(replaced.token, generation=4).case == "ok"
+        assert harness.release(token).case == "ok"
 
-        copy = harness.begin(generation=4)
-        assert (copy.case, copy.stored.body) == ("sent", ERROR.body)
-        begun = harness.begin(key=OTHER_ARGUMENTS, task_id=SECOND)
-        assert begun.case == "begun"
-        assert begun.token > replaced.token
+        assert harness.record().fingerprint == harness.key.fingerprint
+        assert "reserve" in harness.steps
+        harness.started(task_id=SECOND)
+        assert "reserve" in harness.steps
+
+    def test_of_a_replacement_that_failed_frees_the_key(self, harness: RecordHarness) -> None:
+        token = harness.started().token
+        harness.delegate(token, 5)
+        assert harness.complete(token).case == "ok", "settled already"
+        assert harness.begin(generation=4).case == "finished"
+        assert harness.begin(task_id=SECOND, generation=5).case == "finished"
+
+        assert harness.release(token).case == "ok"
+
+        assert harness.raw is None
+
+    def test_of_a_replacement_lets_it_continue(self, harness: RecordHarness) -> None:
+        token = harness.started().token
+        harness.delegate(token, 5)
+
+        assert harness.begin(generation=5).token > token
 
 
 class TestAbandon:
@@ -288,27 +323,23 @@ class TestAbandon:
         raw = harness.client.get(harness.name)
         assert layout.is_abandoned(raw, dead.token, WORKER)
         assert not layout.is_abandoned(raw, dead.token, OTHER_WORKER)
-        assert not layout.is_abandoned(b"S", dead.token, WORKER)
-        assert harness.abandon().case == "ok"
-        assert harness.complete(dead.token).case == "lost"
+        assert not layout.is_abandoned(b"a", dead.token, WORKER)
+        for refused in (harness.complete, harness.extend, harness.save_step, harness.release):
+            assert refused(dead.token).case == "lost"
         successor = harness.begin(task_id=SECOND, worker=OTHER_WORKER)
         assert (successor.case, successor.stored.attempt) == ("begun", 2)
         assert successor.token > dead.token
         assert successor.stored.ended_by is None
         assert "reserve" in harness.steps
-        assert not layout.is_abandoned(harness.client.get(harness.name), dead.token, WORKER)
         assert harness.abandon().case == "lost"
 
     def test_holds_the_key_during_the_grace_period(self, harness: RecordHarness) -> None:
-        running = harness.started(execution_id=OWNER)
+        harness.started(execution_id=OWNER)
 
         reply = harness.abandon(grace_ms=LEASE_MS // 2)
 
         assert harness.record().at_ms == reply.now_ms + LEASE_MS // 2
-        for refused in (harness.complete, harness.extend, harness.save_step, harness.release):
-            assert refused(running.token).case == "lost"
-        # An abandoned record has no execution id, and every text contains the empty one.
-        assert harness.begin(unanswered_ids=os.urandom(8)).case == "held"
+        assert harness.begin(execution_id=OWNER).case == "held"
         harness.forget()
         harness.started()
         harness.abandon(grace_ms=SHORT_MS)
@@ -325,18 +356,33 @@ class TestAbandon:
 
 
 class TestContinuation:
-    @pytest.mark.parametrize("given", [RecordHarness.sending, RecordHarness.sending_error])
-    def test_is_sent_by_one_delivery_at_a_time(self, harness: RecordHarness, given: Any) -> None:
-        done = given(harness)
+    def test_is_sent_by_one_delivery_at_a_time(self, harness: RecordHarness) -> None:
+        done = harness.sending()
         assert done.sending
-        assert harness.begin(continues=True).case == "held"
+        assert done.finished_at is None
+        assert harness.begin().case == "held"
+        assert harness.begin(task_id=SECOND).case == "finished", "it has one of its own"
 
-        assert harness.mark_continued().case == harness.mark_continued().case == "ok"
+        for _ in range(2):
+            assert harness.mark_sent(done.token).case == "ok"
 
         noted = harness.record()
         assert not noted.sending
+        assert noted.at_ms <= harness.now_ms()
         assert (noted.state, noted.body, noted.token) == (done.state, done.body, done.token)
-        assert harness.begin(continues=True).case == "sent"
+        assert harness.begin().case == "finished"
+
+    def test_of_a_dead_process_is_sent_by_the_next_delivery(self, harness: RecordHarness) -> None:
+        done = harness.sending()
+        assert harness.abandon().case == "sending"
+
+        claimed = harness.begin(worker=OTHER_WORKER)
+
+        assert (claimed.case, claimed.token) == ("send", done.token)
+        assert harness.abandon().case == "lost", "the first sender's parent, late"
+        assert harness.begin().case == "held"
+        assert harness.mark_sent(done.token).case == "ok"
+        assert harness.begin().case == "finished"
 
 
 class TestForget:
@@ -348,17 +394,37 @@ class TestForget:
         for other in (record.token - 1, record.token + 1, 0):
             reply = harness.forget(replace(record, token=other))
             assert (reply.case, reply.record) == ("changed", record)
-        assert harness.forget(UNREADABLE).case == "changed"
+        for shown in (UNREADABLE, NO_RECORD):
+            assert harness.forget(shown).case == "changed"
         assert harness.record() == record
 
         assert harness.forget(record).case == "ok"
 
         assert harness.raw is None
-        for shown in (record, UNREADABLE, None):
+        for shown in (record, UNREADABLE, NO_RECORD, None):
             assert harness.forget(shown).case == "absent"
         given(harness)
         assert harness.forget().case == "ok"
         assert harness.begin(task_id=SECOND).stored.attempt == 1
+
+    def test_of_a_running_call_takes_force(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        reply = harness.forget(running, force=False)
+        assert (reply.case, reply.record) == ("running", running)
+
+        assert harness.forget(running).case == "ok"
+
+        assert harness.extend(running.token).case == "lost"
+        assert harness.dead().state is State.STARTED
+        assert harness.forget(force=False).case == "ok"
+
+    def test_frees_a_key_that_is_reserved(self, harness: RecordHarness) -> None:
+        shown = harness.reserved()
+
+        assert harness.forget(replace(shown, token=1)).case == "changed"
+        assert harness.forget(shown).case == "ok"
+
+        assert harness.reserve(SECOND).case == "reserved"
 
     @pytest.mark.parametrize("raw", [b"", b"S", b"Znewer", b"{}"])
     @pytest.mark.parametrize("shown", [None, UNREADABLE])
@@ -387,14 +453,14 @@ def test_a_value_of_another_type_is_a_corrupt_record(harness: RecordHarness) -> 
         lambda: harness.release(17),
         lambda: harness.save_step(17),
         harness.abandon,
-        harness.mark_continued,
+        lambda: harness.mark_sent(17),
         lambda: run_sync(harness.store.get(harness.key)),
-        lambda: harness.forget(shown),
     ]
 
     for call in calls:
         with pytest.raises(CorruptRecordError, match=str(harness.key)):
             call()
+    assert harness.forget(shown).case == "changed"
     assert harness.client.hgetall(harness.name) == {b"field": b"value"}
     assert harness.forget(UNREADABLE).case == "ok"
     assert not harness.client.exists(harness.name)
@@ -433,14 +499,8 @@ class TestTokens:
         self, harness: RecordHarness, last: int
     ) -> None:
         # As after the server's clock was set back.
-        nobody: dict[str, Any] = {"worker": b"", "execution_id": b""}
         fingerprint = harness.key.fingerprint
-        ahead = harness.now_ms() + HOLD_MS
-        harness.put(raw_record(b"R", token=last, at_ms=ahead, task_id=b"a", **nobody))
-        assert harness.reserve("a").token == last + 1
-        harness.put(raw_record(b"R", token=last, at_ms=1, fingerprint=fingerprint, **nobody))
-        assert harness.started(task_id=SECOND).token == last + 1
-        harness.put(raw_record(b"S", token=last, at_ms=1, fingerprint=fingerprint))
+        harness.put(raw_record(b"a", token=last, at_ms=1, fingerprint=fingerprint))
 
         assert harness.started().token == last + 1
         assert harness.extend(last).case == harness.complete(last).case == "lost"
@@ -453,28 +513,30 @@ class TestLabel:
         harness.completed()
         without = len(harness.raw or b"")
         harness.forget()
-        harness.reserve(label=label)
+        assert harness.reserve(label=label).case == "reserved"
+        assert harness.slot().label == label
         harness.release(harness.started(label=label).token, HOLD_MS)
+        assert harness.record().label == label
         token = harness.started(label=label).token
         harness.save_step(token)
         harness.abandon()
         assert harness.record().label == label
 
-        assert harness.completed(task_id=FIRST, label=label).label == label
-        assert len(harness.raw or b"") - without == len(label.encode())
+        harness.complete(harness.started(label=label).token, label=label)
+
+        assert harness.record().label == label
+        assert len(harness.raw or b"") - without == len(label.encode()) + 2
         assert harness.record().fingerprint == harness.key.fingerprint
-        assert harness.begin(task_id=SECOND, label="another").case == "finished"
-        assert harness.begin(key=OTHER_ARGUMENTS, label=label).case == "reused"
 
-    @pytest.mark.parametrize("key", [None, NO_ARGUMENTS], ids=["fingerprint", "no fingerprint"])
-    def test_of_the_longest_size_fits(self, harness: RecordHarness, key: Any) -> None:
+    def test_of_the_longest_size_fits(self, harness: RecordHarness) -> None:
         longest = "x" * MAX_BYTES
+        harness.complete(harness.started().token, label=longest)
 
-        assert harness.completed(key=key, label=longest).label == longest
+        assert harness.record().label == longest
 
     def test_that_another_program_wrote_is_escaped(self, harness: RecordHarness) -> None:
-        harness.completed(label="order 42 · Straße")
-        raw = harness.raw
+        harness.complete(harness.started().token, label="order 42 · Straße")
+        raw = harness.raw or b""
         harness.put(raw.replace("Straße".encode(), b"\x1b[2J\xff\n\n"))
 
         assert harness.record().label == "order 42 · \\x1b[2J\ufffd\\x0a\\x0a"

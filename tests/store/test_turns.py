@@ -1,38 +1,30 @@
-"""Messages of one key: where it may run again, one at a time has the turn; errors of one message.
+"""Messages of one key: where it may run again, one at a time holds it, and one more may wait.
 
-`test_table` compares each call with the model; here are the promises in examples.
+labs/verification searches the protocol; here are the promises in examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from celery_idempotent.errors import CorruptRecordError
-from celery_idempotent.key.key import default_root
-from celery_idempotent.record import steps
+from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
-from celery_idempotent.store.inspection import scan
 from celery_idempotent.store.run_sync import run_sync
 from tests.store.record_harness import (
-    ERROR,
-    ERROR_MS,
     FIRST,
     HOLD_MS,
     LEASE_MS,
-    OTHER_ARGUMENTS,
-    OWNER,
-    RESULT,
     RETENTION_MS,
     SECOND,
-    THIRD,
+    SHORT_MS,
     RecordHarness,
     Turn,
 )
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.core
 
 
 @pytest.fixture
@@ -47,302 +39,206 @@ def collapsing(harness: RecordHarness) -> Turn:
     return Turn(harness, waits=True)
 
 
-@pytest.mark.core
 def test_the_next_message_runs_after_the_end_and_copies_replay(turn: Turn) -> None:
+    tokens = []
     for message in (turn.first, turn.second, turn.third):
-        running = message.started()
+        tokens.append(message.started().token)
         for other in (turn.first, turn.second, turn.third):
             if other.raw is None:
-                assert other.begin().case == "busy"
+                assert other.begin().stored.task_id == message.task_id
         payload = Payload("json", message.task_id.encode())
-        assert message.complete(running.token, payload).case == "ok"
-        assert turn.harness.record() == message.record(), "the turn shows the last outcome"
-        for record in (turn.harness, message):
-            assert RETENTION_MS - 5000 < record.left_ms() <= RETENTION_MS
+        assert message.complete(tokens[-1], payload).case == "ok"
+        assert turn.shown.token == tokens[-1], "the key shows the last outcome"
+        assert RETENTION_MS - 5000 < message.left_ms() <= RETENTION_MS
 
+    assert tokens == sorted(set(tokens))
     for message in (turn.first, turn.second, turn.third):
         copy = message.begin()
         assert (copy.case, copy.stored.body) == ("finished", message.task_id.encode())
-        assert copy.stored.task_id == message.task_id
-
-
-@pytest.mark.parametrize("generation", [0, 1])
-def test_copies_get_the_error_that_ended_their_message(turn: Turn, generation: int) -> None:
-    token = turn.first.started(generation=generation).token
-    assert turn.first.end_with_error(token, generation=generation).case == "ok"
-
-    assert turn.state is None
-    name = turn.first.store.name(turn.first.key.entry(default_root(FIRST)))
-    assert ERROR_MS - 5000 < turn.first.client.pttl(name) <= ERROR_MS
-    for older in range(generation + 1):
-        copy = turn.first.begin(generation=older)
-        assert (copy.case, copy.stored.body) == ("sent", ERROR.body)
-    assert turn.first.begin(generation=generation + 1).case == "begun"
-    assert turn.second.begin().case == "busy"
 
 
 class TestTakeover:
     def test_by_another_message_and_the_dead_one_comes_back(self, turn: Turn) -> None:
-        dead = turn.first.expired()
-
-        running = turn.second.started()
-
-        assert running.token > dead.token
-        assert turn.first.begin().case == "later"
-        turn.second.complete(running.token)
-        again = turn.first.started()
-        assert again.attempt == 2
-        assert turn.harness.record().token == again.token
-
-    @pytest.mark.parametrize("end", ["complete", "fail", "end_with_error", "extend", "save_step"])
-    def test_refuses_the_stale_execution(self, turn: Turn, end: str) -> None:
-        stale = turn.first.expired()
-        running = turn.second.started()
-
-        reply = getattr(turn.first, end)(stale.token)
-
-        assert (reply.case, reply.stored.task_id) == ("lost", FIRST)
-        assert not reply.stored.state.finished
-        assert turn.harness.record() == running
-        turn.second.complete(running.token)
-        reply = getattr(turn.first, end)(stale.token)
-        assert (reply.case, reply.stored.task_id) == ("lost", FIRST)
-        assert turn.first.begin().case == "begun"
-
-    def test_keeps_the_steps_of_each_message(self, turn: Turn) -> None:
-        turn.first.save_step(turn.first.started().token)
-        turn.first.abandon()
-        running = turn.second.started()
-        assert running.body == b""
-        turn.second.complete(running.token)
-
         turn.first.started()
+        turn.first.save_step(turn.first.record().token)
+        assert turn.first.abandon().case == "ok"
 
-        assert turn.first.steps == {"reserve": ("json", b'"r-1"')}
+        running = turn.second.started()
+
+        assert running.attempt == 1
+        assert turn.first.begin().case == "wait"
+        turn.second.complete(running.token)
+        assert turn.first.started().attempt == 2
+        assert "reserve" in turn.first.steps
+
+    def test_refuses_the_stale_execution(self, turn: Turn) -> None:
+        stale = turn.first.started(lease_ms=SHORT_MS)
+        eventually(lambda: turn.second.begin(lease_ms=SHORT_MS).case == "begun")
+        for end in ("complete", "fail", "extend", "save_step", "release"):
+            assert getattr(turn.first, end)(stale.token).case == "lost"
+
+        assert turn.first.state is State.STARTED
 
 
 class TestRetry:
-    def test_the_turn_stays_reserved_for_it(self, turn: Turn) -> None:
-        token = turn.first.started().token
-        assert turn.first.release(token, HOLD_MS, generation=1).case == "ok"
+    def test_holds_the_key(self, turn: Turn) -> None:
+        turn.first.release(turn.first.started().token, HOLD_MS, generation=1)
 
-        assert (turn.state, turn.holder) == (State.RESERVED, FIRST)
-        assert turn.second.begin().case == "busy"
-        assert turn.first.begin(generation=0).case == "held"
+        assert turn.second.begin().case == "held"
+        assert turn.first.begin().case == "wait"
         assert turn.first.begin(generation=1).case == "begun"
 
+    def test_keeps_the_turn_until_then(self, turn: Turn) -> None:
+        long_ms = 10 * (LEASE_MS + RETENTION_MS)
+        turn.first.release(turn.first.started().token, long_ms, generation=1)
 
-def test_a_forgotten_turn_is_free_and_the_execution_is_refused(turn: Turn) -> None:
-    token = turn.first.started().token
-    assert turn.harness.forget().case == "ok"
-
-    for reply in (turn.first.complete(token), turn.first.end_with_error(token)):
-        assert (reply.case, reply.record) == ("lost", None)
-    assert turn.second.begin().case == "begun"
-    assert turn.first.complete(token).case == "lost"
+        assert turn.harness.left_ms() > long_ms - 5000
 
 
-class TestPublishing:
-    def test_reserves_a_free_turn(self, turn: Turn) -> None:
-        assert turn.first.publish().case == turn.first.publish().case == "reserved"
-
-        assert (turn.state, turn.holder) == (State.RESERVED, FIRST)
-        assert HOLD_MS - 5000 < turn.harness.left_ms() <= HOLD_MS
-        assert turn.second.publish().stored.task_id == FIRST
-        assert turn.second.begin().case == "busy"
-        turn.second.give_back()
-        assert turn.holder == FIRST
-        token = turn.first.started().token
-        assert turn.second.publish()[:2] == ("held", turn.harness.record())
-        turn.first.complete(token)
-        assert turn.second.publish().case == "reserved"
-        turn.second.give_back()
-        assert turn.state is None
-
-    def test_of_a_task_id_that_has_ended_runs_anew(self, turn: Turn) -> None:
-        outcome = turn.first.completed()
-
+class TestPublish:
+    def test_reserves_the_key_for_one_message(self, turn: Turn) -> None:
         assert turn.first.publish().case == "reserved"
-        anew = turn.first.begin(root=b"another!")
-        assert anew.case == "begun"
-        copy = turn.first.begin()
-        assert (copy.case, copy.stored.token) == ("sent", outcome.token)
-        assert turn.first.complete(anew.token, Payload("json", b"2")).case == "ok"
-        assert turn.first.begin(root=b"another!").stored.body == b"2"
-        assert turn.first.begin().stored.body == outcome.body
+        assert turn.second.publish().stored.task_id == FIRST
+        assert turn.shown.state is State.RESERVED
+        assert turn.first.begin().case == "begun"
+        assert turn.second.publish().stored.state is State.STARTED, "its run is enough"
+        turn.first.complete(turn.first.record().token)
 
+        assert turn.second.publish().case == "reserved"
 
-class TestCollapsing:
-    @pytest.mark.core
-    @pytest.mark.parametrize("end", ["complete", "fail", "release", "end_with_error"])
-    def test_one_runs_one_waits_and_the_others_get_the_waiting_one(
-        self, collapsing: Turn, end: str
-    ) -> None:
-        collapsing.first.publish()
-        assert collapsing.third.publish().stored.task_id == FIRST
-        token = collapsing.first.started().token
+    def test_while_a_call_runs_lets_one_more_wait(self, collapsing: Turn) -> None:
+        running = collapsing.first.started()
 
         assert collapsing.second.publish().case == "reserved"
-        reply = collapsing.third.publish()
 
-        assert (reply.case, reply.stored.task_id) == ("held", SECOND)
-        assert reply.stored.state is State.RESERVED
-        assert collapsing.waits
-        running = collapsing.harness.record()
-        assert steps.read(running.body, "key") == {}, "it is not taken for a step"
-        assert getattr(collapsing.first, end)(token).case == "ok"
-        assert (collapsing.state, collapsing.holder) == (State.RESERVED, SECOND)
-        assert HOLD_MS - 5000 < collapsing.harness.left_ms() <= HOLD_MS
-        assert collapsing.third.begin().case == "busy"
+        assert collapsing.third.publish().stored.task_id == SECOND
+        assert collapsing.second.begin().case == "wait"
+        assert collapsing.third.begin().case == "held"
+        assert collapsing.shown.task_id == FIRST
+        collapsing.first.complete(running.token)
+        assert collapsing.shown.task_id == SECOND
         assert collapsing.second.begin().case == "begun"
-        assert not collapsing.waits
-
-    def test_the_reservation_is_kept_over_a_retry_a_crash_and_a_heartbeat(
-        self, collapsing: Turn
-    ) -> None:
-        token = collapsing.first.started().token
-        collapsing.second.publish()
-        collapsing.first.extend(token)
-        collapsing.first.save_step(token)
-        collapsing.first.release(token, HOLD_MS, generation=1)
-        assert collapsing.third.publish().stored.task_id == SECOND
-        assert collapsing.second.begin().case == "later"
-        collapsing.first.started(generation=1)
-        collapsing.first.abandon()
-        token = collapsing.first.started(generation=1).token
-
-        assert collapsing.third.publish().stored.task_id == SECOND
-        collapsing.first.complete(token)
-        assert collapsing.holder == SECOND
-
-    def test_a_reservation_that_is_given_back_makes_room(self, collapsing: Turn) -> None:
-        token = collapsing.first.started().token
-        collapsing.second.publish()
-        collapsing.second.give_back()
-        assert not collapsing.waits
         assert collapsing.third.publish().case == "reserved"
-        collapsing.first.release(token, HOLD_MS, generation=1)
 
-        collapsing.first.give_back()  # a retry that is discarded
+    def test_that_waits_renews_its_reservation(self, collapsing: Turn) -> None:
+        collapsing.first.started()
+        collapsing.second.publish(hold_ms=SHORT_MS * 10)
 
-        assert collapsing.holder == THIRD
+        collapsing.second.begin()
+
+        name = collapsing.harness.store.config.slot_name(collapsing.harness.key)
+        assert HOLD_MS - 5000 < collapsing.harness.client.pttl(name) <= HOLD_MS
+
+    def test_is_given_back_by_its_message_alone(self, turn: Turn) -> None:
+        turn.first.publish()
+        assert turn.second.give_back(SECOND).case == "reserved"
+        assert turn.second.publish().case == "held"
+
+        assert turn.first.give_back(FIRST).case == "reserved"
+
+        assert turn.second.publish().case == "reserved"
+
+    def test_sees_a_message_that_has_begun_without_its_slot(self, collapsing: Turn) -> None:
+        """A worker of another version, or with other options, does not know the slot."""
+        collapsing.first.publish()
+        command = commands.begin(
+            collapsing.first.key.turn,
+            execution_id=b"8 bytes.",
+            task_id=FIRST,
+            worker="w/1",
+            lease_ms=LEASE_MS,
+            retention_ms=RETENTION_MS,
+        )._replace(key=collapsing.first.key)
+        assert run_sync(collapsing.harness.store.execute(command)).case == "begun"
+
+        assert collapsing.second.publish().case == "reserved"
 
 
-class TestChangingTheMode:
-    """A key that `idempotency_until` was changed for, while its messages are under way."""
+class TestNewestArguments:
+    """Scripts only: no option uses them yet."""
 
-    def test_a_running_execution_keeps_the_turn(self, turn: Turn) -> None:
-        running = turn.harness.started()
+    def test_wait_in_the_record_of_the_message(self, collapsing: Turn) -> None:
+        collapsing.first.publish()
+        for arguments in (b"second", b"third"):
+            reply = collapsing.second.publish(arguments=arguments, keep_ms=RETENTION_MS)
+            assert reply.stored.task_id == FIRST
 
-        assert turn.first.begin().case == "busy"
-        assert turn.second.begin().case == "busy"
-        assert turn.harness.complete(running.token).case == "ok"
+        collapsing.harness.forget()
+
+        begun = collapsing.first.started()
+        assert begun.body == b"third"
+        collapsing.first.release(begun.token, HOLD_MS, generation=1)
+        assert collapsing.first.started(generation=1).body == b"third", "also for its retry"
+        collapsing.first.abandon()
+        assert collapsing.first.started(generation=1).body == b"third", "and a takeover"
+
+    def test_that_are_too_large_hand_the_place_over(self, collapsing: Turn) -> None:
+        collapsing.first.publish()
+
+        assert collapsing.second.publish(arguments=b"=", keep_ms=RETENTION_MS).case == "reserved"
+
+        older = collapsing.first.begin()
+        assert older.case == "finished"
+        assert layout.read_task_id(older.stored.body) == SECOND
+        assert collapsing.second.begin().case == "begun"
+
+    def test_a_quiet_time_postpones_the_begin(self, collapsing: Turn) -> None:
+        quiet = {"quiet_ms": 300, "max_wait_ms": LEASE_MS}
+        collapsing.first.publish(**quiet)
+        assert collapsing.first.begin().case == "wait"
+        at_ms = collapsing.slot_at_ms()
+
+        def is_postponed() -> bool:
+            collapsing.second.publish(**quiet)
+            return collapsing.slot_at_ms() > at_ms
+
+        eventually(is_postponed)
+        eventually(lambda: collapsing.first.begin().case == "begun")
+
+
+def test_a_newer_call_replaces_the_running_one(turn: Turn) -> None:
+    """Scripts only: no option uses it yet."""
+    older = turn.first.started()
+
+    newer = turn.second.begin(replaces=1)
+
+    assert (newer.case, newer.token > older.token) == ("begun", True)
+    assert turn.first.extend(older.token).case == turn.first.complete(older.token).case == "lost"
+    assert turn.first.begin(generation=1).case == "finished", "neither its copies nor its retry run"
+    assert turn.third.begin(replaces=2).case == "held"
+
+
+class TestForget:
+    def test_refuses_the_outcome_of_the_running_call(self, collapsing: Turn) -> None:
+        running = collapsing.first.started()
+        collapsing.second.publish()
+        assert collapsing.harness.forget(running, force=False).case == "running"
+
+        assert collapsing.harness.forget(running).case == "ok"
+
+        assert collapsing.first.complete(running.token).case == "lost"
+        assert collapsing.third.begin().case == "begun"
+
+    def test_keeps_outcomes_for_copies(self, turn: Turn) -> None:
+        shown = turn.first.completed(task_id=FIRST)
+
+        assert turn.harness.forget(shown).case == "ok"
+
+        assert turn.first.begin().case == "finished"
         assert turn.second.begin().case == "begun"
 
-    def test_a_message_that_had_ended_does_not_run_again(self, turn: Turn) -> None:
-        turn.harness.completed(task_id=FIRST)
 
-        reply = turn.first.begin()
+@pytest.mark.parametrize("end", ["running", "completed"])
+def test_a_change_of_the_mode(harness: RecordHarness, end: str) -> None:
+    turn = Turn(harness)
+    getattr(harness, "started" if end == "running" else end)(task_id=SECOND)
+    expected = "held" if end == "running" else "begun"
+    assert turn.first.begin().case == expected, "it may run again now"
+    harness.forget()
+    turn.first.forget()
 
-        assert (reply.case, reply.stored.body) == ("finished", RESULT.body)
+    begun = turn.first.started()
+    if end == "completed":
+        turn.first.complete(begun.token)
 
-    def test_back_to_one_outcome_the_last_one_replays(self, turn: Turn) -> None:
-        turn.first.completed()
-        turn.second.completed()
-
-        assert turn.harness.begin(task_id=THIRD).stored.task_id == SECOND
-
-
-def test_a_damaged_turn_is_corrupt(turn: Turn) -> None:
-    turn.harness.put(b"damage")
-
-    reserve = commands.reserve(turn.first.key, FIRST, HOLD_MS)
-    reply = run_sync(turn.harness.store.execute(reserve))
-    assert (reply.case, reply.raw) == ("corrupt", b"damage")
-    calls: list[Callable[[], object]] = [turn.first.begin, turn.second.begin]
-    for call in calls:
-        with pytest.raises(CorruptRecordError):
-            call()  # its reply has the damaged bytes
-    assert turn.first.raw is None
-
-
-#: Another execution id.
-THIS = b"another!"
-LATE = Payload("json", b'{"exc_type": "TimeoutError"}')
-
-
-def by_release(harness: RecordHarness) -> None:
-    harness.end_with_error(harness.started().token)
-
-
-def by_a_death(harness: RecordHarness) -> None:
-    harness.started()
-    harness.abandon(error=ERROR)
-
-
-either = pytest.mark.parametrize("ended", [by_release, by_a_death], ids=lambda how: how.__name__)
-
-
-@pytest.mark.core
-@either
-def test_copies_of_a_message_get_its_error_whatever_other_messages_do(
-    harness: RecordHarness, ended: Any
-) -> None:
-    ended(harness)
-    before, name = harness.raw, harness.store.name(harness.key.entry(default_root(FIRST)))
-
-    reply = harness.begin()
-
-    assert (reply.case, reply.stored.state, reply.stored.task_id) == ("sent", State.FAILED, FIRST)
-    assert (reply.stored.format, reply.stored.body) == ERROR
-    assert harness.raw == before
-    assert ERROR_MS - 5000 < harness.client.pttl(name) <= ERROR_MS
-    assert scan.key_of_name(name, harness.store.config.prefix) is None, "no record of its own"
-    assert run_sync(harness.store.get(harness.key)) is None
-    successor = harness.started(task_id=SECOND)
-    assert harness.begin().stored.body == ERROR.body
-    harness.end_with_error(successor.token, LATE, task_id=SECOND)
-    assert harness.begin(task_id=SECOND).stored.body == LATE.body
-    assert harness.begin(root=b"another!").case == "begun", "a second publish of the task id"
-    harness.complete(harness.record().token)
-    assert harness.begin().stored.body == ERROR.body
-    assert harness.begin(task_id=THIRD).stored.state is State.COMPLETED
-
-
-@pytest.mark.core
-def test_a_copy_sends_the_errbacks_if_their_sender_has_died(harness: RecordHarness) -> None:
-    running = harness.started(execution_id=OWNER, continues=True)
-    harness.end_with_error(running.token, sending_ms=LEASE_MS)
-    harness.started(task_id=SECOND)
-
-    assert harness.begin(continues=True).case == "held"
-    harness.abandon()
-    assert harness.begin(execution_id=THIS, continues=True).case == "finished"
-    assert harness.begin(continues=True).case == "held"
-    assert harness.mark_continued().case == "lost"
-    assert harness.mark_continued(THIS).case == harness.mark_continued(THIS).case == "ok"
-    assert harness.begin(continues=True).case == "sent"
-
-
-@pytest.mark.core
-def test_finished_steps_stay_after_an_error_for_the_next_execution(harness: RecordHarness) -> None:
-    running = harness.started()
-    harness.save_step(running.token)
-    harness.end_with_error(running.token)
-
-    assert harness.state is State.RESERVED
-    assert RETENTION_MS - 5000 < harness.left_ms() <= RETENTION_MS
-    assert harness.begin().case == "sent"
-    assert harness.begin(task_id=SECOND, key=OTHER_ARGUMENTS).case == "reused"
-    successor = harness.started(task_id=SECOND)
-    harness.save_step(successor.token, "ship", b"2")
-    assert harness.steps == {"reserve": ("json", b'"r-1"'), "ship": ("json", b"2")}
-
-
-@pytest.mark.core
-def test_a_damaged_entry_of_an_error_is_corrupt(harness: RecordHarness) -> None:
-    name = harness.store.name(harness.key.entry(default_root(FIRST)))
-    harness.client.set(name, "damaged", px=RETENTION_MS)
-
-    with pytest.raises(CorruptRecordError):
-        harness.begin()
+    assert harness.begin(task_id=SECOND).case == expected, "it does not any more"

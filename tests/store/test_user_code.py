@@ -62,8 +62,8 @@ def fields(site: Site, credentials: Credentials, kind: str, library: Any) -> dic
 
 
 COMMANDS: dict[str, Callable[[RecordStore], Any]] = {
-    "execute": lambda store: store.execute(commands.get(KEY)),
-    "execute_all": lambda store: store.execute_all([commands.get(KEY)] * 2),
+    "execute": lambda store: store.execute(commands.give_back(KEY, "task")),
+    "execute_all": lambda store: store.execute_all([commands.give_back(KEY, "task")] * 2),
     "extend": lambda store: store.extend([LeaseExtension(KEY, 1, LEASE_MS, RETENTION_MS)] * 2),
     "ping": lambda store: store.ping(),
 }

@@ -32,7 +32,7 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ),
     ("on_conflict", "retry", ["retry", "wait", "raise", "ignore", "reject"], ["Retry", "", None]),
     ("wait_timeout", 10.0, [0, 0.1, 10, YEAR], [-0.1, "10", None, True]),
-    ("max_attempts", 5, [1, 255], [0, 256, 1.0, "5", None, True]),
+    ("max_attempts", 5, [1, 254], [0, 255, 1.0, "5", None, True]),
     ("on_store_error", "retry", ["retry", "run", "raise"], ["wait", None, True, ["run"]]),
     ("dedupe_publish", None, [True, False, "raise"], [1, "no"]),
     ("reservation_ttl", 3600.0, [1, 60, YEAR], [0.9, -1, YEAR + 1, "60", None, True]),

@@ -165,7 +165,7 @@ def cause_incidents(shop: Shop, proxy: Proxy, prometheus: Prometheus) -> None:
     begin_elsewhere(orphaned, order)
     key = orphaned.idempotency_key_of(order)
     orphaned.idempotency_configuration.execute(
-        commands.abandon(key, "the other", "elsewhere/1", root=bytes(8), grace_ms=0)
+        commands.abandon(key, "the other", "elsewhere/1", grace_ms=0, reason="")
     )
     orphaned_at = time.monotonic()
     killer = crash_looping.delay(order)

@@ -113,7 +113,7 @@ class TestKilled:
 
         assert pack.delay(order).get(timeout=SOON) == receipt
         (_, second) = doomed.ledger.runs(order)
-        assert (second.attempt, second.end) == (2, "returned")
+        assert (second.recovered, second.end) == (True, "returned")
         assert second.started_at - killed.started_at >= LEASE
 
 

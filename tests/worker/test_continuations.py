@@ -35,7 +35,7 @@ from tests.worker.canvas_tasks import (
 )
 from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import final, pack
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
@@ -62,12 +62,7 @@ def before_a_chord(task: Signature, order: str) -> AsyncResult:
     return chain(task, chord(members, report.s(order))).delay()
 
 
-def with_an_errback(task: Signature, order: str) -> AsyncResult:
-    failing = final.s(order).set(**task.options)
-    return failing.apply_async(link_error=report.si("failed", order))
-
-
-CANVASES = [linked, chained, in_a_chord, in_a_group_in_a_chain, before_a_chord, with_an_errback]
+CANVASES = [linked, chained, in_a_chord, in_a_group_in_a_chain, before_a_chord]
 #: The default of ``idempotency_lease``, in seconds.
 LEASE = 60
 #: The keys in which Celery counts the finished parts of chords.

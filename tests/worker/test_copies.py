@@ -15,7 +15,6 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
 
-from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.tasks import (
@@ -28,10 +27,6 @@ from tests.worker.tasks import (
     fail_late_at_length,
     fail_late_by_force,
     fail_late_by_the_clock,
-    flaky,
-    flaky_in_turn,
-    flaky_tick,
-    in_turn,
     poll_late,
     report_failure,
 )
@@ -116,46 +111,6 @@ class TestTwoTaskIdsWithOneKey:
             shop.wait_until_empty()
             runs = shop.ledger.runs(order)
             assert sorted(run.task_id for run in runs) == sorted(result.id for result in results)
-
-
-class TestPublishedAnew:
-    """A second publish under the task id of one that failed is no copy of its message."""
-
-    @pytest.mark.core
-    @pytest.mark.parametrize(
-        "task",
-        exhaustive_except([flaky, flaky_tick, flaky_in_turn], flaky),
-        ids=lambda task: task.name,
-    )
-    def test_runs_and_its_errbacks_run(self, shop: Shop, order: str, task: Any) -> None:
-        frozen = task.s(order).set(link_error=report_failure.si(order), queue="kept")
-        frozen.freeze(order)
-        for number in (1, 2):
-            frozen.apply_async()
-            message = shop.deliver_kept()
-            eventually(lambda n=number: len(shop.ledger.notes(order)) == n, "the errback has run")
-            shop.wait_until_empty()
-
-            shop.replay(message, order, number)
-
-            assert len(shop.ledger.runs(order)) == number
-            assert len(shop.ledger.notes(order)) == number
-
-    @pytest.mark.core
-    @pytest.mark.exhaustive
-    def test_after_a_success_runs_if_the_key_may_run_again(self, shop: Shop, order: str) -> None:
-        messages = []
-        for number in (1, 2):
-            in_turn.apply_async((order,), task_id=order, queue="kept")
-            messages.append(eventually(lambda: shop.redis.lpop("kept"), "it is published"))
-            shop.redis.lpush("celery", messages[-1])
-            shop.ledger.wait_for_run(order, number)
-            shop.wait_until_empty()
-
-        for number, message in enumerate(messages, 1):
-            shop.replay(message, order, number)
-
-        assert [run.end for run in shop.ledger.runs(order)] == ["returned", "returned"]
 
 
 @pytest.mark.exhaustive

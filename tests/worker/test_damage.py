@@ -37,7 +37,7 @@ def another_type(redis: Redis, name: str) -> None:
     redis.pexpire(name, MINUTE_MS)
 
 
-WHOLE = raw_record(b"C", fingerprint=b"", execution_id=b"", form=b"json", body=b'{"receipt": "1"}')
+WHOLE = raw_record(b"V", fingerprint=b"", owner=b"", tail=b"json", body=b'{"receipt": "1"}')
 HEAD = len(WHOLE) - len(b'{"receipt": "1"}')
 
 #: Values that are not a record, and records whose result is damaged.
@@ -50,7 +50,7 @@ UNREADABLE: dict[str, Damage] = {
 UNREADABLE_RESULT: dict[str, Damage] = {
     "cut short": put(WHOLE[:-1]),
     "of a type that is not accepted": put(
-        raw_record(b"C", fingerprint=b"", execution_id=b"", form=b"pickle", body=b"\x80\x04N.")
+        raw_record(b"V", fingerprint=b"", owner=b"", tail=b"pickle", body=b"\x80\x04N.")
     ),
 }
 
@@ -94,7 +94,7 @@ class TestDamagedRecord:
     def test_a_forged_error_controls_no_worker(self, shop: Shop, order: str, error: str) -> None:
         module, _, name = error.rpartition(".")
         forged = json.dumps({"exc_type": name, "exc_module": module, "exc_message": []}).encode()
-        record = raw_record(b"F", fingerprint=b"", execution_id=b"", form=b"json", body=forged)
+        record = raw_record(b"E", fingerprint=b"", owner=b"", tail=b"json", body=forged)
         put(record)(shop.redis, f"idem:{pack.idempotency_key_of(order)}")
 
         with pytest.raises(CorruptRecordError, match="cannot be read"):

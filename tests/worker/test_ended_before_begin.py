@@ -116,16 +116,11 @@ def test_a_message_that_waits_keeps_its_reservation(task: Any, shop: Shop, order
     assert task.delay(order).id == waiting.id
 
 
-@pytest.mark.parametrize("publish", ["reserved", "by name"])
-def test_one_that_waited_for_its_turn(shop: Shop, ledger: Ledger, order: str, publish: str) -> None:
+def test_one_that_waited_for_its_turn(shop: Shop, ledger: Ledger, order: str) -> None:
     running = ledger.start(ignoring_burst, order)
     ended = ignoring_burst.apply_async((order,), queue="old version")
     eventually(lambda: ended.state == "FAILURE", "the message has ended")
-    if publish == "reserved":
-        following = ignoring_burst.delay(order)
-    else:
-        following = shop.app.send_task(ignoring_burst.name, (order,))
-        ledger.wait_for_signal(following.id, "conflicted")
+    following = ignoring_burst.delay(order)
     ledger.release(order)
 
     assert running.get(timeout=SOON)["receipt"]

@@ -14,7 +14,7 @@ from celery import chord
 from celery.result import AsyncResult
 
 from celery_idempotent import State
-from celery_idempotent.record import reservation
+from celery_idempotent.store.run_sync import run_sync
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
@@ -254,16 +254,17 @@ class TestMessageThatHasNotStarted:
         ledger.release(order)
         assert len(ledger.runs(order)) == 1
 
-    def test_reserves_the_next_turn_until_it_expires(self, ledger: Ledger, order: str) -> None:
+    def test_keeps_its_reservation_until_it_expires(self, ledger: Ledger, order: str) -> None:
         """It renews its reservation when it meets the run, but not beyond its expiry."""
         ledger.start(collapsed, order)
         result = collapsed.apply_async((order,), expires=60)
         ledger.wait_for_signal(result.id, "conflicted")
 
-        waiting = reservation.waiting(collapsed.idempotency_record(order))
+        store = collapsed.idempotency_configuration.executor.store
+        waiting = run_sync(store.slot(collapsed.idempotency_key_of(order)))
 
         assert waiting.task_id == result.id
-        assert waiting.until_ms / 1000 <= time.time() + 60
+        assert waiting.expires_at.timestamp() <= time.time() + 61
         ledger.release(order)
         assert result.get(timeout=SOON)["receipt"]
 

@@ -63,8 +63,8 @@ def wait_for_requeued(
         for raw in shop.redis.hvals("unacked"):
             message = json.loads(raw)[0]
             fields = message["headers"].get("idempotency", "").split(".")
-            if len(fields) > 5:
-                messages.setdefault((message["headers"]["id"], int(fields[5])), message)
+            if len(fields) > 4:
+                messages.setdefault((message["headers"]["id"], int(fields[4])), message)
         return expected <= messages.keys()
 
     eventually(find, "all messages were requeued")

@@ -168,7 +168,7 @@ class Scene:
         record = task.idempotency_record(*args)
         key = task.idempotency_key_of(*args)
         task.idempotency_configuration.execute(
-            commands.abandon(key, record.task_id, record.worker, root=bytes(8), grace_ms=0)
+            commands.abandon(key, record.task_id, record.worker, grace_ms=0, reason="")
         )
 
     def restore_store(self) -> None:

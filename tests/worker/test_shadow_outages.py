@@ -108,7 +108,7 @@ def test_outage_at_the_end_changes_nothing(
     assert [received.name for received in ledger.signals(result.id)] == ["would_run"]
 
 
-@pytest.mark.parametrize("script", ["begin", "complete"])
+@pytest.mark.parametrize("script", ["begin", "settle"])
 @pytest.mark.parametrize("fault", ["swallow_reply", "lose_reply", "lose_request"])
 def test_lost_message_changes_nothing(
     ledger: Ledger, proxy: Proxy, order: str, script: str, fault: str

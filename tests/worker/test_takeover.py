@@ -65,7 +65,7 @@ class TestWorkerKilled:
 
             assert duplicate.get(timeout=SOON)["receipt"]
             killed, second = shop.ledger.runs(order)
-            assert (second.task_id, second.attempt, second.recovered) == (duplicate.id, 2, True)
+            assert (second.task_id, second.recovered) == (duplicate.id, True)
             assert second.started_at - killed.started_at >= LEASE
 
 
@@ -92,7 +92,7 @@ def test_frozen_execution_loses_its_lease_to_another(
         takeover = freeze_past_the_lease(shop, pack, order)
 
     frozen, winner = takeover.frozen, takeover.winner
-    assert (winner.attempt, winner.recovered) == (2, True)
+    assert winner.recovered
     assert winner.started_at - frozen.started_at >= LEASE
     assert winner.token > frozen.token
     assert takeover.receipts[0] == takeover.receipts[1]

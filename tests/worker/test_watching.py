@@ -388,7 +388,7 @@ class TestInspect:
         record = pack.idempotency_record(order)
         run_sync(
             store.execute(
-                commands.abandon(key, record.task_id, record.worker, root=bytes(8), grace_ms=0)
+                commands.abandon(key, record.task_id, record.worker, grace_ms=0, reason="")
             )
         )
 

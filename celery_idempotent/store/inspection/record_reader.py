@@ -83,6 +83,11 @@ class RecordView:
         return finished_at or utc(self.version[1] / 1e6)
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the record holds an outcome."""
+        return self.record is not None and self.record.state.finished
+
+    @property
     def is_past_deadline(self) -> bool:
         """Whether its lease or reservation has expired."""
         deadline = None if self.record is None else self.record.deadline
@@ -147,25 +152,55 @@ class RecordReader:
                     cursor = None
                     while cursor != 0:
                         cursor, names = node.client.scan(cursor or 0, match=match, count=PAGE)
-                        keys = ((name, scan.key_of_name(_text(name), prefix)) for name in names)
-                        known = [(name, key) for name, key in keys if key is not None]
-                        yield self._views(node.client, known, expiry=expiry)
+                        yield self._scanned(node.client, map(_text, names), task, expiry=expiry)
 
     def get(self, keys: Iterable[Key], *, whole: bool = False) -> dict[Key, RecordView]:
-        """Returns the records of `keys` that exist, in one round trip to each node.
+        """Returns the records of `keys` that exist, in two round trips to each node.
 
         Args:
             whole: also read the finished steps of long records, which a scan leaves out.
         """
-        size = WHOLE if whole else HEAD
+        size, config = WHOLE if whole else HEAD, self.store.config
         views: dict[Key, RecordView] = {}
         with _outages() as outages:
             for node, its_keys in self._by_node(keys):
                 with outages.of(node):
-                    named = [(self.store.config.name(key), key) for key in its_keys]
-                    found = self._views(node.client, named, size=size)
-                    views |= {view.key: view for view in found}
+                    names = [(config.name(key), key) for key in its_keys]
+                    found = {each.key: each for each in self._views(node.client, names, size=size)}
+                    slots = [
+                        (config.slot_name(key), key)
+                        for key in its_keys
+                        if not key.message and (key not in found or found[key].is_finished)
+                    ]
+                    waiting = self._views(node.client, slots, are_slots=True)
+                    views |= found | {each.key: each for each in waiting}
         return views
+
+    def _scanned(
+        self, node: Any, names: Iterable[str], task: str | None, *, expiry: bool
+    ) -> list[RecordView]:
+        """Returns the records among `names`, and the slots of keys that have no record."""
+        config = self.store.config
+        keys, slots = [], []
+        for name in names:
+            if (key := scan.key_of_name(name, config.prefix)) is not None:
+                keys.append((name, key))
+            elif (key := scan.key_of_slot(name, config.prefix)) is not None:
+                slots.append((name, key))
+        if task is not None:
+            keys, slots = (
+                [pair for pair in each if pair[1].task == task] for each in (keys, slots)
+            )
+        if slots:
+            pipeline = node.pipeline(transaction=False)
+            for _, key in slots:
+                pipeline.exists(config.name(key))
+            has_record = pipeline.execute()
+            slots = [each for each, exists in zip(slots, has_record, strict=True) if not exists]
+        return [
+            *self._views(node, keys, expiry=expiry),
+            *self._views(node, slots, expiry=expiry, are_slots=True),
+        ]
 
     def _views(
         self,
@@ -174,6 +209,7 @@ class RecordReader:
         *,
         expiry: bool = True,
         size: int = HEAD,
+        are_slots: bool = False,
     ) -> list[RecordView]:
         """Returns the records under these names; names without a record are left out.
 
@@ -201,20 +237,26 @@ class RecordReader:
             pipeline.getrange(keys[number][0], 0, sizes[number] - 1)
         for number, raw in zip(long, _execute(pipeline), strict=True):
             raws[number] = raw
-        views = []
+        views, holders = [], []
         for (_, key), raw, ttl_ms, needed in zip(keys, raws, ttls, sizes, strict=True):
             # Neither a value that is not a string nor an empty one can be read as a record.
             is_empty = raw == b"" and ttl_ms != NO_KEY
             head = b"?" if is_empty or isinstance(raw, Exception) else raw
-            if head and not layout.is_absent(head):
+            if (holder := layout.turn_holder(head)) is not None:
+                holders.append((holder, key))
+            elif head:
                 expires_at = utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
                 whole = len(head) < max(size, needed)
                 decode = self._decode if whole else partial(self._decode_whole, key)
                 record = None
                 with suppress(CorruptRecordError):
-                    record = layout.read(head, str(key), key.task, decode, expires_at)
+                    record = (
+                        layout.read_slot(head, str(key), key.task, expires_at)
+                        if are_slots
+                        else layout.read(head, str(key), key.task, decode, expires_at)
+                    )
                 views.append(RecordView(key, record, utc(clock), self.store))
-        return views
+        return views + self._views(node, holders, expiry=expiry, size=size)
 
     def _decode_whole(self, key: Key, record: Record) -> Any:
         """Returns the result of a record of which only the head was read.

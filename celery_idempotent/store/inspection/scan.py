@@ -23,6 +23,12 @@ def key_of_name(name: str, prefix: str) -> Key | None:
     return None if text == name else _key(text)
 
 
+def key_of_slot(name: str, prefix: str) -> Key | None:
+    """Returns the key of a slot's name; None if it is another name."""
+    of_key, end, rest = name.removeprefix(f"{prefix}:{{").rpartition("}:")
+    return key_of_name(of_key, prefix) if end and not rest else None
+
+
 def _key(text: str) -> Key | None:
     if not _KEY.fullmatch(text):
         return None
@@ -31,10 +37,13 @@ def _key(text: str) -> Key | None:
 
 
 def pattern(prefix: str, task: str | None) -> str:
-    """Returns the pattern for the names of all records, or of one task's."""
+    """Returns the pattern for the names of all records and slots, or of those of one task.
+
+    It also matches other names.
+    """
     # A quoted task has none of the special characters of patterns.
-    tasks = "" if task is None else f"{quote(task, safe='', errors='backslashreplace')}:"
-    return f"{_escaped(prefix)}:{tasks}*"
+    tasks = "" if task is None else f"{quote(task, safe='', errors='backslashreplace')}:*"
+    return f"{_escaped(prefix)}:*{tasks}"
 
 
 def message_pattern(prefix: str, task_id: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from redis.exceptions import AskError, NoScriptError, RedisClusterException, TryAgainError
 
 from celery_idempotent.errors import SettingsError
+from celery_idempotent.store.clock import Deadline
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.transport.connection import (
     NO_REPLY,
@@ -40,7 +41,7 @@ class ClientTransport(BaseTransport):
         SettingsError: if the config cannot be used from an event loop.
     """
 
-    def __init__(self, config: StoreConfig, timeout: float | None = None, **options: bool) -> None:
+    def __init__(self, config: StoreConfig, timeout: float | None = None, **options: Any) -> None:
         super().__init__(config, timeout, **options)
         if self.is_async and config.wait_replicas and config.client is None:
             raise SettingsError(
@@ -63,8 +64,13 @@ class ClientTransport(BaseTransport):
                 partial(make, timeout=self.timeout / 2, retries=0), close
             )
 
-    async def send(self, *commands: Sequence[Any], followup: Sequence[Any] = ()) -> list[Any]:
-        """See `ServerTransport`; each of `commands` is a call of a script."""
+    async def send(
+        self,
+        *commands: Sequence[Any],
+        followup: Sequence[Any] = (),
+        deadline: Deadline | None = None,
+    ) -> list[Any]:
+        """See `ServerTransport`; what redis-py resends keeps its deadline."""
         if len(commands) == 1:
             replies = await self._send_alone(commands[0], followup)
         else:
@@ -77,8 +83,8 @@ class ClientTransport(BaseTransport):
     async def _send_alone(self, call: Sequence[Any], followup: Sequence[Any] = ()) -> list[Any]:
         try:
             with suppress(ClosedConnectionError):
-                return await self._within_timeout(self._call(call, followup))
-            return await self._within_timeout(self._call(call, followup))
+                return await self._within_timeout(self._call(_dated(call), followup))
+            return await self._within_timeout(self._call(_dated(call), followup))
         except Exception as error:
             return [error]
 
@@ -138,7 +144,7 @@ class ClientTransport(BaseTransport):
             node = client if self.is_async else self._node(_name_in(calls[0]))
             pipeline = node.pipeline(transaction=False)
             for call in calls:
-                pipeline.execute_command(*call)
+                pipeline.execute_command(*_dated(call))
             with self._user_code():
                 sent = pipeline.execute(raise_on_error=False)
                 replies: list[Any] = await result_of(sent, self.timeout)
@@ -231,8 +237,13 @@ class ClientTransport(BaseTransport):
 
 
 def _name_in(call: Sequence[Any]) -> str:
-    """Returns the name of the record in the call of a script."""
-    return str(call[3])
+    """Returns the first name in the call of a script, or in another command."""
+    return str(call[3] if call[0] in ("EVALSHA", "EVAL") else call[1])
+
+
+def _dated(call: Sequence[Any]) -> list[Any]:
+    """Returns `call` with its deadline as text, when a copy is about to be sent."""
+    return [str(each) if type(each) is Deadline else each for each in call]
 
 
 async def _send_together(node: Any, *commands: Sequence[Any]) -> list[Any]:

@@ -22,6 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.store import scripts
+from celery_idempotent.store.clock import Deadline, ServerClock
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.transport.connection import aclose_client, connect, result_of
 from celery_idempotent.store.transport.per_loop import PerLoop, PerProcess
@@ -51,8 +52,11 @@ class BaseTransport:
         *,
         is_async: bool = False,
         retry: bool = True,
+        clock: ServerClock | None = None,
     ) -> None:
         self.config = config
+        #: Of the server; shared with other transports to it.
+        self.clock = clock or ServerClock()
         self.is_async = is_async
         self.timeout = config.timeout if timeout is None else timeout
         self._retry = retry
@@ -74,7 +78,8 @@ class BaseTransport:
 
     def with_timeout(self, timeout: float, *, retry: bool = True) -> Self:
         """Returns a transport with connections of its own, and with another timeout."""
-        return type(self)(self.config, timeout, is_async=self.is_async, retry=retry)
+        options: Any = {"is_async": self.is_async, "retry": retry, "clock": self.clock}
+        return type(self)(self.config, timeout, **options)
 
     def scoped(
         self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None
@@ -138,15 +143,20 @@ class ServerTransport(BaseTransport):
         SettingsError: if the config is invalid.
     """
 
-    def __init__(self, config: StoreConfig, timeout: float | None = None, **options: bool) -> None:
+    def __init__(self, config: StoreConfig, timeout: float | None = None, **options: Any) -> None:
         super().__init__(config, timeout, **options)
         wait = self.timeout / 2 if self._retry else self.timeout
-        make = partial(_Pool, config, wait, self._library)
+        make = partial(_Pool, config, wait, self._library, self.clock)
         make()  # checks the config without opening a connection
         self._pool = self.scoped(make, _Pool.aclose)
         self._turns = self.scoped(partial(_Turns, is_async=self.is_async), None)
 
-    async def send(self, *commands: Sequence[Any], followup: Sequence[Any] = ()) -> list[Any]:
+    async def send(
+        self,
+        *commands: Sequence[Any],
+        followup: Sequence[Any] = (),
+        deadline: Deadline | None = None,
+    ) -> list[Any]:
         """Sends `commands` in one round trip; returns the replies, with errors as values.
 
         If the server has not loaded a script, all are sent once more. To a cluster, the calls of
@@ -155,19 +165,20 @@ class ServerTransport(BaseTransport):
 
         Args:
             followup: a command to send after a single call, on the same connection.
+            deadline: of `commands`, which are packed anew for each copy, and in their arguments.
 
         Raises:
             RedisError, OSError: if no server replies, even after all resends.
         """
         if followup:
             commands = *commands, followup
-        packed, started_at = b"".join(map(pack, commands)), monotonic()
+        started_at = monotonic()
         for delay in (*RESEND_DELAYS, None):
             replies: list[Any] = []
             turns = self._turns.get()
             await turns.begin(self.timeout)
             try:
-                replies = await self.send_once(packed, len(commands))
+                replies = await self.send_once(commands)
                 break
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
                 # The other idle connections have most likely been lost with this one.
@@ -176,10 +187,10 @@ class ServerTransport(BaseTransport):
                     raise
             finally:
                 turns.end(replied=bool(replies))
-            await self.sleep(delay)
+            await self.sleep(max(delay, deadline.left() if deadline else 0.0))
         # The server was flushed or restarted, or is a new master.
         if NoScriptError in map(type, replies) and (loading := with_sources(commands)) != commands:
-            return await self.send(*loading)
+            return await self.send(*loading, deadline=deadline)
         return replies
 
     async def ping(self, node: str = "") -> None:
@@ -192,20 +203,21 @@ class ServerTransport(BaseTransport):
         if isinstance(reply, Exception):
             raise reply
 
-    async def send_once(self, packed: bytes, count: int, *, wait: bool = True) -> list[Any]:
-        """Sends `count` commands without resending them.
+    async def send_once(self, commands: Sequence[Sequence[Any]], *, wait: bool = True) -> list[Any]:
+        """Sends commands without resending them.
 
         Args:
-            packed: the commands, as :func:`pack` returns them.
             wait: for the replies. Otherwise the next command on the connection drops them: the
                 commands may be lost, and error replies are ignored.
         """
-        pool = self._pool.get()
+        pool, count = self._pool.get(), len(commands)
         try:
             connection, unread = pool.idle.pop()
         except IndexError:
             connection, unread = await pool.connect(), 0
         replies: list[Any] = []
+        # Once there is a connection: deadlines begin when the commands are packed.
+        packed = b"".join(map(pack, commands))
         try:
             sent = connection.send_packed_command([packed], check_health=False)
             if self.is_async:
@@ -252,7 +264,10 @@ class ServerTransport(BaseTransport):
 class _Pool:
     """The connections of a process or an event loop."""
 
-    def __init__(self, config: StoreConfig, timeout: float, library: Any) -> None:
+    def __init__(
+        self, config: StoreConfig, timeout: float, library: Any, clock: ServerClock
+    ) -> None:
+        self._clock = clock
         self._client = connect(config, timeout=timeout, retries=0, library=library)
         # The pool's make_connection is not used: since redis-py 8 it counts all connections made,
         # including lost ones, and refuses more than a limit.
@@ -264,6 +279,13 @@ class _Pool:
     async def connect(self) -> Any:
         connection = self.pool.connection_class(**self.pool.connection_kwargs)
         await result_of(connection.connect())
+        try:
+            await result_of(connection.send_command("TIME"))
+            seconds, microseconds = await result_of(connection.read_response(disable_decoding=True))
+            self._clock.read(int(seconds) * 1000 + int(microseconds) // 1000)
+        except BaseException:
+            await result_of(connection.disconnect(True))
+            raise
         return connection
 
     async def close_idle(self, *, nowait: bool = True) -> None:

@@ -230,7 +230,7 @@ def test_a_poisoned_key_is_the_error_of_its_entry(
     batches: Batches, client: redis.Redis, key: str
 ) -> None:
     poisoned = batches.idem.key_of(f"{key}:poisoned")
-    record = raw_record(b"F", attempt=5, fingerprint=b"", execution_id=b"", body=b"poisoned")
+    record = raw_record(b"E", attempt=6, fingerprint=b"", owner=b"", body=b"poisoned")
     client.set(batches.idem.executor.store.name(poisoned), record, ex=60)
 
     entries, _ = batches.begin([f"{key}:poisoned", key])

@@ -153,8 +153,8 @@ def test_an_interrupted_write_does_not_leave_leases_that_are_renewed(
     transport = idem.executor.store._transport
     send = transport.send  # type: ignore[union-attr]
 
-    async def send_and_interrupt(*requests: Any) -> Any:
-        await send(*requests)
+    async def send_and_interrupt(*requests: Any, **options: Any) -> Any:
+        await send(*requests, **options)
         raise KeyboardInterrupt
 
     with idem.begin_many([key]) as batch:
@@ -198,9 +198,7 @@ def test_the_error_of_a_key_that_was_taken_over_is_returned(idem: Idempotency, k
     assert record is not None
     run_sync(
         store.execute(
-            commands.abandon(
-                idem.key_of(two), record.task_id, record.worker, root=bytes(8), grace_ms=0
-            )
+            commands.abandon(idem.key_of(two), record.task_id, record.worker, grace_ms=0, reason="")
         )
     )
     successor = idem.begin_many([two])

@@ -40,19 +40,21 @@ class Heartbeat:
 
 def granted(runtime: Any) -> ActiveCall:
     settings = Settings(lease=60.0)
-    data = Call(None, Key("shop.charge", "digest"), settings, "id", "here/1", bytes(8), 1.0)
+    data = Call(None, Key("shop.charge", "digest"), settings, "id", "here/1", 1.0)
     host: Any = None
     codec: Any = None
     call = ActiveCall(data, host, runtime, codec, plan_for(settings))
     extension = LeaseExtension(data.key, 1, settings.lease_ms, settings.result_ms)
-    call.resume(Lease(runtime.store, extension, 0.0, call.report_lease_lost))
+    call.lease = Lease(runtime.store, extension, 0.0, call.report_lease_lost)
+    call.execution = runtime.execution(str(data.key), 1, 1, call)
+    call.renewed = True
+    runtime.start_renewal(call.lease)
     return call
 
 
 def test_a_renewal_that_a_signal_keeps_from_ending_ends_with_the_next_call() -> None:
     runtime = Heartbeat()
     call = granted(runtime)
-    call.start_renewal()
     with pytest.raises(KeyboardInterrupt):
         call.stop_renewal()
 

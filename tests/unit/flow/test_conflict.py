@@ -54,8 +54,7 @@ def test_not_much_after_the_store_however_long_the_lease() -> None:
     settings = Settings(lease=7200.0)
     key = Key("shop.charge", "digest")
     data = Call(
-        None, key, settings, "1", "here/1", bytes(8), 1.0,
-        requeue_count=20, unanswered_ids=bytes(8 * 8),
+        None, key, settings, "1", "here/1", 1.0, requeue_count=20,
     )  # fmt: skip
     nothing: Any = None
     runtime: Any = SimpleNamespace(
@@ -67,4 +66,3 @@ def test_not_much_after_the_store_however_long_the_lease() -> None:
 
     assert isinstance(end, Requeue)
     assert 0.75 * 30 <= end.seconds <= 30
-    assert end.unanswered_ids == bytes(7 * 8) + call.execution_id, "the last eight"

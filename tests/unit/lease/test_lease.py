@@ -102,7 +102,7 @@ class TestDue:
         assert lease.due - clock() == pytest.approx(20)
         assert lease.due_with_others - clock() == pytest.approx(15)
 
-    @pytest.mark.parametrize(("seconds", "again"), [(60, 1.0), (3, 0.3)])
+    @pytest.mark.parametrize(("seconds", "again"), [(60, 1.0), (3, 0.15)])
     def test_again_soon_when_nobody_answered(
         self, seconds: float, again: float, clock: Clock
     ) -> None:

@@ -47,7 +47,7 @@ class TestReplacedTask:
 
     @staticmethod
     def delegated(task_id: str, seconds: float = 0) -> Record:
-        payload = Payload(DELEGATED, layout.write_replacement(1, task_id, b""))
+        payload = Payload(DELEGATED, layout.write_task_id(task_id))
         at_ms = round((datetime.now(timezone.utc).timestamp() - seconds) * 1000)
         return replace(record_with(payload), decode=make_codec().decode, at_ms=at_ms)
 
@@ -93,7 +93,7 @@ class TestReplacedTask:
         with pytest.raises(ResultNotStoredError, match=type(error).__name__):
             self.delegated(task_id).outcome()
 
-    @pytest.mark.parametrize("body", [b"", bytes(8), bytes(7) + b"\0\5four"])
+    @pytest.mark.parametrize("body", [bytes(8), b"\xff"])
     def test_is_corrupt_if_its_body_is_truncated(self, body: bytes) -> None:
         record = replace(record_with(Payload(DELEGATED, body)), decode=make_codec().decode)
 
@@ -303,7 +303,7 @@ class TestErrors:
         error = decode(Payload("", b"poisoned"), state=State.FAILED)
 
         assert type(error) is PoisonedTaskError
-        assert "shop.charge:digest has begun 5 times" in str(error)
+        assert "shop.charge:digest has begun 4 times" in str(error)
         assert "rerun the task: celery idempotency rerun" in str(error)
 
     def test_that_were_not_stored_are_reported(self) -> None:

@@ -10,122 +10,134 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import UNREADABLE, BackendResult, Command, LeaseExtension
+from celery_idempotent.store.commands import (
+    DEADLINE,
+    RECORD,
+    SLOT,
+    TURN,
+    UNREADABLE,
+    BackendResult,
+    Command,
+    LeaseExtension,
+)
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 RESULT, ERROR = Payload("json", b"result"), Payload("yaml", b"error")
 MESSAGE = KEY.of_message("t")
 
-OPTIONS = {
-    "execution_id": b"e", "unanswered_ids": b"u", "generation": 3, "max_attempts": 5, "error_ms": 6,
-    "root": b"root", "continues": True,
-}  # fmt: skip
 BEGIN: dict[str, Any] = {
-    **OPTIONS, "task_id": "t", "worker": "w", "lease_ms": 10, "retention_ms": 200,
+    "execution_id": b"e", "task_id": "t", "worker": "w", "lease_ms": 10, "retention_ms": 200,
 }  # fmt: skip
 BEGUN = {
-    **OPTIONS, "task_id": b"t", "worker": b"w", "lease_ms": 10, "ttl_ms": 210,
-    "fingerprint": KEY.fingerprint,
+    "execution_id": b"e", "task_id": b"t", "generation": 0, "fingerprint": KEY.fingerprint,
+    "worker": b"w", "tail": b"", "lease_ms": 10, "ttl_ms": 210, "hold_ms": 0,
+    "deadline_ms": DEADLINE, "replaces": 0,
 }  # fmt: skip
-#: For a key that may run again.
-WAIT = {"next_turn_ms": 30}
-#: For a call that may come back.
-KEEP = {"next_turn_ms": 0, "min_retention_ms": 40}
-
-COMPLETE = {"token": 17, "format": "json", "body": b"result", "retention_ms": 200}
-FAIL = {"token": 17, "format": "yaml", "body": b"error", "retention_ms": 200}
-RELEASE = {"token": 17, "retention_ms": 200}
-ABANDON = {"task_id": b"t", "root": b"r", "worker": b"w", "grace_ms": 10}
-NO_ERROR = {"generation": 0, "format": "", "error": b"", "error_ms": 0}
-AN_ERROR = {"generation": 2, "format": "yaml", "error": b"error", "error_ms": 9}
-END: dict[str, Any] = {"root": b"r", "generation": 2, "error": ERROR, "error_ms": 9}
+SETTLED = {
+    "token": 17, "at_ms": 0, "owner": "", "tail": b"", "body": b"", "retention_ms": 200,
+    "meta": b"", "expires": 0,
+}  # fmt: skip
+COMPLETED = {**SETTLED, "letter": "V", "tail": b"json", "body": b"result"}
+QUEUED = {
+    "task_id": b"t", "deadline_ms": DEADLINE, "hold_ms": 10, "fingerprint": KEY.fingerprint,
+    "tail": b"", "arguments": b"", "keep_ms": 0, "quiet_ms": 0, "max_wait_ms": 0,
+}  # fmt: skip
 
 LEASE = LeaseExtension(KEY, 17, 10, 200)
 META = BackendResult("celery-task-meta-t", b"meta", 30)
 WRITTEN = {"meta": b"meta", "expires": 30}
+OTHER = Payload("=task", b"u")
 
-COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
-    ("begin", commands.begin(KEY, **BEGIN), BEGUN),
-    ("begin", commands.begin(KEY, min_retention_ms=40, **BEGIN), {**BEGUN, **KEEP}),
-    ("begin", commands.begin(MESSAGE, **BEGIN, **WAIT), {**BEGUN, **WAIT}),
-    ("extend", commands.extend(LEASE), {"token": 17, "lease_ms": 10, "ttl_ms": 210}),
-    ("complete", commands.complete(KEY, 17, RESULT, 200), {**COMPLETE, "lease_ms": ""}),
-    ("fused_complete", commands.complete(KEY, 17, RESULT, 200, META), {**COMPLETE, **WRITTEN}),
+COMMANDS: list[tuple[str, Command, tuple[str, ...], dict[str, Any]]] = [
+    ("begin", commands.begin(KEY, **BEGIN), (RECORD,), BEGUN),
+    ("begin", commands.begin(KEY, **BEGIN, hold_ms=9), (RECORD, SLOT), {**BEGUN, "hold_ms": 9}),
     (
-        "fused_complete", commands.write_result(KEY, META),
-        {"token": 0, "format": "", "body": b"", "retention_ms": 0, **WRITTEN},
-    ),
-    ("fail", commands.fail(KEY, 17, ERROR, 200), {**FAIL, "lease_ms": ""}),
-    ("fail", commands.fail(KEY, 17, ERROR, 200, sending_ms=10), {**FAIL, "lease_ms": 10}),
-    (
-        "release", commands.release(KEY, 17, hold_ms=10, retention_ms=200, root=b"r"),
-        {**RELEASE, "hold_ms": 10, **NO_ERROR, "lease_ms": ""},
+        "begin",
+        commands.begin(MESSAGE, **BEGIN, generation=3, label="l", replaces=2),
+        (RECORD, SLOT, TURN),
+        {**BEGUN, "generation": 3, "tail": b"\n\nl", "replaces": 2},
     ),
     (
-        "release", commands.release(KEY, 17, hold_ms=0, retention_ms=200, sending_ms=10, **END),
-        {**RELEASE, "hold_ms": 0, **AN_ERROR, "lease_ms": 10},
+        "extend", commands.extend(LEASE), (RECORD,),
+        {"token": 17, "lease_ms": 10, "ttl_ms": 210, "step": b""},
     ),
     (
-        "save_step", commands.save_step(KEY, 17, b"entry", lease_ms=10, retention_ms=200),
-        {"token": 17, "entry": b"entry", "lease_ms": 10, "ttl_ms": 210},
+        "extend", commands.extend(LEASE._replace(key=MESSAGE), b"entry"), (RECORD, TURN),
+        {"token": 17, "lease_ms": 10, "ttl_ms": 210, "step": b"entry"},
+    ),
+    ("settle", commands.complete(KEY, 17, RESULT, 200), (RECORD,), COMPLETED),
+    ("settle", commands.complete(MESSAGE, 17, RESULT, 200), (RECORD,), COMPLETED),
+    (
+        "settle", commands.complete(KEY, 17, RESULT, 200, sending_ms=10, label="l"), (RECORD,),
+        {**COMPLETED, "letter": "T", "at_ms": 10, "tail": b"json\n\nl"},
+    ),
+    ("settle", commands.complete(KEY, 17, RESULT, 200, META), (RECORD,), {**COMPLETED, **WRITTEN}),
+    (
+        "settle", commands.write_result(KEY, META), (RECORD,),
+        {**SETTLED, "token": 0, "letter": "V", "retention_ms": 0, **WRITTEN},
     ),
     (
-        "continuation", commands.mark_continued(KEY, b"r", b"e"),
-        {"execution_id": b"e", "lease_ms": ""},
+        "settle", commands.mark_sent(KEY, 17), (RECORD,),
+        {**SETTLED, "letter": "V", "retention_ms": 0},
     ),
     (
-        "continuation", commands.extend(LeaseExtension(KEY, 0, 10, 200, b"r", b"e")),
-        {"execution_id": b"e", "lease_ms": 10},
+        "settle", commands.fail(KEY, 17, ERROR, 200), (RECORD,),
+        {**SETTLED, "letter": "E", "tail": b"yaml", "body": b"error"},
     ),
     (
-        "continuation", commands.stop_sending(KEY, b"r", b"e"),
-        {"execution_id": b"e", "lease_ms": 0},
+        "settle", commands.poison(KEY, 17, 200), (RECORD,),
+        {**SETTLED, "letter": "E", "body": b"poisoned"},
     ),
     (
-        "abandon", commands.abandon(KEY, "t", "w", root=b"r", grace_ms=10),
-        {**ABANDON, **NO_ERROR, "execution_id": b"", "lease_ms": ""},
+        "settle", commands.delegate(KEY, 17, OTHER, 3, 200), (RECORD,),
+        {**SETTLED, "letter": "D", "owner": 3, "tail": b"=task", "body": b"u"},
     ),
     (
-        "abandon",
-        commands.abandon(KEY, "t", "w", grace_ms=10, execution_id=b"e", sending_ms=20, **END),
-        {**ABANDON, **AN_ERROR, "execution_id": b"e", "lease_ms": 20},
+        "settle", commands.release(KEY, 17, retention_ms=200), (RECORD,),
+        {**SETTLED, "letter": ""},
     ),
     (
-        "reserve", commands.reserve(KEY, "t", 10),
-        {"task_id": b"t", "fingerprint": KEY.fingerprint, "hold_ms": 10},
+        "settle", commands.reserve_retry(MESSAGE, 17, hold_ms=10, retention_ms=200, generation=3),
+        (RECORD, TURN), {**SETTLED, "letter": "W", "at_ms": 10, "owner": 3},
     ),
     (
-        "reserve_turn", commands.reserve(MESSAGE, "t", 10, waits=True),
-        {"task_id": b"t", "fingerprint": KEY.fingerprint, "hold_ms": 10, "waits": 1},
+        "abandon", commands.abandon(KEY, "t", "w", grace_ms=10, reason="terminated"), (RECORD,),
+        {"task_id": b"t", "worker": b"w", "grace_ms": 10, "reason": "terminated"},
     ),
-    ("get", commands.get(KEY), {}),
-    ("forget", commands.forget(KEY), {"state": "", "token": ""}),
-    ("forget", commands.forget(KEY, UNREADABLE), {"state": "?", "token": ""}),
+    ("queue", commands.reserve(KEY, "t", 10), (SLOT, RECORD), QUEUED),
+    ("queue", commands.reserve(MESSAGE, "t", 10), (SLOT, RECORD, TURN), QUEUED),
+    (
+        "queue", commands.reserve(MESSAGE, "t", 10, after_running=True, label="l"), (SLOT, RECORD),
+        {**QUEUED, "tail": b"\n\nl"},
+    ),
+    ("queue", commands.give_back(KEY, "t"), (SLOT, RECORD), {**QUEUED, "hold_ms": 0}),
+    (
+        "forget", commands.forget(KEY), (RECORD, SLOT),
+        {"deadline_ms": DEADLINE, "token": "", "letters": "", "force": ""},
+    ),
+    (
+        "forget", commands.forget(MESSAGE, UNREADABLE, force=True), (RECORD,),
+        {"deadline_ms": DEADLINE, "token": "?", "letters": "", "force": "1"},
+    ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "command", "values"), COMMANDS)
-def test_arguments(name: str, command: Command, values: dict[str, Any]) -> None:
-    assert (command.script.name, command.key.turn) == (name, KEY)
-    optional = {*WAIT, *KEEP} - values.keys()
-    argv = tuple(argument for argument in command.script.argv if argument not in optional)
-    assert sorted(values) == sorted(argv)
-    assert command.arguments == [values[argument] for argument in argv]
+@pytest.mark.parametrize(("name", "command", "keys", "values"), COMMANDS)
+def test_arguments(
+    name: str, command: Command, keys: tuple[str, ...], values: dict[str, Any]
+) -> None:
+    assert (command.script.name, command.key.turn, command.keys) == (name, KEY, keys)
+    assert dict(zip(command.script.argv, command.arguments, strict=True)) == values
 
 
 def test_a_shown_record_is_named_by_its_state_and_token() -> None:
     record = Record(State.STARTED, str(KEY), KEY.task, "t", "w", token=17, attempt=1)
 
-    command = commands.forget(KEY, record)
-
-    assert dict(zip(command.script.argv, command.arguments, strict=True)) == {
-        "state": "S",
-        "token": 17,
-    }
+    assert commands.forget(KEY, record).arguments[1:3] == [17, "BAba"]
 
 
 def test_the_end_of_a_long_worker_name_is_kept() -> None:
-    command = commands.abandon(KEY, "t", "ä" * 200 + "/4711", root=b"r", grace_ms=0)
+    command = commands.abandon(KEY, "t", "ä" * 200 + "/4711", grace_ms=0, reason="")
 
     worker = command.arguments[command.script.argv.index("worker")]
     assert len(worker) <= 255

@@ -13,16 +13,12 @@ from celery_idempotent.store import scripts
 from celery_idempotent.store.scripts import Reply
 
 FOLDER = Path(__file__).parents[3] / "lua"
-#: The beginning of each script, and the end of some.
-STARTS, ENDS = ["layout", "prelude"], ["epilogue"]
-NAMES = sorted({path.stem for path in FOLDER.glob("*.lua")} - {*STARTS, *ENDS})
+NAMES = sorted(path.stem for path in FOLDER.glob("*.lua"))
 
 
 def head_and_body(name: str) -> tuple[dict[str, tuple[str, ...]], str]:
-    text = scripts.read_source(name)
-    head = scripts.read_head(text)
-    whole = "\n".join([text, *map(scripts.read_source, head["INCLUDE"])])
-    return head, re.sub(r"--.*", "", whole)
+    text = scripts.load(name).source
+    return scripts.read_head(text), re.sub(r"--.*", "", text)
 
 
 def taken_from(array: str, body: str) -> list[str]:
@@ -39,9 +35,15 @@ def taken_from(array: str, body: str) -> list[str]:
 
 
 def cases_in(body: str) -> list[set[str]]:
-    """Return the cases of each `reply(…)`: two of `reply(sent and 'ok' or 'lost', raw)`."""
-    without_inner_calls = re.sub(r"redis\.p?call\([^()]*\)", "", body)
-    first_arguments = re.findall(r"reply\(([^,)]*)", without_inner_calls)
+    """Return the cases of each `reply(…)`, or those that the variable `case` gets.
+
+    Two of `reply(sent and 'ok' or 'lost', raw)`.
+    """
+    without_inner_calls = re.sub(r"redis\.p?call\('DEL'.*?\)\)", "", body)
+    first_arguments = re.findall(r"reply\(([^,)]*)", without_inner_calls.replace("reply(case", ""))
+    first_arguments += re.findall(r"case = (.*)", re.sub(r"string.find\(.*?\)|case ==.*", "", body))
+    if not first_arguments[0]:
+        first_arguments = first_arguments[1:]
     return [set(re.findall(r"'(\w+)'", argument)) for argument in first_arguments]
 
 
@@ -56,13 +58,10 @@ class TestEachScript:
         head, body = head_and_body(name)
 
         assert list(head["KEYS"]) == taken_from("KEYS", body)
-        others = head["KEYS"][1:]
-        assert head["KEYS"] == ("turn",) or head["KEYS"][0] == "record"
-        assert others in ((), ("turn",), ("entry",), ("entry", "turn"), ("result", "turn"))
-        targets = re.findall(r"redis\.p?call\('\w+', ([^,)]+)", body)
-        # A key of the head that a function got, and the entry of another message in the same slot.
-        own = {"key", "former"} if name == "begin" else {"key"}
-        assert set(targets) <= {*head["KEYS"], *own}
+        targets = set(re.findall(r"redis\.p?call\('(?!TIME)\w+', ([^,)]+)", body))
+        # What the turn or the slot names is in the same slot of a cluster.
+        named = {"name", "holder", "string.sub(pointer", "unpack(KEYS"}
+        assert targets <= {*head["KEYS"], *named}
 
     def test_gives_the_replies_of_its_head_and_no_others(self, name: str) -> None:
         head, body = head_and_body(name)
@@ -75,16 +74,10 @@ class TestEachScript:
 
     def test_every_name_in_its_head_is_explained(self, name: str) -> None:
         head, _ = head_and_body(name)
-        lines = [line for line in scripts.read_source(name).splitlines() if line.startswith("--")]
+        lines = [line for line in scripts.load(name).source.splitlines() if line.startswith("--")]
 
         for entry in (*head["KEYS"], *head["ARGV"], *head["REPLIES"]):
             assert any(re.match(rf"--   {entry} +\S", line) for line in lines), entry
-
-    def test_does_not_call_time_itself(self, name: str) -> None:
-        # The prelude reads the server's time, which replies have; what precedes it reads its own.
-        script = scripts.read_source(name).rpartition(scripts.PRELUDE_LINE)[2]
-
-        assert "'TIME'" not in script
 
     def test_declares_every_variable(self, name: str) -> None:
         # A missing `local` is an error in Redis, but only when the line is executed.
@@ -100,27 +93,12 @@ class TestEachScript:
                 assert {n.strip() for n in names.split(",")} <= declared
 
 
-def test_every_included_file_is_used() -> None:
-    ends = {name for script in NAMES for name in head_and_body(script)[0]["INCLUDE"]}
-
-    assert sorted(ends) == ENDS
-
-
-@pytest.mark.parametrize("name", STARTS)
-def test_the_start_declares_nothing_global(name: str) -> None:
-    body = re.sub(r"--.*", "", scripts.read_source(name))
-
-    assert re.findall(r"^(?!local |  |end|\s*$).*", body, re.MULTILINE) == []
-
-
 HEAD = """\
 -- sample: shows what a head looks like.
 --
 -- Words before the lists are no entries:
 --   none of these
 --
--- INCLUDE
---   part               that others have too
 -- KEYS
 --   record             the key's record
 -- ARGV
@@ -138,39 +116,28 @@ local record = KEYS[1]
 
 def test_a_head_is_read_up_to_the_first_line_of_code() -> None:
     assert scripts.read_head(HEAD) == {
-        "INCLUDE": ("part",),
         "KEYS": ("record",),
         "ARGV": ("token", "hold_ms"),
         "REPLIES": ("ok",),
     }
 
 
-def test_a_script_has_the_prelude_its_include_and_the_digest_of_all() -> None:
-    script = scripts.load("complete")
+def test_a_script_has_the_digest_of_its_file() -> None:
+    script = scripts.load("settle")
 
-    parts = [scripts.read_source(name) for name in ("layout", "prelude", "complete", "epilogue")]
-    assert script.source == "\n".join(parts)
+    assert script.source == (FOLDER / "settle.lua").read_text("utf-8")
     assert script.sha == sha1(script.source.encode()).hexdigest()
-    assert scripts.load("complete") is script
-
-
-def test_a_part_of_a_script_may_precede_the_prelude() -> None:
-    source = scripts.load("begin").source
-    before, after = scripts.read_source("begin").split("-- PRELUDE\n")
-
-    parts = [scripts.read_source("layout"), before, scripts.read_source("prelude"), after]
-    assert source == "\n".join(parts)
-    assert source.index("redis.call('GET', record)") < source.index("local function")
+    assert scripts.load("settle") is script
 
 
 def test_a_reply_is_a_value() -> None:
-    assert scripts.load("complete").reply(b"ok 5 6789 a raw one") == Reply("ok", b"a raw one", 5006)
-    assert scripts.load("complete").reply(b"lost 5 678 ") == Reply("lost", b"", 5000)
+    assert scripts.load("settle").reply(b"ok 5 6789 a raw one") == Reply("ok", b"a raw one", 5006)
+    assert scripts.load("settle").reply(b"lost 5 678 ") == Reply("lost", b"", 5000)
 
 
 def test_a_reply_that_the_head_does_not_list_is_an_error() -> None:
-    with pytest.raises(IdempotencyError, match="complete returned an unknown reply: 'begun'"):
-        scripts.load("complete").reply(b"begun 5 6 ")
+    with pytest.raises(IdempotencyError, match="settle returned an unknown reply: 'begun'"):
+        scripts.load("settle").reply(b"begun 5 6 ")
 
 
 def test_a_missing_script_is_an_error() -> None:

@@ -74,6 +74,8 @@ class ScriptedServer:
                 connection.sendall(b"%1\r\n+proto\r\n:3\r\n")
             elif command[0] in (b"CLIENT", b"SELECT"):
                 connection.sendall(b"+OK\r\n")
+            elif command[0] == b"TIME":
+                connection.sendall(b"*2\r\n$10\r\n1763726400\r\n$6\r\n123456\r\n")
             else:
                 self.commands.append(command)
                 reply = self._replies.pop(0) if self._replies else b""

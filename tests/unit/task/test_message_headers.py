@@ -13,13 +13,11 @@ from celery.app.task import Context
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.key.key import Key
 from celery_idempotent.task import message_headers
-from celery_idempotent.task.canvas import with_root
 from celery_idempotent.task.message_headers import MessageHeaders, bind
 from tests.unit.conftest import add, shop
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 ID = "8416e7e8-c045-46d0-9617-5bdf6316b681"
-ROOT = b"8 bytes."
 ANOTHER = "0d2f8a0e-9f6c-4a3e-8d61-3b1c6d1f2a77"
 
 
@@ -46,12 +44,8 @@ def for_retry(headers: Any, given: Any) -> dict[str, Any]:
     return message_headers.for_retry("shop.charge", ID, headers, given)
 
 
-def with_derived_key(
-    headers: Any, key: Key, *, requeue_count: int = 0, unanswered_ids: bytes = b""
-) -> dict[str, Any]:
-    return message_headers.with_derived_key(
-        headers, key, ID, ROOT, requeue_count=requeue_count, unanswered_ids=unanswered_ids
-    )
+def with_derived_key(headers: Any, key: Key, *, requeue_count: int = 0) -> dict[str, Any]:
+    return message_headers.with_derived_key(headers, key, ID, requeue_count=requeue_count)
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"other": 1}], ids=repr)
@@ -60,7 +54,7 @@ def test_a_message_without_the_headers_has_no_key(headers: Any) -> None:
 
 
 def test_a_message_that_is_run_again_names_the_outcome_that_it_replaces() -> None:
-    headers = message_headers.with_derived_key(None, KEY, ID, ROOT, forgets=2**56 - 1)
+    headers = message_headers.with_derived_key(None, KEY, ID, forgets=2**56 - 1)
 
     assert read(headers).forgets == 2**56 - 1
     assert read(bind("shop.charge", ID, headers)).forgets == 2**56 - 1
@@ -68,44 +62,18 @@ def test_a_message_that_is_run_again_names_the_outcome_that_it_replaces() -> Non
 
 
 def test_a_message_published_again_carries_its_key_as_json() -> None:
-    headers = with_derived_key({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16)
+    headers = with_derived_key({"other": 1}, KEY, requeue_count=3)
 
     parsed = read(json.loads(json.dumps(headers)))
 
-    assert parsed == MessageHeaders(
-        root=ROOT, key=KEY, requeue_count=3, unanswered_ids=b"\xff" * 16
-    )
+    assert parsed == MessageHeaders(key=KEY, requeue_count=3)
     assert headers["other"] == 1
 
 
 def test_a_message_published_again_counts_its_rollbacks() -> None:
-    headers = message_headers.with_derived_key(
-        None, KEY, ID, ROOT, requeue_count=3, rollback_count=2
-    )
+    headers = message_headers.with_derived_key(None, KEY, ID, requeue_count=3, rollback_count=2)
 
-    assert read(headers) == MessageHeaders(root=ROOT, key=KEY, requeue_count=3, rollback_count=2)
-
-
-def test_a_publish_draws_a_root_once() -> None:
-    headers = with_root("shop.charge", ID, {"other": 1})
-    again = with_root("shop.charge", ID, headers)
-
-    assert again == headers
-    assert read(headers) == MessageHeaders(root=read(headers).root)
-    assert len(read(headers).root) == len(ROOT)
-    assert read(for_retry(headers, {"mine": 2})) == read(headers)
-
-
-def test_a_root_is_read_alone_only_if_it_is_of_this_message_and_there_is_no_key() -> None:
-    headers = with_root("shop.charge", ID, None)
-
-    def only_root(task_id: str, headers: Any) -> bytes | None:
-        return message_headers.only_root("shop.charge", task_id, headers)
-
-    assert only_root(ID, headers) == read(headers).root
-    assert only_root(ID, {}) == b""
-    assert only_root(ANOTHER, headers) is None
-    assert only_root(ID, with_derived_key(None, KEY)) is None
+    assert read(headers) == MessageHeaders(key=KEY, requeue_count=3, rollback_count=2)
 
 
 def test_a_message_published_again_carries_the_derived_form_of_an_explicit_key() -> None:
@@ -113,14 +81,14 @@ def test_a_message_published_again_carries_the_derived_form_of_an_explicit_key()
 
     parsed = read(json.loads(json.dumps(with_derived_key(None, key))))
 
-    assert parsed == MessageHeaders(root=ROOT, key=key)
+    assert parsed == MessageHeaders(key=key)
     assert parsed.key.explicit
 
 
 def test_a_message_published_again_keeps_its_explicit_key() -> None:
     headers = with_derived_key(with_explicit_key(None, "req-7"), KEY)
 
-    assert read(headers) == MessageHeaders("req-7", root=ROOT, key=KEY)
+    assert read(headers) == MessageHeaders("req-7", key=KEY)
 
 
 def test_a_retry_keeps_the_explicit_key_whatever_its_headers_are() -> None:
@@ -236,14 +204,13 @@ class TestAnotherMessagesHeaders:
             with_explicit_key({"other": 1}, "req-7"),
             with_explicit_key({"other": 1}, False),
             with_explicit_key({"other": 1}, ("acme", "req-7")),
-            with_derived_key({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16),
+            with_derived_key({"other": 1}, KEY, requeue_count=3),
             with_derived_key(with_explicit_key({"other": 1}, "req-7"), KEY),
             bind("shop.charge", ID, {"other": 1, "idempotency_key": "req-7"}),
-            MessageHeaders(root=ROOT).write("shop.charge", ID, {"other": 1}),
         ],
         ids=[
             *("explicit key", "unprotected", "explicit tuple", "derived key"),
-            *("derived and explicit key", "by name", "root"),
+            *("derived and explicit key", "by name"),
         ],
     )
     def headers(self, request: pytest.FixtureRequest) -> dict[str, Any]:
@@ -262,9 +229,9 @@ class TestAnotherMessagesHeaders:
     def test_are_left_out_when_the_message_is_published_again(
         self, headers: dict[str, Any]
     ) -> None:
-        republished = message_headers.with_derived_key(headers, KEY, ANOTHER, ROOT)
+        republished = message_headers.with_derived_key(headers, KEY, ANOTHER)
 
-        assert read(republished, task_id=ANOTHER) == MessageHeaders(root=ROOT, key=KEY)
+        assert read(republished, task_id=ANOTHER) == MessageHeaders(key=KEY)
         assert message_headers.for_retry("shop.charge", ANOTHER, headers, None) == {"other": 1}
 
     def test_may_get_another_explicit_key(self, headers: dict[str, Any]) -> None:
@@ -287,9 +254,7 @@ class TestAnotherMessagesHeaders:
 
 
 def test_binding_bound_headers_changes_nothing() -> None:
-    headers = with_derived_key(
-        with_explicit_key({"other": 1}, "req-7"), KEY, requeue_count=2, unanswered_ids=b"\xff" * 16
-    )
+    headers = with_derived_key(with_explicit_key({"other": 1}, "req-7"), KEY, requeue_count=2)
 
     assert bind("shop.charge", ID, headers) == headers
     assert bind("shop.charge", ID, None) == {}
@@ -312,9 +277,8 @@ def header_text(
     key: str = KEY.digest,
     fingerprint: str = "00" * 8,
     requeue_count: str = "3",
-    unanswered_ids: str = "00" * 16,
 ) -> str:
-    return f"{BINDING}.{key}.{fingerprint}.{requeue_count}.{unanswered_ids}"
+    return f"{BINDING}.{key}.{fingerprint}.{requeue_count}"
 
 
 def test_an_intact_header_is_read() -> None:
@@ -343,8 +307,6 @@ def test_an_intact_header_is_read() -> None:
         header_text(requeue_count="-1"),
         header_text(requeue_count="٣"),
         header_text(requeue_count="9" * 10),
-        header_text(unanswered_ids="zz"),
-        header_text(unanswered_ids="000"),
         header_text() + "\n",
         header_text() + ".more",
         header_text().rpartition(".")[0],
@@ -413,4 +375,3 @@ def test_a_header_that_cannot_be_used_is_replaced_by_a_finding_in_shadow(headers
     options = message_headers.of_options("shop.charge", ID, {"headers": headers}, in_shadow=True)
 
     assert message_headers.finding_of(ID, options["headers"]) == message_headers.REFUSED
-    assert with_root("shop.charge", ID, options["headers"])
