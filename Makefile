@@ -64,16 +64,12 @@ versions: .venv/test  ## The same faults with workers of this and another commit
 	@$(BIN)/python -m labs.chaos --old $(or $(OLD),HEAD~1) --tasks $(or $(TASKS),3000) $(if $(SEED),--seed $(SEED)) --seeds $(or $(SEEDS),6)
 
 .PHONY: proof
-proof: .venv/test  ## Search the model, compare the scripts with it, run mutation tests: about nine minutes
+proof: .venv/test  ## Search the model, compare the scripts with it, run mutation tests: about eight minutes
 	@$(BIN)/python -m labs.verification
 
 .PHONY: canvases
 canvases: .venv/test  ## Publish chains, chords, retries and duplicates while processes are killed, beside plain Celery (SEEDS= CANVASES= OURS=1 PEERS=1)
 	@$(BIN)/python -m labs.canvases $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CANVASES),--canvases $(CANVASES)) $(if $(OURS),--ours) $(if $(PEERS),--peers)
-
-.PHONY: history
-history: .venv/test  ## Record the calls of many processes under faults, and find an order that explains every reply (SEEDS= SECONDS=)
-	@$(BIN)/python -m labs.history $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS))
 
 .PHONY: redelivery
 redelivery: .venv/test  ## Kill whole workers under load, and time how soon their messages begin elsewhere (TRIALS= AFTER= LEASE= RELIER=python); FAULTS=1: a table of faults; COST=1: the cost of 1,000 messages; HOUR=1: the deliveries of a living worker

@@ -275,7 +275,7 @@ class RecordStore:
 
         The commands take at most `timeout` seconds; the next heartbeat sends them again. They
         bypass the breaker, which may still be open when Redis is back: an unextended lease would
-        expire. The reply closes the breaker.
+        expire. A reply closes the breaker; the lack of one does not open it.
 
         Raises:
             StoreUnavailableError: if Redis does not reply.
@@ -298,7 +298,8 @@ class RecordStore:
         try:
             replies = await transport.send(*calls, deadline=deadline)
         except CONNECTION_ERRORS as error:
-            for breaker in dict.fromkeys(breakers):
+            # The timeout of a heartbeat, which has no deadline, is too short to blame the server.
+            for breaker in dict.fromkeys(breakers) if deadline else ():
                 _record(breaker, error)
             raise translate_error(error, "") from error
         for breaker, reply in dict(zip(breakers, replies, strict=True)).items():

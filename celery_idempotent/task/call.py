@@ -465,7 +465,7 @@ def call_in_context(task: Task) -> TaskCall | None:
     """
     call = call_of_context.get()
     if call is not None:
-        return call if call.sender.name == task.name else None
+        return call.in_flow if call.sender.name == task.name else None
     if not current_task and any(
         other.execution is not None and other.sender.name == task.name for other in tuple(running)
     ):

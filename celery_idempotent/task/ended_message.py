@@ -8,7 +8,7 @@ and task id, its queue must be one of the app's, and a person sees all that is p
 A rerun is a new publish under the old task id, whose result then replaces the failure:
 
 - If two people rerun it at once, or one repeats it after an error, the publishes are copies of one
-  message, and one runs.
+  message, and one runs; the next also runs if that ends in an error that is not stored.
 - It is published first; the receiving worker then forgets the outcome (`ForgetFirst`). A message
   that is lost on its way can be published again, and a process that dies in between leaves
   nothing half done. The message names the token of the outcome: of several messages for one

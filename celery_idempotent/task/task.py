@@ -96,7 +96,7 @@ class _WrittenBackend:
 def _call_of(request: Context) -> TaskCall | None:
     """Returns the call of `request`; None if it is not protected or has not begun."""
     call: TaskCall | None = getattr(request, "idempotency_call", None)
-    return call
+    return call and call.in_flow
 
 
 def _warn_of_map(task: Task) -> None:

@@ -6,74 +6,51 @@ Mutants are listed by `lua_mutants.Mutant.name`, which does not change when a li
 from __future__ import annotations
 
 _BY_REASON = {
-    "the comparison of two fingerprints is symmetric": """
-begin: local differs = differ(stored_fingerprint, fingerprint)  ⟶  stored_fingerprint, fingerprint becomes fingerprint, stored_fingerprint
-begin: elseif differ(stored_fingerprint, fingerprint)  ⟶  stored_fingerprint, fingerprint becomes fingerprint, stored_fingerprint
-reserve: elseif differ(stored_fingerprint, fingerprint)  ⟶  stored_fingerprint, fingerprint becomes fingerprint, stored_fingerprint
-reserve_turn: local differs = differ(waiting_fingerprint, fingerprint)  ⟶  waiting_fingerprint, fingerprint becomes fingerprint, waiting_fingerprint
-reserve_turn: local differs = differ(stored_fingerprint, fingerprint)  ⟶  stored_fingerprint, fingerprint becomes fingerprint, stored_fingerprint
+    "a letter is found in the list of letters, whichever of the two is the pattern": r"""
+begin: if not readable or not string.find(letter, '[WBAbaDTtVEX]') then  ⟶  letter, '[WBAbaDTtVEX]' becomes '[WBAbaDTtVEX]', letter
+forget: if not readable or not string.find(letter, '[WBAbaDTtVEX]') then  ⟶  letter, '[WBAbaDTtVEX]' becomes '[WBAbaDTtVEX]', letter
 """,
-    "Lua treats position 0, or none, as the first position": """
-abandon: redis.call('SET', turn, string.sub(abandoned, 1, #abandoned - #body) .. waiting, 'KEEPTTL')  ⟶  1 becomes 0
-begin: return deadline_of(owner) > now and id ~= execution_id and not string.find(unanswered_ids, id, 1, true)  ⟶  1 becomes 0
-begin: return deadline_of(owner) > now and id ~= execution_id and not string.find(unanswered_ids, id, 1, true)  ⟶  1 becomes nil
-begin: local former = string.sub(entry, 1, -2 * ID - 1) .. string.gsub(root_of(owner), '.', function(byte)  ⟶  1 becomes 0
-begin: redis.call('SET', turn, string.sub(turn_raw, 1, turn_position - 1)  ⟶  1 becomes 0
-begin: local unanswered = stored_id ~= '' and string.find(unanswered_ids, stored_id, 1, true)  ⟶  1 becomes 0
-begin: local unanswered = stored_id ~= '' and string.find(unanswered_ids, stored_id, 1, true)  ⟶  1 becomes nil
-begin: redis.call('SET', turn, string.sub(started, 1, #started - #body) .. (waiting or ''), 'PX', ttl_ms)  ⟶  1 becomes 0
-continuation: owner = string.sub(owner, 1, 2 * ID)  ⟶  1 becomes 0
-prelude: return string.sub(owner, 1, ID)  ⟶  1 becomes 0
-prelude: return string.sub(owner, 1, 2 * ID) .. struct.pack('>I6', till)  ⟶  1 becomes 0
-prelude: return raw and string.sub(raw, 1, 1) == 'S' and string.sub(raw, 3, 9) == struct.pack('>I7', token)  ⟶  1 becomes 0
-prelude: return string.sub(raw, 1, 9) .. struct.pack('>I6', at) .. string.sub(raw, 16)  ⟶  1 becomes 0
-prelude: fingerprint, other = string.sub(fingerprint, 1, 8), string.sub(other, 1, 8)  ⟶  1 becomes 0
-prelude: fingerprint, other = string.sub(fingerprint, 1, 8), string.sub(other, 1, 8)  ⟶  1 becomes 0 (2)
-release: redis.call('SET', turn, string.sub(released, 1, #released - #body) .. (waiting or ''), 'PX',  ⟶  1 becomes 0
-reserve_turn: redis.call('SET', turn, string.sub(turn_raw, 1, position - 1), 'KEEPTTL')  ⟶  1 becomes 0
-reserve_turn: redis.call('SET', turn, string.sub(turn_raw, 1, position - 1)  ⟶  1 becomes 0
+    "Lua treats position 0 as the first one": r"""
+begin: raw = string.lower(string.sub(raw, 1, 1)) .. string.sub(raw, 2, 9) .. struct.pack('>I6', now + lease_ms / 10)  ⟶  1 becomes 0
+begin: local is_resent = raw and string.sub(owner, 1, 8) == execution_id and string.find('BAba', letter)  ⟶  1 becomes 0
+begin: other = (replaces == '0' and string.sub(other, 1, 1) or 'X') .. string.sub(other, 2, 2)  ⟶  1 becomes 0
 """,
-    "a number used as the format string yields itself": """
-begin: orphaned_ms = string.format('%.0f', math.max(0, now - at)) .. read_met(stored_format)  ⟶  '%.0f', math.max(0, now - at) becomes math.max(0, now - at), '%.0f'
+    "only the owner of an execution is the id of a delivery": r"""
+begin: local is_resent = raw and string.sub(owner, 1, 8) == execution_id and string.find('BAba', letter)  ⟶  raw and string.sub(owner, 1, 8) == execution_id and string.find('BAba', letter) becomes raw and string.sub(owner, 1, 8) == execution_id
 """,
-    "the shortcut for most begins is not taken, and the rest of the script does the same": """
-begin: if not raw and not entry_raw and not turn then  ⟶  if not raw and not entry_raw and not turn then -- Most begins find no record. They end here, before the prelude: its functions cost more than this does. local clock = redis.call('TIME') local now_us = clock[1] * 1000000 + clock[2] raw = struct.pack(LAYOUT, 'S', 1, now_us, now_us / 1000 + lease_ms, #fingerprint, fingerprint, #task_id, task_id, #worker, worker, #root + #execution_id, root .. execution_id, 0, '') redis.call('SET', record, raw, 'PX', ttl_ms) return 'begun ' .. clock[1] .. ' ' .. clock[2] .. ' ' .. raw end becomes nothing
-begin: if not raw and not entry_raw and not turn then  ⟶  not raw and not entry_raw and not turn becomes false
+    "of an outcome whose continuation is to be sent, the lease is marked before it is free": r"""
+begin: if raw and not held and string.find('Tt', letter) then  ⟶  'Tt' becomes 't'
 """,
-    "the shortcut for most replays is not taken, and the rest of the script does the same": """
-begin: elseif state and is_finished(state) and continues == '0' and not entry_raw and not turn  ⟶  state and is_finished(state) and continues == '0' and not entry_raw and not turn and not string.match(stored_format, '^=') becomes false
-begin: elseif state and is_finished(state) and continues == '0' and not entry_raw and not turn  ⟶  '0' becomes ''
-begin: and not string.match(stored_format, '^=') then  ⟶  '^=' becomes ''
+    "the time in microseconds is greater": r"""
+begin: local last, has_turn = token or 0, not turn  ⟶  0 becomes -1
+begin: local last, has_turn = token or 0, not turn  ⟶  0 becomes 1
 """,
-    "the shortcut for most completions is not taken, and the rest of the script does the same": """
-fused_complete: if token ~= '0' and not turn then  ⟶  if token ~= '0' and not turn then local _, state, attempt, stored_token, _, fingerprint, task_id, worker, _, stored_format = pcall(struct.unpack, LAYOUT, redis.call('GET', record)) if state == 'S' and stored_token == tonumber(token) and stored_format == '' and redis.pcall('GET', result) == false then -- Most completions. They end here, before the prelude: its functions cost more than this does. local clock = redis.call('TIME') local now = clock[1] * 1000 + clock[2] / 1000 redis.call('SET', record, struct.pack(LAYOUT, outcome, attempt, stored_token, now, #fingerprint, fingerprint, #task_id, task_id, #worker, worker, 0, '', #format, format) .. body, 'PX', retention_ms) local is_written = type(redis.pcall('PUBLISH', result, meta)) == 'number' if is_written then redis.call('SET', result, meta, unpack(expires == '0' and {} or {'EX', expires})) end return (is_written and 'written ' or 'ok ') .. clock[1] .. ' ' .. clock[2] .. ' ' end end becomes nothing
-fused_complete: if token ~= '0' and not turn then  ⟶  token ~= '0' and not turn becomes false
-fused_complete: pcall(struct.unpack, LAYOUT, redis.call('GET', record))  ⟶  pcall(struct.unpack, LAYOUT, redis.call('GET', record)) becomes nil
-fused_complete: pcall(struct.unpack, LAYOUT, redis.call('GET', record))  ⟶  struct.unpack becomes nil
-fused_complete: pcall(struct.unpack, LAYOUT, redis.call('GET', record))  ⟶  struct.unpack, LAYOUT becomes LAYOUT, struct.unpack
-fused_complete: pcall(struct.unpack, LAYOUT, redis.call('GET', record))  ⟶  , LAYOUT becomes nothing
-fused_complete: pcall(struct.unpack, LAYOUT, redis.call('GET', record))  ⟶  LAYOUT becomes nil
-fused_complete: pcall(struct.unpack, LAYOUT, redis.call('GET', record))  ⟶  LAYOUT, redis.call('GET', record) becomes redis.call('GET', record), LAYOUT
-fused_complete: pcall(struct.unpack, LAYOUT, redis.call('GET', record))  ⟶  , redis.call('GET', record) becomes nothing
-fused_complete: pcall(struct.unpack, LAYOUT, redis.call('GET', record))  ⟶  redis.call('GET', record) becomes nil
-fused_complete: if state == 'S' and stored_token == tonumber(token) and stored_format == ''  ⟶  if state == 'S' and stored_token == tonumber(token) and stored_format == '' and redis.pcall('GET', result) == false then -- Most completions. They end here, before the prelude: its functions cost more than this does. local clock = redis.call('TIME') local now = clock[1] * 1000 + clock[2] / 1000 redis.call('SET', record, struct.pack(LAYOUT, outcome, attempt, stored_token, now, #fingerprint, fingerprint, #task_id, task_id, #worker, worker, 0, '', #format, format) .. body, 'PX', retention_ms) local is_written = type(redis.pcall('PUBLISH', result, meta)) == 'number' if is_written then redis.call('SET', result, meta, unpack(expires == '0' and {} or {'EX', expires})) end return (is_written and 'written ' or 'ok ') .. clock[1] .. ' ' .. clock[2] .. ' ' end becomes nothing
-fused_complete: if state == 'S' and stored_token == tonumber(token) and stored_format == ''  ⟶  state == 'S' and stored_token == tonumber(token) and stored_format == '' and redis.pcall('GET', result) == false becomes false
-fused_complete: if state == 'S' and stored_token == tonumber(token) and stored_format == ''  ⟶  'S' becomes ''
-fused_complete: if state == 'S' and stored_token == tonumber(token) and stored_format == ''  ⟶  tonumber(token) becomes token
-fused_complete: if state == 'S' and stored_token == tonumber(token) and stored_format == ''  ⟶  token becomes nil
-fused_complete: if state == 'S' and stored_token == tonumber(token) and stored_format == ''  ⟶  '' becomes '?'
-fused_complete: and redis.pcall('GET', result) == false then  ⟶  'GET' becomes ''
-fused_complete: and redis.pcall('GET', result) == false then  ⟶  'GET' becomes nil
-fused_complete: and redis.pcall('GET', result) == false then  ⟶  'GET', result becomes result, 'GET'
-fused_complete: and redis.pcall('GET', result) == false then  ⟶  , result becomes nothing
-fused_complete: and redis.pcall('GET', result) == false then  ⟶  result becomes nil
+    "a number used as the format string yields itself": r"""
+begin: orphaned_ms = letter ~= 'W' and string.format('%.0f', now - at) or ''  ⟶  '%.0f', now - at becomes now - at, '%.0f'
 """,
-    "the reply to a replay says what was written, whatever case it is given, except lost": """
-fused_complete: return reply('ok')  ⟶  'ok' becomes ''
-fused_complete: return reply('ok')  ⟶  'ok' becomes nil
+    "struct.pack cuts the fraction of a number": r"""
+extend: local now = clock[1] * 1000 + math.floor(clock[2] / 1000)  ⟶  math.floor(clock[2] / 1000) becomes clock[2] / 1000
+settle: local now = clock[1] * 1000 + math.floor(clock[2] / 1000)  ⟶  math.floor(clock[2] / 1000) becomes clock[2] / 1000
+abandon: local now = clock[1] * 1000 + math.floor(clock[2] / 1000)  ⟶  math.floor(clock[2] / 1000) becomes clock[2] / 1000
 """,
-}  # fmt: skip
+    "what cannot be unpacked has neither a letter nor a token": r"""
+settle: pcall(struct.unpack, LAYOUT, raw or '')  ⟶  raw or '' becomes raw
+settle: pcall(struct.unpack, LAYOUT, raw or '')  ⟶  '' becomes '?'
+abandon: local readable, letter, attempt, token, at, fingerprint, id, by, _, tail, position = pcall(struct.unpack, LAYOUT, raw or '')  ⟶  raw or '' becomes raw
+abandon: local readable, letter, attempt, token, at, fingerprint, id, by, _, tail, position = pcall(struct.unpack, LAYOUT, raw or '')  ⟶  '' becomes '?'
+settle: elseif not readable or stored ~= tonumber(token) then  ⟶  not readable or stored ~= tonumber(token) becomes stored ~= tonumber(token)
+abandon: if readable and string.find('BAbaTt', letter) and id == task_id and by == worker then  ⟶  readable and string.find('BAbaTt', letter) becomes string.find('BAbaTt', letter)
+forget: letter, stored = '', nil  ⟶  '' becomes '?'
+forget: if raw and token ~= '' and (tonumber(token) ~= stored or stored and not string.find(letters, letter)) then  ⟶  stored and not string.find(letters, letter) becomes not string.find(letters, letter)
+""",
+    "no key has the empty name, or one that is a part of a record": r"""
+settle: elseif second then  ⟶  second becomes true
+queue: local holder = pointer and string.find(pointer, '^%c') and redis.call('GET', string.sub(pointer, 8))  ⟶  pointer and string.find(pointer, '^%c') becomes pointer
+queue: local holder = pointer and string.find(pointer, '^%c') and redis.call('GET', string.sub(pointer, 8))  ⟶  '^%c' becomes ''
+""",
+}
 
-EQUIVALENT_MUTANTS: dict[str, str] = {
+#: By name: the reason.
+EQUIVALENT_MUTANTS = {
     name: reason for reason, names in _BY_REASON.items() for name in names.strip().splitlines()
 }

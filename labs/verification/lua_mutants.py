@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 from luaparser import ast, astnodes
 
 from celery_idempotent.store import scripts
 
-_LUA = Path(__file__).parents[2] / "lua"
+SCRIPTS = ("begin", "extend", "settle", "abandon", "queue", "forget")
 
 _REPLACED_OPERATORS = {
     astnodes.EqToOp: ["~="],
@@ -33,6 +32,8 @@ _REPLACED_OPERATORS = {
     astnodes.MultOp: ["/"],
     astnodes.FloatDivOp: ["*"],
 }
+#: Strings that are no lists of letters.
+_WORDS = {"GET", "SET", "DEL", "TIME", "PX", "EX", "PTTL", "held", "wait", "send", "late", "lost"}
 _REPLACED_FUNCTIONS = {"max": "min", "min": "max", "floor": "ceil"}
 
 
@@ -58,8 +59,7 @@ class Mutant:
 
 def all_mutants() -> list[Mutant]:
     """Returns the mutants of every file."""
-    names = sorted(path.stem for path in _LUA.glob("*.lua"))
-    return [mutant for name in names for mutant in mutants_of(name, scripts.read_source(name))]
+    return [mutant for name in SCRIPTS for mutant in mutants_of(name, scripts.load(name).source)]
 
 
 def mutants_of(name: str, source: str) -> Iterator[Mutant]:
@@ -141,8 +141,9 @@ def _string(source: str, node: astnodes.String) -> _Changes:
     if inner == "PX":
         yield start, stop, "'EX'"
     # A list of letters, without each of them.
-    if re.fullmatch(r"[A-Z]{4,}|[CFPQ]{2}|\^\[[A-Z]+\]\$", inner) and inner != "KEEPTTL":
-        for position in filter(lambda position: inner[position].isupper(), range(len(inner))):
+    letters = re.fullmatch(r"([A-Za-z]{2,4})|\^?\[([A-Za-z]+)\]", inner)
+    if letters and inner not in _WORDS:
+        for position in range(*letters.span(letters.lastindex)):
             yield start, stop, f"'{inner[:position]}{inner[position + 1 :]}'"
 
 

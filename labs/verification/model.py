@@ -1,516 +1,435 @@
-"""The contract of the scripts: what each one replies and stores.
+"""The scripts in lua/, as pure functions on the keys of one slot.
 
-`Protocol` has one pure method for each script in lua/, with the arguments that its head lists. The
-mutants of the model override a method or two.
+Each function takes the server's time in microseconds, names of keys and the arguments of its
+script, and returns the reply: its case, and the record that the script replies with. `OFF` has the
+names of the guards that are left out: see `guards`.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-RESERVED, STARTED, COMPLETED, FAILED = "R", "S", "C", "F"
-NOBODY = b"-"
-#: The letters of outcomes whose continuation is being sent.
-SENDING = {COMPLETED: "P", FAILED: "Q"}
-#: All letters of outcomes, each with the letter of the same outcome without a continuation.
-SETTLED = {"P": COMPLETED, "Q": FAILED, COMPLETED: COMPLETED, FAILED: FAILED}
+#: Guards that are left out.
+OFF: set[str] = set()
 
-
-class Clock(NamedTuple):
-    """The server's time."""
-
-    ms: int
-    us: int
-
-
-class Waiting(NamedTuple):
-    """The message that waits for the next turn."""
-
-    task_id: bytes
-    #: End of its reservation.
-    at: int
-    fingerprint: bytes
+#: Letters of records: of executions, of outcomes whose continuation is to be sent, of other ends.
+RUNNING, SENDING, ENDED = "BAba", "Tt", "VEX"
+#: Of what may hold a key.
+HOLDING = "W" + RUNNING
+EXECUTION_ID_BYTES = 8
 
 
 class Record(NamedTuple):
-    """What Redis holds for a key, or as the entry of one message; None if it is absent."""
+    """A record, a slot included."""
 
-    state: str
+    letter: str
     attempt: int
-    #: In an entry: the generation of the message that ended.
     token: int
-    #: End of the lease or of the reservation; else when the outcome was stored.
+    #: Milliseconds: the end of the lease, of the reservation or of the quiet time.
     at: int
-    fingerprint: bytes
-    task_id: bytes
-    worker: bytes
-    #: STARTED: the execution id. RESERVED: the generation, in decimals, of the first message that
-    #: it is reserved for (empty: any), or NOBODY. An outcome that something follows: the execution
-    #: id that sends that, or has sent it.
-    owner: bytes
-    #: Encoding of the outcome; STARTED by a takeover: milliseconds that the key was orphaned.
-    format: bytes
-    #: The outcome; before there is one, the finished steps.
-    body: bytes
-    #: When Redis forgets the record. Always set.
-    expires: int
-    #: Of the message whose execution this is, or which it is reserved for; may be empty.
-    root: bytes = b""
-    #: While its continuation is being sent: end of that lease.
-    until: int = 0
-    #: In the record of a turn.
-    waiting: tuple[Waiting, ...] = ()
-    #: STARTED, or RESERVED for a retry: until when calls that met an execution come back.
-    met: int | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self.state in SETTLED
-
-    @property
-    def sending(self) -> bool:
-        return self.state in SENDING.values()
-
-    @property
-    def readable(self) -> bool:
-        """Whether this version can read it; newer ones use other letters."""
-        return self.state in "RSCFPQ"
-
-    @property
-    def is_remnant(self) -> bool:
-        """Whether only the attempts are left of an execution whose message has ended."""
-        return self.state == RESERVED and self.owner == NOBODY and not self.body
-
-    @property
-    def replacement(self) -> tuple[int, bytes] | None:
-        """Of a task that replaced itself: first generation of the replacement, finished steps."""
-        end = 9 + int.from_bytes(self.body[7:9], "big")
-        if not self.format.startswith(b"=") or len(self.body) < max(9, end):
-            return None
-        return int.from_bytes(self.body[:7], "big"), self.body[end:]
+    fingerprint: bytes = b""
+    task_id: bytes = b""
+    worker: bytes = b""
+    owner: bytes = b""
+    tail: bytes = b""
+    body: bytes = b""
 
 
-class _Unchanged:
-    """The entry that a script leaves as it is."""
+class Turn(NamedTuple):
+    """Points to the record that holds a key."""
+
+    token: int
+    record: str
 
 
-UNCHANGED = _Unchanged()
+class Names(NamedTuple):
+    """The keys of a script."""
+
+    record: str
+    slot: str | None = None
+    turn: str | None = None
 
 
-class Result(NamedTuple):
-    """What a script replies and stores."""
-
-    case: str
-    #: The record in the reply.
-    replied: Record | None
-    #: The record that Redis holds afterwards.
-    after: Record | None
-    #: The task's result that the result backend holds afterwards; of fused_complete alone.
-    backend: bytes | None = None
-    #: The message's entry that Redis holds afterwards.
-    entry: Record | _Unchanged = UNCHANGED
+#: Bytes are a value that is not a record.
+Value = Record | Turn | bytes
+Reply = tuple[str, "Value | None"]
 
 
-#: The scripts that get the entry of a message, too.
-WITH_ENTRY = frozenset({"begin", "release", "abandon", "continuation"})
+class Keys(dict[str, "Value"]):
+    """The keys of a server, with their expiries in milliseconds."""
+
+    def __init__(self, values: dict[str, Value] | None = None) -> None:
+        super().__init__(values or {})
+        self.expires: dict[str, Any] = {}
+
+    def put(self, name: str, value: Value, expires: float | None = None) -> None:
+        """Stores `value`; without `expires`, with the expiry that the key has."""
+        self[name] = value
+        if expires is not None:
+            self.expires[name] = expires
+
+    def record(self, name: str | None) -> Record | None:
+        """Returns the record of that name."""
+        value = None if name is None else self.get(name)
+        return value if isinstance(value, Record) else None
+
+    def turn(self, names: Names) -> Turn | None:
+        """Returns the turn of a key, also of one whose ``idempotency_until`` has changed."""
+        value = self.get(names.turn or names.record)
+        if isinstance(value, Record):
+            return Turn(value.token, names.turn) if names.turn else None
+        return value if isinstance(value, Turn) else None
+
+    def lengthen(self, name: str, expires: float) -> None:
+        """Moves the expiry of a key, if that is earlier."""
+        if name in self:
+            self.expires[name] = max(expires, self.expires.get(name, 0))
 
 
-class Protocol:
-    """The scripts."""
+def is_off(guard: str) -> bool:
+    return guard in OFF
 
-    def begin(
-        self, record: Record | None, clock: Clock, *, entry: Record | None, execution_id: bytes,
-        unanswered_ids: bytes, task_id: bytes, root: bytes, generation: int, fingerprint: bytes,
-        worker: bytes, lease_ms: int, ttl_ms: int, max_attempts: int, error_ms: int,
-        continues: int, next_turn_ms: int = 0, min_retention_ms: int = 0, keeps_root: bool = False,
-    ) -> Result:  # fmt: skip
-        ids = execution_id, unanswered_ids
-        claim = {
-            "root": root,
-            "owner": execution_id,
-            "worker": worker,
-            "until": clock.ms + lease_ms,
-        }
-        if entry is not None and self.has_error(entry, generation):
-            case, claimed = self.claim(entry, clock, ids, claim)
-            return Result(case, claimed, record, entry=claimed)
-        attempt, token, orphaned_ms, met, steps = 1, clock.us, b"", None, b""
-        if record is not None:
-            if self.differ(record.fingerprint, fingerprint) and not self.is_absent(record, clock):
-                return Result("reused", record, record)
-            is_replacement = record.finished and self.is_replacement(record, task_id, generation)
-            if is_replacement:
-                record = record._replace(attempt=0, body=record.replacement[1])
-            elif record.finished and not continues:
-                return Result("finished", record, record)
-            elif record.finished and self.is_of(record, root):
-                case, claimed = self.claim(record, clock, ids, claim)
-                return Result(case, claimed, claimed)
-            elif record.finished:
-                return self.duplicate(record, entry, clock, ids, claim, task_id, generation)
-            if record.state == STARTED and self.is_own(record, execution_id):
-                attempt, token, orphaned_ms = record.attempt, record.token, record.format
-                met = record.met
-            else:
-                unanswered = (
-                    record.state == STARTED
-                    and record.owner != b""
-                    and record.owner in unanswered_ids
-                )
-                is_awaited = self.is_awaited(record, task_id, root, generation)
-                if self.is_active(record, clock) and not (
-                    unanswered or is_awaited or is_replacement
-                ):
-                    record = self.meet(record, clock, min_retention_ms)
-                    return Result("held", record, record)
-                attempt, met = record.attempt + 1, record.met
-                if unanswered:
-                    attempt, orphaned_ms = record.attempt, record.format
-                elif record.attempt:
-                    orphaned_ms = b"%d" % max(0, clock.ms - record.at)
-                token = self.next_token(record, clock)
-                if attempt > record.attempt and attempt > max_attempts:
-                    poisoned = record._replace(
-                        state=SENDING[FAILED] if continues else FAILED, token=token, at=clock.ms,
-                        task_id=task_id, format=b"", body=b"poisoned", met=None,
-                        expires=self.kept(record, clock, error_ms),
-                        owner=execution_id if continues or keeps_root else b"",
-                        root=root if continues or keeps_root else b"",
-                        until=clock.ms + lease_ms if continues else 0,
-                    )  # fmt: skip
-                    return Result("finished", poisoned, poisoned)
-            fingerprint = fingerprint or record.fingerprint
-            steps = record.body
-        expires = self.started_expiry(clock, lease_ms, ttl_ms)
-        started = Record(
-            STARTED, attempt, token, clock.ms + lease_ms, fingerprint, task_id, worker,
-            execution_id, orphaned_ms, steps, expires, root, met=met,
-        )  # fmt: skip
-        return Result("begun", started, started)
 
-    def claim(
-        self, outcome: Record, clock: Clock, ids: tuple[bytes, bytes], claim: dict[str, Any]
-    ) -> tuple[str, Record]:
-        """Answers a copy of the message that has the outcome; it may have to send what follows."""
-        if not outcome.sending:
-            return "sent", outcome
-        if self.is_sent_by_another(outcome, clock, ids):
-            return "held", outcome
-        return "finished", outcome._replace(**claim)
+def _live(keys: Keys, name: str, record: Record, now: int, lease: int) -> Record | None:
+    """Returns what may still go on. The first begin after the lease only marks it."""
+    if record.at > now:
+        return record
+    if record.letter in "BAT" and not is_off("mark"):
+        marked = record._replace(letter=record.letter.lower(), at=now + lease // 10)
+        keys.put(name, marked)
+        return marked
+    return None
 
-    def duplicate(
-        self, record: Record, entry: Record | None, clock: Clock, ids: tuple[bytes, bytes],
-        claim: dict[str, Any], task_id: bytes, generation: int,
-    ) -> Result:  # fmt: skip
-        """Answers another message, which has a continuation of its own."""
-        if entry is not None and entry.state == COMPLETED:
-            return Result("sent", record, record)
-        is_sending = entry is not None and entry.state == SENDING[COMPLETED]
-        if entry is not None and is_sending and self.is_sent_by_another(entry, clock, ids):
-            return Result("held", entry, record)
-        expires = max(record.expires, claim["until"])
-        sending = Record(
-            SENDING[COMPLETED], 0, generation, clock.ms, b"", task_id, b"", b"", b"", b"", expires
+
+def begin(
+    keys: Keys,
+    now_us: int,
+    names: Names,
+    execution: bytes,
+    task_id: bytes,
+    generation: int,
+    fingerprint: bytes,
+    worker: bytes,
+    tail: bytes,
+    lease: int,
+    ttl: int,
+    hold: int,
+    deadline: int,
+    replaces: int = 0,
+) -> Reply:
+    """lua/begin.lua."""
+    now = now_us // 1000
+    if isinstance(keys.get(names.record), bytes):
+        return "corrupt", keys[names.record]
+    record, is_next = keys.record(names.record), False
+    if record:
+        if record.fingerprint and fingerprint and record.fingerprint != fingerprint:
+            return "reused", record
+        is_next = (
+            record.letter in "WD"
+            and record.task_id == task_id
+            and (generation >= int(record.owner) or is_off("generation"))
         )
-        return Result("finished", record, record, entry=sending._replace(**claim))
-
-    def complete(
-        self, record: Record | None, clock: Clock, *, token: int, format: bytes, body: bytes,  # noqa: A002
-        retention_ms: int, lease_ms: int | str, keeps_root: bool = False,
-    ) -> Result:  # fmt: skip
-        return self.settle(
-            record, clock, COMPLETED, token, format, body, retention_ms, lease_ms, keeps_root
+        if (
+            record.letter in ENDED
+            or (record.letter == "D" and not is_next)
+            or (record.letter in SENDING and record.task_id != task_id)
+        ):
+            return "finished", record
+    if now > deadline and not is_off("deadline"):
+        return "late", None
+    is_resent = (
+        record is not None
+        and record.owner[:EXECUTION_ID_BYTES] == execution
+        and record.letter in RUNNING
+        and not is_off("resent")
+    )
+    held = None
+    if record and not is_next and not is_resent:
+        held = _live(keys, names.record, record, now, lease)
+    if record and not held and record.letter in SENDING:
+        if not is_off("claim"):
+            by = record.worker if is_off("worker of a claim") else worker
+            record = record._replace(letter="T", at=now + lease, worker=by, owner=b"")
+            keys.put(names.record, record)
+        return "send", record
+    if is_off("own lease") and names.turn:
+        held = None
+    is_replaced = held is not None and replaces == 1 and record.task_id != task_id
+    waits = bool(names.turn and record)
+    slot = keys.record(names.slot)
+    is_waiting = slot is not None and slot.task_id == task_id
+    if is_waiting:
+        waits = True
+        for name in (names.slot, names.record):
+            keys.lengthen(name, now + hold)
+        if not held and slot.at > now and not is_off("quiet time"):
+            held = slot
+    last, has_turn = (record.token if record else 0), not names.turn
+    turn = keys.turn(names)
+    if turn and not held:
+        has_turn = turn.record == names.record
+        if not is_off("last token"):
+            last = max(last, turn.token)
+        other = None if has_turn else keys.record(turn.record)
+        if other and other.letter in HOLDING:
+            held = _live(keys, turn.record, other, now, lease)
+            if replaces == 1 or not held:
+                if not is_off("fence"):
+                    letter = "X" if replaces and not is_off("replaced ends") else other.letter
+                    keys.put(turn.record, other._replace(letter=letter, token=other.token + 1))
+                held = None
+    if held and not is_replaced:
+        return ("wait" if waits else "held"), held
+    if is_resent and (has_turn or is_off("turn of a resent begin")):
+        if not is_off("resent renews"):
+            record = record._replace(letter=record.letter.upper(), at=now + lease)
+            keys.put(names.record, record, now + ttl)
+        return "begun", record
+    attempt, orphaned, body = 1, b"", b""
+    if record and not is_replaced and record.letter != "D":
+        counts = (
+            record.letter == "a"
+            or (is_off("mark") and record.letter == "A")
+            or (is_off("confirm") and record.letter in RUNNING)
         )
+        attempt = max(1, min(255, record.attempt + counts))
+        body = b"" if is_off("body stays") else record.body
+        orphaned = b"" if record.letter == "W" else b"%d" % (now - record.at)
+        fingerprint = fingerprint or record.fingerprint
+    token = max(now_us, last + 1)
+    owner = execution + orphaned
+    record = Record(
+        "B", attempt, token, now + lease, fingerprint, task_id, worker, owner, tail, body
+    )
+    keys.put(names.record, record, now + ttl)
+    if is_waiting and not is_off("slot ends"):
+        del keys[names.slot]
+    if names.turn:
+        keys.put(names.turn, Turn(token, names.record), now + ttl)
+    return "begun", record
 
-    def fused_complete(
-        self, record: Record | None, clock: Clock, *, meta: bytes, expires: int,
-        backend: bytes | None = None, is_mute: bool = False, **outcome: Any,
-    ) -> Result:  # fmt: skip
-        """As complete, but for a replay.
 
-        `backend` is what the result backend holds before; `is_mute`: the server does not publish.
-        """
-        is_replay = outcome["token"] == 0
-        is_first = is_replay or self.is_held_by(record, outcome["token"])
-        if is_replay:
-            result = Result("ok", None, record)
-        else:
-            result = self.complete(record, clock, **outcome, lease_ms="")
-        if result.case == "lost":
-            return result._replace(backend=backend)
-        if is_first and not is_mute and (backend is None or self.is_no_success(backend)):
-            return result._replace(case="written", backend=meta)
-        return result._replace(case="written" if backend == meta else "ok", backend=backend)
+def extend(
+    keys: Keys, now_us: int, names: Names, token: int, lease: int, ttl: int, step: bytes = b""
+) -> Reply:
+    """lua/extend.lua."""
+    now = now_us // 1000
+    record = keys.record(names.record)
+    if (
+        record is None
+        or record.letter not in RUNNING
+        or (record.token != token and not is_off("token of extend"))
+    ):
+        return "lost", keys.get(names.record)
+    body = record.body if record.body.endswith(step) else record.body + step
+    keys.put(names.record, record._replace(letter="A", at=now + lease, body=body), now + ttl)
+    if names.turn in keys:
+        keys.expires[names.turn] = now + ttl
+    return "ok", None
 
-    def fail(
-        self, record: Record | None, clock: Clock, *, token: int, format: bytes, body: bytes,  # noqa: A002
-        retention_ms: int, lease_ms: int | str, keeps_root: bool = False,
-    ) -> Result:  # fmt: skip
-        return self.settle(
-            record, clock, FAILED, token, format, body, retention_ms, lease_ms, keeps_root
+
+def settle(
+    keys: Keys,
+    now_us: int,
+    names: Names,
+    token: int,
+    letter: str,
+    at: int = 0,
+    owner: bytes = b"",
+    tail: bytes = b"",
+    body: bytes = b"",
+    retention: int = 0,
+    result: str | None = None,
+    meta: bytes = b"",
+    expires: int = 0,
+    *,
+    may_publish: bool = True,
+) -> Reply:
+    """lua/settle.lua.
+
+    Args:
+        result: the key of the task's result.
+        may_publish: the server does not refuse it.
+    """
+    if token:
+        case, record = _settle(
+            keys, now_us // 1000, names, token, letter, at, owner, tail, body, retention
         )
+        if case != "stored":
+            return case, record
+    found = keys.get(result) if result else None
+    is_success = isinstance(found, bytes) and (b"status" not in found or b"SUCCESS" in found)
+    if result is None or is_success or not may_publish:
+        return "ok", None
+    keys.put(result, meta)
+    keys.expires[result] = now_us // 1000 + expires * 1000 if expires else None
+    return "written", None
 
-    def release(
-        self, record: Record | None, clock: Clock, *, entry: Record | None, token: int,
-        hold_ms: int, retention_ms: int, generation: int, format: bytes, error: bytes,  # noqa: A002
-        error_ms: int, lease_ms: int | str,
-    ) -> Result:  # fmt: skip
-        if record is None:
-            return Result("ok", None, None)
-        replacement = record.state == COMPLETED and record.replacement
-        if error and replacement and record.token == token:
-            # Its replacement has failed, and has sent the continuation.
-            record = record._replace(body=replacement[1])
-        elif not self.is_held_by(record, token):
-            resent = record.state == RESERVED and record.token == token
-            return Result("ok" if resent else "lost", record, record)
-        left = entry
-        if error:
-            left = self.ended(record, clock, generation, format, error, error_ms, lease_ms)
-        if hold_ms == 0 and not record.body:
-            return Result("ok", None, None, entry=left)
-        released = record._replace(
-            state=RESERVED, attempt=0, at=clock.ms + hold_ms, worker=b"", format=b"",
-            owner=b"%d" % generation if hold_ms else NOBODY, root=record.root if hold_ms else b"",
-            met=record.met if hold_ms else None,
-        )  # fmt: skip
-        ttl_ms = hold_ms + (retention_ms if record.body else 0)
-        released = released._replace(expires=clock.ms + ttl_ms)
-        return Result("ok", None, released, entry=left)
 
-    def ended(
-        self, record: Record, clock: Clock, generation: int, form: bytes, error: bytes,
-        error_ms: int, lease_ms: int | str,
-    ) -> Record:  # fmt: skip
-        """Returns the entry with the error that ended the message of an execution."""
-        return Record(
-            FAILED if lease_ms == "" else SENDING[FAILED], 0, generation, clock.ms, b"",
-            record.task_id, record.worker, record.owner, form, error,
-            self.kept(record, clock, error_ms), record.root,
-            0 if lease_ms == "" else clock.ms + int(lease_ms),
-        )  # fmt: skip
+def _settle(
+    keys: Keys,
+    now: int,
+    names: Names,
+    token: int,
+    letter: str,
+    at: int,
+    owner: bytes,
+    tail: bytes,
+    body: bytes,
+    retention: int,
+) -> Reply:
+    if names.record not in keys and not letter:
+        return "ok", None
+    record = keys.record(names.record)
+    if record is None or (record.token != token and not is_off("token of settle")):
+        return "lost", keys.get(names.record)
+    if record.letter in SENDING and letter == "V":
+        keys.put(names.record, record._replace(letter="V", at=now))
+        return "ok", None
+    is_reopened = record.letter == "D" and not letter
+    if record.letter not in RUNNING and not is_reopened and not is_off("settled records stay"):
+        keys.lengthen(names.record, now + retention)
+        return "ok", None
+    steps = b"" if record.letter == "D" else record.body
+    attempt, fingerprint = record.attempt, record.fingerprint
+    if not letter and not steps:
+        del keys[names.record]
+        return "ok", None
+    if letter == "W" and names.turn in keys:
+        keys.expires[names.turn] = now + retention
+    if letter in ("", "W"):
+        attempt, owner, tail, body = 0, owner if letter else b"0", record.tail, steps
+        letter, fingerprint = "W", fingerprint if steps else b""
+    ended = record._replace(
+        letter=letter, attempt=attempt, at=now + at, fingerprint=fingerprint, owner=owner,
+        tail=tail, body=body,
+    )  # fmt: skip
+    keys.put(names.record, ended, now + retention)
+    return "stored", None
 
-    def extend(
-        self, record: Record | None, clock: Clock, *, token: int, lease_ms: int, ttl_ms: int
-    ) -> Result:
-        if not self.is_held_by(record, token):
-            return Result("lost", record, record)
-        return Result("ok", None, self.extended(record, clock, lease_ms, ttl_ms))
 
-    def save_step(
-        self, record: Record | None, clock: Clock, *, token: int, entry: bytes, lease_ms: int,
-        ttl_ms: int,
-    ) -> Result:  # fmt: skip
-        if not self.is_held_by(record, token):
-            return Result("lost", record, record)
-        steps = record.body if record.body.endswith(entry) else record.body + entry
-        record = record._replace(body=steps)
-        return Result("ok", None, self.extended(record, clock, lease_ms, ttl_ms))
+def abandon(
+    keys: Keys,
+    now_us: int,
+    names: Names,
+    task_id: bytes,
+    worker: bytes,
+    grace: int,
+    reason: bytes = b"",
+) -> Reply:
+    """lua/abandon.lua."""
+    record = keys.record(names.record)
+    if (
+        record is None
+        or record.letter not in RUNNING + SENDING
+        or record.task_id != task_id
+        or (record.worker != worker and not is_off("worker of abandon"))
+    ):
+        return "lost", keys.get(names.record)
+    sends = record.letter in SENDING
+    token = record.token + (not sends and not is_off("token of abandon"))
+    at = min(record.at, now_us // 1000 + grace)
+    letter = "t" if sends else "a"
+    keys.put(names.record, record._replace(letter=letter, token=token, at=at, owner=reason))
+    return ("sending" if sends else "ok"), None
 
-    def abandon(
-        self, record: Record | None, clock: Clock, *, entry: Record | None, task_id: bytes,
-        root: bytes, worker: bytes, grace_ms: int, generation: int, format: bytes,  # noqa: A002
-        error: bytes, error_ms: int, execution_id: bytes, lease_ms: int | str,
-    ) -> Result:  # fmt: skip
-        until = clock.ms + grace_ms
-        if record is not None and self.is_child(record, task_id, worker):
-            if record.state != STARTED:
-                return Result("ok", None, record)
-            abandoned = record._replace(
-                token=record.token + 1, at=min(record.at, until), owner=b"", root=b"",
-                format=b"" if error else format,
-            )  # fmt: skip
-            if not error:
-                return Result("ok", None, abandoned)
-            dead = record._replace(owner=execution_id, root=root)
-            left = self.ended(dead, clock, generation, format, error, error_ms, lease_ms)
-            abandoned = abandoned._replace(state=RESERVED, owner=NOBODY, met=None)
-            if not record.body:
-                abandoned = abandoned._replace(fingerprint=b"", expires=left.expires)
-            return Result("ok", None, abandoned, entry=left)
-        if record is not None and self.is_sent_by(record, root, worker):
-            return Result("sending", None, record._replace(until=min(record.until, until)))
-        if entry is not None and self.is_sent_by(entry, root, worker):
-            left = entry._replace(until=min(entry.until, until))
-            return Result("sending", None, record, entry=left)
-        return Result("lost", record, record)
 
-    def reserve(
-        self, record: Record | None, clock: Clock, *, task_id: bytes, fingerprint: bytes,
-        hold_ms: int,
-    ) -> Result:  # fmt: skip
-        attempt, token, steps, expires = 0, clock.us, b"", clock.ms + hold_ms
-        if record is not None:
-            if self.differ(record.fingerprint, fingerprint) and not self.is_absent(record, clock):
-                return Result("reused", record, record)
-            if record.finished:
-                return Result("finished", record, record)
-            is_reserved = (
-                record.state == RESERVED and record.task_id == task_id and record.owner != NOBODY
-            )
-            if self.is_active(record, clock) and not is_reserved:
-                return Result("held", record, record)
-            if record.state == STARTED:
-                return Result("expired", record, record)
-            attempt, token = record.attempt, self.next_token(record, clock)
-            fingerprint = fingerprint or record.fingerprint
-            steps = record.body
-            if steps or attempt:
-                expires = max(expires, record.expires)
-        if expires == clock.ms:
-            return Result("reserved", None, None)
-        if not (hold_ms or steps):
-            fingerprint = b""
-        reserved = Record(
-            RESERVED, attempt, token, clock.ms + hold_ms, fingerprint, task_id, b"",
-            b"" if hold_ms else NOBODY, b"", steps, expires,
-        )  # fmt: skip
-        return Result("reserved", reserved, reserved)
+def _is_live(record: Record | None, now: int) -> bool:
+    return record is not None and record.letter in HOLDING and record.at > now
 
-    def continuation(
-        self, record: Record | None, clock: Clock, *, entry: Record | None, execution_id: bytes,
-        lease_ms: int | str,
-    ) -> Result:  # fmt: skip
-        if record is not None and self.is_sender(record, execution_id):
-            case, after = self.continued(record, clock, lease_ms)
-            return Result(case, None if case == "ok" else record, after)
-        if entry is not None and self.is_sender(entry, execution_id):
-            case, left = self.continued(entry, clock, lease_ms)
-            return Result(case, None if case == "ok" else record, record, entry=left)
-        return Result("lost", record, record)
 
-    def continued(self, outcome: Record, clock: Clock, lease_ms: int | str) -> tuple[str, Record]:
-        if lease_ms == "":
-            return "ok", outcome._replace(state=SETTLED[outcome.state], until=0)
-        if not outcome.sending:
-            return "lost", outcome
-        return "ok", outcome._replace(until=clock.ms + int(lease_ms))
+def queue(
+    keys: Keys,
+    now_us: int,
+    names: Names,
+    task_id: bytes,
+    deadline: int,
+    hold: int,
+    fingerprint: bytes = b"",
+    tail: bytes = b"",
+    arguments: bytes = b"",
+    keep: int = 0,
+    quiet: int = 0,
+    max_wait: int = 0,
+) -> Reply:
+    """lua/queue.lua."""
+    now = now_us // 1000
+    slot = keys.record(names.slot)
+    if not hold:
+        if slot and slot.task_id == task_id:
+            del keys[names.slot]
+        return "reserved", None
+    if now > deadline and not is_off("deadline"):
+        return "late", None
+    if isinstance(keys.get(names.record), bytes):
+        return "finished", keys[names.record]
+    record = keys.record(names.record)
+    if record and record.letter in ENDED + "D" + SENDING:
+        return "finished", record
+    if _is_live(record, now):
+        return "held", record
+    pointer = keys.get(names.turn) if names.turn else None
+    holder = keys.record(pointer.record) if isinstance(pointer, Turn) else None
+    if _is_live(holder, now):
+        return "held", holder
+    if slot and slot.task_id != task_id:
+        name = slot.body.decode()
+        known = keys.get(name)
+        waits = isinstance(known, Record) and known.letter == "W" and not _is_live(known, now)
+        has_begun = known is not None and not waits
+        if not has_begun or is_off("stale slot"):
+            until = slot.token
+            if arguments == b"=":
+                answered = Record("D", 0, 0, 0, b"", slot.task_id, b"", b"9" * 16, b"", task_id)
+                keys.put(name, answered, now + keep)
+                reserved = _slot(names, task_id, fingerprint, tail, min(now + quiet, until), until)
+                keys.put(names.slot, reserved, now + hold)
+                return "reserved", None
+            if arguments and not is_off("newest arguments"):
+                waiting = Record("W", 0, 0, 0, b"", slot.task_id, b"", b"0", b"", arguments)
+                keys.put(name, waiting, now + keep)
+            if quiet:
+                slot = slot._replace(at=min(now + quiet, until))
+                keys.put(names.slot, slot)
+            return "held", slot
+    reserved = _slot(names, task_id, fingerprint, tail, now + quiet, now + max_wait)
+    keys.put(names.slot, reserved, now + hold)
+    return "reserved", None
 
-    def forget(
-        self, record: Record | None, clock: Clock, *, state: str, token: int | str
-    ) -> Result:
-        if record is None:
-            return Result("absent", None, None)
-        if record.is_remnant:
-            return Result("absent", None, record if state else None)
-        if state and not self.was_displayed(record, state, token):
-            return Result("changed", record, record)
-        return Result("ok", record, None)
 
-    def get(self, record: Record | None, clock: Clock) -> Result:
-        if record is None or record.is_remnant:
-            return Result("absent", record, record)
-        return Result("found", record, record)
+def _slot(
+    names: Names, task_id: bytes, fingerprint: bytes, tail: bytes, at: int, until: int
+) -> Record:
+    body = names.record.encode()
+    return Record("W", 0, until, at, fingerprint, task_id, b"", b"0", tail, body)
 
-    def is_no_success(self, backend: bytes) -> bool:
-        """Whether what a result backend holds is certainly of another state than SUCCESS."""
-        return b"status" in backend and b"SUCCESS" not in backend
 
-    # Conditions and changes that several scripts share
+def forget(
+    keys: Keys, now_us: int, names: Names, deadline: int, token: int | None = None,
+    letters: str = "", force: bool = True,
+) -> Reply:  # fmt: skip
+    """lua/forget.lua.
 
-    def has_error(self, entry: Record, generation: int) -> bool:
-        """Whether the message has ended in an error: this one, or a later one of its root."""
-        return SETTLED.get(entry.state) == FAILED and generation <= entry.token
-
-    def is_of(self, record: Record, root: bytes) -> bool:
-        """Whether the outcome is that of the message."""
-        return record.root == root
-
-    def is_sent_by_another(self, outcome: Record, clock: Clock, ids: tuple[bytes, bytes]) -> bool:
-        """Whether another delivery is sending the continuation."""
-        execution_id, unanswered_ids = ids
-        is_mine = outcome.owner == execution_id or outcome.owner in unanswered_ids
-        return outcome.until > clock.ms and not is_mine
-
-    def is_sent_by(self, outcome: Record, root: bytes, worker: bytes) -> bool:
-        """Whether a process of that name is sending the continuation of the message."""
-        return outcome.sending and (outcome.root, outcome.worker) == (root, worker)
-
-    def is_sender(self, outcome: Record, execution_id: bytes) -> bool:
-        """Whether that delivery sends the continuation, or has sent it."""
-        return outcome.finished and outcome.owner == execution_id
-
-    def is_replacement(self, record: Record, task_id: bytes, generation: int) -> bool:
-        """Whether the task replaced itself and this message continues it under the key.
-
-        By the task id: a process that does not know the task publishes it without a root.
-        """
-        replacement = record.replacement
-        return bool(replacement and record.task_id == task_id and replacement[0] <= generation)
-
-    def is_held_by(self, record: Record | None, token: int) -> bool:
-        return record is not None and record.state == STARTED and record.token == token
-
-    def is_own(self, record: Record, execution_id: bytes) -> bool:
-        """Whether this is the resend of a begin whose reply was lost."""
-        return record.owner == execution_id
-
-    def is_child(self, record: Record, task_id: bytes, worker: bytes) -> bool:
-        return not record.finished and (record.task_id, record.worker) == (task_id, worker)
-
-    def is_awaited(self, record: Record, task_id: bytes, root: bytes, generation: int) -> bool:
-        """Whether the key is reserved for this message."""
-        if record.state != RESERVED or record.owner == NOBODY:
-            return False
-        if record.owner == b"":
-            return record.task_id == task_id
-        return record.root == root and int(record.owner) <= generation
-
-    def is_absent(self, record: Record, clock: Clock) -> bool:
-        """Whether the reservation has ended and nothing remains."""
-        return record.state == RESERVED and not record.body and not self.is_active(record, clock)
-
-    def was_displayed(self, record: Record, state: str, token: int | str) -> bool:
-        displayed = SETTLED.get(record.state, record.state)
-        return displayed == state and record.token == token
-
-    def is_active(self, record: Record, clock: Clock) -> bool:
-        """Whether the lease or the reservation has not expired."""
-        return record.at > clock.ms
-
-    def meet(self, record: Record, clock: Clock, min_retention_ms: int) -> Record:
-        """Keeps the outcome for a call that comes back; not each time, since others are waiting."""
-        met = max(record.met or 0, clock.ms) - clock.ms
-        if record.state != STARTED or not min_retention_ms or met >= min_retention_ms / 2:
-            return record
-        return record._replace(met=clock.ms + min_retention_ms)
-
-    def kept(self, record: Record, clock: Clock, retention_ms: int) -> int:
-        """Returns when an outcome expires: not before those who met the execution came back."""
-        return max(clock.ms + retention_ms, record.met or 0)
-
-    def next_token(self, record: Record, clock: Clock) -> int:
-        return max(clock.us, record.token + 1)
-
-    def started_expiry(self, clock: Clock, lease_ms: int, ttl_ms: int) -> int:
-        """Later than the end of the lease: a takeover must see the execution before it."""
-        return clock.ms + ttl_ms
-
-    def extended(self, record: Record, clock: Clock, lease_ms: int, ttl_ms: int) -> Record:
-        expires = self.started_expiry(clock, lease_ms, ttl_ms)
-        return record._replace(at=clock.ms + lease_ms, expires=expires)
-
-    def settle(
-        self, record: Record | None, clock: Clock, state: str, token: int, form: bytes,
-        body: bytes, retention_ms: int, lease_ms: int | str, keeps_root: bool,
-    ) -> Result:  # fmt: skip
-        if not self.is_held_by(record, token):
-            if record is None or (SETTLED.get(record.state), record.token) != (state, token):
-                return Result("lost", record, record)
-            expires = max(record.expires, clock.ms + retention_ms)
-            return Result("ok", record, record._replace(expires=expires))
-        sends = lease_ms not in ("", 0)
-        outcome = record._replace(
-            state=SENDING[state] if sends else state, at=clock.ms, format=form, body=body,
-            expires=self.kept(record, clock, retention_ms), met=None,
-            until=clock.ms + int(lease_ms) if sends else 0,
-        )  # fmt: skip
-        if lease_ms == "" and not keeps_root:
-            outcome = outcome._replace(owner=b"", root=b"")
-        return Result("ok", None, outcome)
-
-    @staticmethod
-    def differ(fingerprint: bytes, other: bytes) -> bool:
-        """Whether the arguments differ; a label may follow the eight bytes, and zeros are none."""
-        fingerprint, other = fingerprint[:8].strip(b"\0"), other[:8].strip(b"\0")
-        return bool(fingerprint and other and fingerprint != other)
+    Args:
+        token: of the record that was displayed; 0: none was; None: any.
+        letters: of the state that was displayed.
+    """
+    now = now_us // 1000
+    if now > deadline and not is_off("deadline"):
+        return "late", None
+    value, holder = keys.get(names.record), None
+    if isinstance(value, Turn):
+        holder, value = value.record, keys.get(value.record)
+    if value is None:
+        value = keys.record(names.slot)
+    record = value if isinstance(value, Record) else None
+    is_same = record is not None and token == record.token and record.letter in letters
+    if value is not None and token is not None and not is_same:
+        return "changed", record
+    if record and not force and record.letter in RUNNING and record.at > now:
+        return "running", record
+    if record and holder and record.letter in HOLDING and not is_off("holder is forgotten"):
+        keys.pop(holder, None)
+    count = sum(keys.pop(name, None) is not None for name in names[:2] if name)
+    return ("ok" if count else "absent"), record

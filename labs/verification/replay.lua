@@ -1,11 +1,10 @@
 -- Executes the script that replay.py inserts below for each case in the first key, on a table of keys instead of
--- the server's. The first time, stores the results in the second key and replies with them; later, replies
--- with the number of the first case that has another result, or 0.
+-- the server's. Replies with the number of the first case whose result is not that in the second key, or 0;
+-- without a second key, with the results.
 
 local cases = cmsgpack.unpack(redis.call('GET', KEYS[1]))
 local expected = redis.call('GET', KEYS[2])
 expected = expected and cmsgpack.unpack(expected)
-local server, results_key = redis, KEYS[2]
 
 local KEYS, ARGV, values, expiries, now_us, published, is_mute
 
@@ -21,7 +20,7 @@ local function expire(key, ms)
   expiries[key] = math.floor(now_us / 1000) + ms
 end
 
-local ARITY = {TIME = 0, GET = 1, DEL = 1, PTTL = 1, PEXPIRE = 2, PUBLISH = 2}
+local ARITY = {TIME = 0, GET = 1, PTTL = 1, PEXPIRE = 2, PUBLISH = 2}
 local commands = {}
 
 function commands.TIME()
@@ -50,12 +49,13 @@ function commands.SET(key, value, option, number, ...)
   values[key] = value
 end
 
-function commands.DEL(key)
-  if is_absent(key) then
-    return 0
+function commands.DEL(...)
+  local count = 0
+  for _, key in ipairs({...}) do
+    count = count + (is_absent(key) and 0 or 1)
+    values[key], expiries[key] = nil, nil
   end
-  values[key], expiries[key] = nil, nil
-  return 1
+  return count
 end
 
 function commands.PEXPIRE(key, ms)
@@ -88,7 +88,7 @@ function redis.call(name, ...)
     end
     assert(type(arguments[number]) == 'string')
   end
-  assert(name == 'SET' or #arguments == ARITY[name], 'wrong number of arguments')
+  assert(name == 'SET' or name == 'DEL' or #arguments == ARITY[name], 'wrong number of arguments')
   return commands[name](unpack(arguments))
 end
 
@@ -104,7 +104,7 @@ local function script()
 SCRIPT
 end
 
-local results, packed = {}, {}
+local results = {}
 for number, case in ipairs(cases) do
   KEYS, ARGV, values, expiries, published, now_us = case.keys, case.argv, {}, {}, '', NOW
   is_mute = case.is_mute
@@ -115,19 +115,15 @@ for number, case in ipairs(cases) do
   if type(reply) == 'table' then
     reply = reply.err
   end
-  local result = {(succeeded or reply == 'WRONGTYPE') and reply or '', published}
+  local result = {(succeeded or reply == 'WRONGTYPE') and reply or tostring(reply), published}
   for _, key in ipairs(case.names) do
     local value = not is_absent(key) and values[key]
     table.insert(result, value == true and 'WRONGTYPE' or value)
     table.insert(result, commands.PTTL(key))
   end
-  results[number], packed[number] = result, cmsgpack.pack(result)
-  if expected and packed[number] ~= expected[number] then
+  if expected and cmsgpack.pack(result) ~= cmsgpack.pack(cmsgpack.unpack(expected[number])) then
     return number
   end
+  results[number] = result
 end
-if expected then
-  return 0
-end
-server.call('SET', results_key, cmsgpack.pack(packed))
-return results
+return expected and 0 or results

@@ -1,18 +1,13 @@
-"""Replays the cases of the tables with mutants of the Lua, inside a server.
+"""Executes the cases of a script, or of a mutant of it, inside a server.
 
-A mutant is detected if it replies, stores, expires or publishes anything other than the unchanged
-script does in one of the cases, which `make proof` compares with the model. The script runs on a
-table that has the keys of the case, at a moment that the case chooses: thousands of calls need one
-command, and the results are equal to the millisecond.
+The script runs on a table that has the keys of the case, at the moment of the case: thousands of
+calls need one command, and replies, keys and expiries are compared exactly.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,145 +16,110 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_idempotent.store import scripts
-from labs.verification import table, turn_table
+from labs.verification.cases import NOW_MS, NOW_US, Case, OtherType, cases
 from labs.verification.lua_mutants import Mutant
-from labs.verification.model import Record
-from labs.verification.single_calls import Call, Effect, OtherType
-from labs.verification.wire import at, encode
 from tests.servers.redis_server import RedisServer
 
-#: Cases of each script and table.
-CASES = 4_000
+#: Cases of each script.
+CASES = 6_000
 #: Cases in one command: most mutants are detected by one of the first.
-_FIRST, _CHUNK = 60, 500
-#: The server's time, in microseconds; one that shows how it is rounded.
-_NOW_US = 1_795_000_000_999_501
-_NOW_MS = _NOW_US // 1000
+_FIRST, _CHUNK = 100, 1_000
 #: Seconds that a command may take; a mutant may run for ever.
 _TIMEOUT = 20.0
 
 _REPLAY = Path(__file__).with_suffix(".lua").read_text(encoding="utf-8")
 
 
-def mismatches(name: str) -> Iterator[str]:
-    """Yields how the unchanged script differs from the model."""
-    script = scripts.load(name)
-    for (module, case, _), result in zip(_cases(name), _record(os.getpid(), name), strict=True):
-        reply, _, *keys = result
-        after = [*zip(keys[::2], keys[1::2], strict=True)]
-        effect = Effect(reply, _NOW_MS, _NOW_MS, after, tolerance_ms=0)
-        if difference := module.compare(script, case, effect):
-            yield f"{name}: {difference}: {case}"
-
-
-def run(mutant: Mutant) -> str:
-    """Returns the script and the case that detect a mutant, or ""."""
-    sources = {name: scripts.load(name).source for name in names()}
-    with _installed(mutant):
-        mutated = {name: scripts.load(name).source for name in names()}
-    changed = [name for name in names() if mutated[name] != sources[name]]
-    for name in changed:
-        _record(os.getpid(), name)
-    # First a few cases of each script.
-    chunks = sorted((number, name) for name in changed for number in range(len(_chunks(name))))
-    with _server(os.getpid()).client(
-        socket_timeout=_TIMEOUT, retry=Retry(NoBackoff(), 0)
-    ) as client:
-        for number, name in chunks:
-            try:
-                case = _replay(client, mutated[name], name, number)
-            except redis.ResponseError as error:  # not valid Lua
-                case = error
-            except redis.TimeoutError:
-                _server.cache_clear()  # it is busy for ever
-                _record.cache_clear()
-                case = "does not end"
-            if case:
-                return f"{name} {number}: {case}"
+def mismatch(name: str, kind: str) -> str:
+    """Returns how the script differs from the model on a kind of server, or ""."""
+    with RedisServer.start(kind) as server, server.client() as client:
+        for number, chunk in enumerate(_chunks(name)):
+            _store(client, name, number, chunk)
+            if found := _replay(client, scripts.load(name).source, name, number):
+                return f"{name} on {kind}: {_difference(client, name, chunk[found - 1])}"
     return ""
 
 
-@contextlib.contextmanager
-def _installed(mutant: Mutant) -> Iterator[None]:
-    """Makes `scripts.load` return the mutant."""
-    read_source = scripts.read_source
-    scripts.read_source = lambda name: mutant.source if name == mutant.script else read_source(name)
-    scripts.load.cache_clear()
-    try:
-        yield
-    finally:
-        scripts.read_source = read_source
-        scripts.load.cache_clear()
+def run(mutant: Mutant) -> str:
+    """Returns the case that detects a mutant, or ""."""
+    server = _server(os.getpid(), mutant.script)
+    with server.client(socket_timeout=_TIMEOUT, retry=Retry(NoBackoff(), 0)) as client:
+        for number in range(len(_chunks(mutant.script))):
+            try:
+                found = _replay(client, mutant.source, mutant.script, number)
+            except redis.ResponseError as error:  # not valid Lua
+                return str(error)
+            except redis.TimeoutError:  # it is busy for ever
+                _server.cache_clear()
+                return "does not end"
+            if found:
+                return f"{mutant.script} {number}: {found}"
+    return ""
 
 
 @cache
-def _server(process: int) -> RedisServer:
-    """Returns this process's server."""
-    return RedisServer.start()
-
-
-@cache
-def _record(process: int, name: str) -> list[list[Any]]:
-    """Puts the cases of a script into the server, and returns the results of the unchanged one."""
-    results = []
-    with _server(process).client() as client:
+def _server(process: int, name: str) -> RedisServer:
+    """Returns a server of this process, with the cases of a script."""
+    server = RedisServer.start()
+    with server.client() as client:
         for number, chunk in enumerate(_chunks(name)):
-            client.set(f"{name}:{number}", chunk)
-            results += _replay(client, scripts.load(name).source, name, number)
-    return results
-
-
-def _replay(client: redis.Redis, source: str, name: str, number: int) -> Any:
-    replay = _REPLAY.replace("NOW", str(_NOW_US)).replace("SCRIPT", source)
-    return client.eval(replay, 2, f"{name}:{number}", f"{name}:{number}:results")
-
-
-def names() -> list[str]:
-    """Returns the scripts."""
-    return [*{**table.ARGUMENTS, **turn_table.ARGUMENTS}]
+            _store(client, name, number, chunk)
+    return server
 
 
 @cache
-def _cases(name: str) -> list[tuple[Any, Any, Call]]:
-    """Returns the module, the case and the call of each case: a few of each table first."""
-    script = scripts.load(name)
-    tables = [
-        [
-            (module, case, module.call(script, case, "idem:key", _NOW_MS))
-            for case in module.all_cases(name, CASES, _NOW_MS)
-        ]
-        for module in (table, turn_table)
-        if name in module.ARGUMENTS
-    ]
-    first = [case for cases in tables for case in cases[:_FIRST]]
-    return first + [case for cases in tables for case in cases[_FIRST:]]
+def _chunks(name: str) -> list[list[Case]]:
+    found = cases(name, CASES)
+    rest = range(_FIRST, len(found), _CHUNK)
+    return [found[:_FIRST], *(found[start : start + _CHUNK] for start in rest)]
 
 
-@cache
-def _chunks(name: str) -> list[bytes]:
-    """Returns the cases, packed for one command each."""
-    packed = [_packed_case(call) for _, _, call in _cases(name)]
-    starts = [0, *range(2 * _FIRST, len(packed), _CHUNK), len(packed)]
-    return [
-        _head(b"\xdd", stop - start) + b"".join(packed[start:stop])
-        for start, stop in pairwise(starts)
-    ]
+def _store(client: redis.Redis, name: str, number: int, chunk: list[Case]) -> None:
+    client.set(f"{name}:{number}", _packed([_given(case) for case in chunk]))
+    expected = [_packed(_result(case)) for case in chunk]
+    client.set(f"{name}:{number}:results", _packed(expected))
 
 
-def _packed_case(call: Call) -> bytes:
-    values = [
-        encode(at(value, _NOW_MS)) if isinstance(value, Record) else value
-        for value, _ in call.before.values()
-    ]
-    expiries = [
-        None if value is None else expires
-        for value, (_, expires) in zip(values, call.before.values(), strict=True)
-    ]
-    argv = [each if isinstance(each, bytes) else str(each) for each in call.argv]
-    return _packed({
-        "keys": call.keys, "argv": argv, "names": [*call.before], "values": values,
-        "expiries": expiries, "is_mute": call.is_mute,
-    })  # fmt: skip
+def _replay(client: redis.Redis, source: str, name: str, number: int) -> int:
+    """Returns the number of the first case with another result, or 0."""
+    replay = _REPLAY.replace("NOW", str(NOW_US)).replace("SCRIPT", source)
+    found: int = client.eval(replay, 2, f"{name}:{number}", f"{name}:{number}:results")
+    return found
+
+
+def _difference(client: redis.Redis, name: str, case: Case) -> str:
+    """Describes what the script does in a case, and what the model does."""
+    client.set("case", _packed([_given(case)]))
+    replay = _REPLAY.replace("NOW", str(NOW_US)).replace("SCRIPT", scripts.load(name).source)
+    (actual,) = client.eval(replay, 2, "case", "none")
+    return f"{actual}, not {_result(case)}: {case}"
+
+
+def _names(case: Case) -> list[str]:
+    return sorted({*case.keys, *case.before, *case.after})
+
+
+def _given(case: Case) -> dict[str, Any]:
+    names = _names(case)
+    before = [case.before.get(name, (None, None)) for name in names]
+    argv = [each if isinstance(each, bytes) else str(each) for each in case.argv]
+    return {
+        "keys": case.keys, "argv": argv, "names": names,
+        "values": [value for value, _ in before], "expiries": [expires for _, expires in before],
+        "is_mute": case.is_mute,
+    }  # fmt: skip
+
+
+def _result(case: Case) -> list[Any]:
+    result: list[Any] = [case.reply, case.published]
+    for name in _names(case):
+        value, expires = case.after.get(name, (None, None))
+        if value is None:
+            result += [False, -2]
+        else:
+            result.append(b"WRONGTYPE" if isinstance(value, OtherType) else value)
+            result.append(-1 if expires is None else expires - NOW_MS)
+    return result
 
 
 def _packed(value: Any) -> bytes:
@@ -167,9 +127,9 @@ def _packed(value: Any) -> bytes:
     if value is None:
         return b"\xc0"
     if isinstance(value, bool | OtherType):
-        return b"\xc3" if value else b"\xc2"
+        return b"\xc2" if value is False else b"\xc3"
     if isinstance(value, int):
-        return b"\xcf" + value.to_bytes(8, "big")
+        return b"\xd3" + value.to_bytes(8, "big", signed=True)
     if isinstance(value, list):
         return _head(b"\xdd", len(value)) + b"".join(map(_packed, value))
     if isinstance(value, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent.key import canonical
-from celery_idempotent.record import reservation
+from celery_idempotent.record import layout
 from celery_idempotent.task import ended_message
 from labs.hostile import damage, forged, keys, messages
 from tests.conftest import exhaustive_except
@@ -59,7 +59,7 @@ def test_a_wrong_error_of_a_damaged_record_is_found(monkeypatch: pytest.MonkeyPa
     with RedisServer.start("any") as server:
         *_, verdict = damage.records(server.url, **settings)
         assert verdict.failures == []
-        monkeypatch.setattr(reservation, "read", fail)
+        monkeypatch.setattr(layout, "begun", fail)
         *_, verdict = damage.records(server.url, **settings)
 
     assert any("ValueError" in failure for failure in verdict.failures)
@@ -71,7 +71,7 @@ def test_a_wrong_error_of_a_damaged_record_is_found(monkeypatch: pytest.MonkeyPa
 def test_a_forger_gets_clear_errors(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     monkeypatch.setattr(forged, "BOMB", 3_000_000)
     if broken == "headers":
-        monkeypatch.setattr(ended_message, "_OF_CELERY", frozenset())
+        monkeypatch.setattr(ended_message, "_NOT_KEPT", frozenset())
         monkeypatch.setattr(forged.Forger, "message", lambda *_: EVIL)
     elif broken == "memory":
         monkeypatch.setattr(forged, "MAX_MEGABYTES", -1)

@@ -98,7 +98,7 @@ def test_explain_predicts_by_the_row(shop: Shop, order: str) -> None:
     for state in ("no record", "an expired lease"):
         shop.forget_record(order)
         if state != "no record":
-            harness.expired(task_id="second-id")
+            harness.silent(task_id="second-id")
         found = explained()
         assert found["prediction"]["case"] == "replay"
         assert (

@@ -169,28 +169,6 @@ class TestAnotherDeliveryIsSendingIt:
             assert len(shop.ledger.notes(order)) == 1
             assert len(shop.ledger.runs(order)) == 1
 
-    def test_the_lease_lives_as_long_as_it_sends(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        """Longer than the lease and the old limit of five seconds."""
-        with open_shop(idempotency_lease=2) as shop:
-            shop.start_worker()
-            publish_kept(shop, order)
-            shop.ledger.hold(f"continuation of {order}")
-            message = shop.redis.lpop("kept")
-            shop.redis.lpush("celery", message)
-            shop.ledger.wait_for_run(order)
-            shop.start_worker("-Q", "copies")
-            shop.redis.lpush("copies", message)
-            for number in range(1, 5):
-                deliver_put_back(shop, order, number)
-            shop.ledger.release(f"continuation of {order}")
-
-            eventually(lambda: shop.ledger.notes(order), "the continuation has run")
-            shop.ledger.wait_for_signal(order, "replayed")
-            shop.wait_until_empty()
-            assert len(shop.ledger.notes(order)) == 1
-
 
 def publish_kept(shop: Shop, order: str) -> None:
     """Publishes a call with a callback to a queue that nobody consumes."""

@@ -21,10 +21,8 @@ from tests.worker.canvas_tasks import report
 from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
-    OutOfStockError,
     collapsed,
     final,
-    flaky,
     in_turn,
     pack,
     try_later,
@@ -210,18 +208,6 @@ class TestCopyOfARunningMessage:
             assert result.get(timeout=SOON)["receipt"]
             assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
             shop.wait_until_empty()
-
-    def test_does_not_change_the_error_of_a_failed_execution(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        result, message = publish(shop, flaky, order, expires=EXPIRES)
-        with pytest.raises(OutOfStockError):
-            result.get(timeout=SOON)
-        wait_for_expiry(EXPIRES)
-        shop.replay(message, result.id)
-
-        assert shop.app.AsyncResult(result.id).state == "FAILURE"
-        assert len(ledger.runs(order)) == 1
 
     @pytest.mark.skipif(
         (5, 6) <= celery.VERSION < (5, 7), reason="Celery 5.6 stores REVOKED over any state"

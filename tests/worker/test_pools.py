@@ -130,7 +130,7 @@ def test_messages_that_end_without_a_decision_are_an_error(open_shop: Callable[.
             give.delay("order", 1)
         shop.wait_until_empty()
 
-        findings = json.loads(run_command(shop.app, "doctor", "--json", code=1))["findings"]
+        findings = json.loads(run_command(shop.app, "health", "--json", code=1))["findings"]
 
         (finding,) = (each for each in findings if each["name"] == "bypassed")
         assert finding["subject"] == "shop.give"

@@ -22,7 +22,6 @@ from celery_idempotent.cli.target import resolve_records
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import changes
 from tests.apps import run_command as celery
-from tests.conftest import exhaustive_except
 from tests.servers.groups import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
@@ -31,7 +30,6 @@ from tests.worker.tasks import (
     OutOfStockError,
     final,
     final_in_turn,
-    final_once,
     final_together,
     final_unstored,
     flaky,
@@ -241,19 +239,14 @@ class TestTwoPeople:
         assert len(shop.ledger.runs(order)) == 2
 
     @pytest.mark.exhaustive
-    @pytest.mark.parametrize(
-        "task", exhaustive_except([final, final_once], final), ids=["for good", "otherwise"]
-    )
-    def test_one_message_waits_until_the_other_has_failed(
-        self, shop: Shop, order: str, task: Any
-    ) -> None:
+    def test_one_message_waits_until_the_other_has_failed(self, shop: Shop, order: str) -> None:
         """Both messages are for the first error: if the first fails, the second does not run."""
         before = len(kept(shop))
-        result = task.delay(order)
+        result = final.delay(order)
         with pytest.raises(OutOfStockError):
             result.get(timeout=SOON)
         eventually(lambda: len(kept(shop)) > before)
-        key = str(task.idempotency_key_of(order))
+        key = str(final.idempotency_key_of(order))
         shop.app.control.cancel_consumer("celery", reply=True, timeout=1)
         try:
             for _ in range(2):
@@ -264,9 +257,8 @@ class TestTwoPeople:
         eventually(lambda: len(finished(shop, order)) == 2, "it has run again")
         shop.wait_until_empty()
         assert len(shop.ledger.runs(order)) == 2
-        if task is final:
-            celery(shop.app, "rerun", key, "--yes")
-            eventually(lambda: len(finished(shop, order)) == 3, "it runs for the second error")
+        celery(shop.app, "rerun", key, "--yes")
+        eventually(lambda: len(finished(shop, order)) == 3, "it runs for the second error")
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("lost", [False, True], ids=["a worker dies", "a message is lost"])
