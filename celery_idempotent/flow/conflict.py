@@ -12,10 +12,12 @@ from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.end import Answer, Drop, End, Reject, Requeue
 from celery_idempotent.flow.outcome import Failure
 from celery_idempotent.printable import one_line
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.record import Record, State
 
 #: Seconds before a message is requeued for the first time.
 FIRST_REQUEUE_DELAY = 1.0
+#: The longest delay in seconds of a message that nothing wakes, during another call.
+LONGEST_REQUEUE_DELAY = 5.0
 
 
 def apply_policy(
@@ -37,7 +39,7 @@ def apply_policy(
         now_ms: the server's time. It lets such a call, or a copy, return when the lease expires, at
             the latest, since the worker of the execution may be dead.
     """
-    policy = policy_for(call, record, returns=returns)
+    is_copy, policy = record.task_id == call.task_id, policy_for(call, record, returns=returns)
     report(table.CONFLICTED, call, record=record, policy=policy)
     reason = held(call, record)
     if policy == "raise":
@@ -50,11 +52,16 @@ def apply_policy(
         report(table.REJECTED, call, reason=reason)
         return Reject(str(reason), record)
     # ``retry``, or ``wait`` when its time is up
-    longest = None
-    if now_ms is not None and (returns or record.task_id == call.task_id):
+    longest = min(call.settings.lease, LONGEST_REQUEUE_DELAY)
+    if now_ms is not None and (returns or is_copy):
         left = (record.at_ms - now_ms) / 1000
         longest = min(max(left, FIRST_REQUEUE_DELAY), call.settings.lease)
-    return requeue(call, reason, longest)._replace(record=record)
+    end = requeue(call, reason, longest)._replace(record=record)
+    # A quiet time ends by itself, and the outcome of another task is not in the record.
+    is_quiet_time = is_copy and record.state is State.RESERVED and not record.awaited
+    if record.state.finished or is_quiet_time:
+        return end
+    return end._replace(fallback=min(_jittered(call.settings.lease), _half_retention(call)))
 
 
 def policy_for(call: ActiveCall, record: Record, *, returns: bool = False) -> str:
@@ -93,9 +100,14 @@ def requeue(call: ActiveCall, reason: BaseException, longest: float | None = Non
             half of the time for which an outcome is kept, so that the call still gets that.
     """
     data, settings = call.data, call.settings
-    kept = float("inf") if settings.runs_again else min(settings.result_ttl, settings.error_ttl)
     seconds = requeue_delay(data.requeue_count, longest or settings.lease)
-    return Requeue(min(seconds, kept / 2), reason, data.rollback_count)
+    return Requeue(min(seconds, _half_retention(call)), reason, data.rollback_count)
+
+
+def _half_retention(call: ActiveCall) -> float:
+    """Returns half of the seconds for which an outcome is kept that ends a wait."""
+    settings = call.settings
+    return float("inf") if settings.runs_again else min(settings.result_ttl, settings.error_ttl) / 2
 
 
 def requeue_delay(requeue_count: int, longest: float) -> float:
@@ -106,4 +118,8 @@ def requeue_delay(requeue_count: int, longest: float) -> float:
     delay: float = min(
         FIRST_REQUEUE_DELAY * 2 ** min(requeue_count, 30), max(longest, FIRST_REQUEUE_DELAY)
     )
-    return delay * random.uniform(0.75, 1.0)
+    return _jittered(delay)
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(0.75, 1.0)

@@ -40,6 +40,9 @@ class Requeue(NamedTuple):
     rollback_count: int
     #: The record that has kept the call from running.
     record: Record | None = None
+    #: Seconds instead of `seconds` if something delivers the call as soon as `record` ends; 0 if
+    #: nothing can know when to deliver it.
+    fallback: float = 0.0
 
 
 class Drop(NamedTuple):

@@ -28,8 +28,9 @@ def _add_to_worker(instance: Any, **_: Any) -> None:
     import celery_idempotent.monitoring.inspect_commands  # noqa: F401 - registers its commands
     from celery_idempotent.monitoring.bootstep import Idempotency
     from celery_idempotent.redelivery.bootstep import Redelivery
+    from celery_idempotent.waking.bootstep import Waking
 
-    instance.app.steps["consumer"].update((Idempotency, Redelivery))
+    instance.app.steps["consumer"].update((Idempotency, Redelivery, Waking))
 
 
 @celery_signals.celeryd_after_setup.connect(weak=False)

@@ -104,6 +104,19 @@ def _unpack(raw: bytes) -> _Fields:
     )
 
 
+class Head(NamedTuple):
+    """The fields of fixed position."""
+
+    letter: bytes
+    token: int
+    at_ms: int
+
+
+def read_head(raw: bytes) -> Head:
+    """Returns the head of a record; that of a missing one is empty."""
+    return Head(raw[:1], int.from_bytes(raw[2:9], "big"), int.from_bytes(raw[9:_FIXED], "big"))
+
+
 def head_size(raw: bytes) -> int:
     """Returns how many bytes precede the body; at least so many, if `raw` is cut short."""
     try:
@@ -192,6 +205,11 @@ def write_tail(form: str = "", label: str = "", traceparent: str = "") -> bytes:
 def turn_holder(raw: bytes) -> str | None:
     """Returns the name of the record that a turn names; None if `raw` is not a turn."""
     return raw[7:].decode(errors="replace") if raw and raw[0] < ord(" ") else None
+
+
+def turn_token(raw: bytes) -> int:
+    """Returns the token of a turn."""
+    return int.from_bytes(raw[:7], "big")
 
 
 def is_abandoned(raw: bytes, token: int, worker: str) -> bool:

@@ -464,6 +464,10 @@ class RecordStore:
                     number += node.client.info("stats").get("evicted_keys", 0)
         return f" (it has evicted {plural(number, 'key')})" if number else ""
 
+    def listener(self) -> InvalidationListener:
+        """Returns another listener, with connections of its own."""
+        return InvalidationListener(self._transport)
+
     async def ping(self) -> None:
         """Checks that Redis replies.
 

@@ -57,14 +57,32 @@ class InvalidationListener:
         If the server sends no invalidations, it returns after `POLL_INTERVAL`.
         """
         with suppress(*CONNECTION_ERRORS):  # a cluster may have no server for the record
-            pool, servers = self._transport.pool_of(name), self._servers.get()
-            address = pool.connection_kwargs.get("host"), pool.connection_kwargs.get("port")
-            server = servers.get(address)
-            if server is None:
-                server = servers.setdefault(address, TrackedServer(pool, self._transport))
-            if await server.wait_for_change(name, seen, seconds):
+            if await self._server_of(name).wait_for_change(name, seen, seconds):
                 return
         await self._transport.sleep(min(seconds, POLL_INTERVAL))
+
+    async def track(self, name: str, size: int, changed: Any) -> bytes | None:
+        """Reads the first bytes of a value, and has `changed.set()` called once it changes.
+
+        It replaces an earlier call for the same name. Returns None if the server sends no
+        invalidations.
+        """
+        with suppress(*CONNECTION_ERRORS):
+            return await self._server_of(name).track(name, size, changed)
+        return None
+
+    def untrack(self, name: str) -> None:
+        """Ends what :meth:`track` began."""
+        with suppress(*CONNECTION_ERRORS):
+            self._server_of(name).untrack(name)
+
+    def _server_of(self, name: str) -> TrackedServer:
+        pool, servers = self._transport.pool_of(name), self._servers.get()
+        address = pool.connection_kwargs.get("host"), pool.connection_kwargs.get("port")
+        server = servers.get(address)
+        if server is None:
+            server = servers.setdefault(address, TrackedServer(pool, self._transport))
+        return server
 
     async def aclose(self) -> None:
         """Closes the connections (of the running event loop); the next call reconnects."""
@@ -143,6 +161,19 @@ class TrackedServer:
                 if not watch.waiting and self._watches.get(key) is watch:
                     del self._watches[key]
 
+    async def track(self, name: str, size: int, changed: Any) -> bytes | None:
+        """See `InvalidationListener`."""
+        key, watch = name.encode(), _Watch(changed)
+        with self._guard:
+            self._watches[key] = watch
+        await self._in_turn(lambda: self._read(key, watch, None, size))
+        return watch.head
+
+    def untrack(self, name: str) -> None:
+        """See `InvalidationListener`."""
+        with self._guard:
+            self._watches.pop(name.encode(), None)
+
     async def _until(self, changed: Any, seconds: float) -> None:
         if not self._is_async:
             changed.wait(max(seconds, 0))
@@ -158,10 +189,12 @@ class TrackedServer:
             with self._turn:
                 await function()
 
-    async def _read(self, key: bytes, watch: _Watch, head: bytes) -> None:
+    async def _read(
+        self, key: bytes, watch: _Watch, head: bytes | None, size: int = HEAD
+    ) -> None:
         """Reads the head of a record, unless another call has just read the same as `head`."""
         pair = self._pair
-        if watch.head == head or (pair is None and monotonic() < self._retry_at):
+        if (head is not None and watch.head == head) or (pair is None and monotonic() < self._retry_at):
             return
         try:
             if pair is None:
@@ -170,7 +203,7 @@ class TrackedServer:
                 pair = self._pair = self._new_connection(), self._new_connection()
                 await self._open(*pair)
                 self._retry_at = 0.0
-            watch.head = await _request(pair[0], "GETRANGE", key, 0, HEAD - 1)
+            watch.head = await _request(pair[0], "GETRANGE", key, 0, size - 1)
         except BaseException as error:
             logger.debug("Waiting calls poll every %g s: %r", POLL_INTERVAL, error)
             # An error reply to GETRANGE is about one record, such as one on another node.
@@ -186,6 +219,8 @@ class TrackedServer:
         client_id = await _request(receiver, "CLIENT", "ID")
         await _request(receiver, "SUBSCRIBE", CHANNEL)
         await _request(reader, "CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
+        seconds, microseconds = await _request(reader, "TIME")
+        self._transport.clock.read(int(seconds) * 1000 + int(microseconds) // 1000)
         listen = self._listen(reader, receiver)
         if self._is_async:
             self._listening = asyncio.ensure_future(listen)

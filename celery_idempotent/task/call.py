@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -29,6 +30,7 @@ from kombu.utils.encoding import bytes_to_str
 
 from celery_idempotent import shared_counters
 from celery_idempotent.clock import monotonic
+from celery_idempotent.configuration import broker
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError, KeyReusedError, StoreUnavailableError
 from celery_idempotent.events import table
@@ -58,7 +60,7 @@ from celery_idempotent.task import (
     republish,
 )
 from celery_idempotent.task.key_resolution import resolve_key
-from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
+from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders, Waits
 from celery_idempotent.task.republish import RequeuePause, hold_for, longest_wait, seconds_until
 
 #: The current call.
@@ -112,9 +114,7 @@ class TaskCall:
             settings=settings,
             task_id=task_id,
             worker=worker_name(request.hostname, os.getpid()),
-            wait_timeout=min(settings.wait_timeout, _wait_within_time_limits(request))
-            if settings.on_conflict == "wait"
-            else 0.0,
+            wait_timeout=0.0,
             label=configuration.label.of(args, kwargs) if configuration.label else "",
             generation=canvas.generation_of(request),
             hold_ms=hold_ms,
@@ -125,7 +125,7 @@ class TaskCall:
             continues=not configuration.in_shadow and canvas.has_continuation(request),
             soft_limit=None if request.is_eager else soft_limit_of(request),
         )
-        self._forgets, plan = headers.forgets, configuration.plan
+        self._waits, self._forgets, plan = headers.waits, headers.forgets, configuration.plan
         if self._forgets:
             plan = ended_message.plan_of_rerun(configuration, self._forgets)
         if configuration.in_shadow:
@@ -413,6 +413,10 @@ class TaskCall:
         if self._request.is_eager:
             report(table.RAISES, self.active, reason=end.reason)
             raise end.reason
+        seconds, record, waits = end.seconds, end.record, None
+        if end.fallback and record and not broker.quorum_queues(self.sender.app):
+            seconds, since = end.fallback, self._waits.since_ms if self._waits else round(time.time() * 1000)
+            waits = Waits(since, record.token, record.task_id[:255])
         headers = message_headers.with_derived_key(
             self._request.headers,
             self.active.key,
@@ -420,6 +424,7 @@ class TaskCall:
             requeue_count=self.data.requeue_count + 1,
             rollback_count=end.rollback_count,
             forgets=self._forgets,
+            waits=waits,
         )
 
         # Its expiry is kept only in a header. Celery would also pass it to the broker, which drops
@@ -428,7 +433,7 @@ class TaskCall:
         if expires and task.app.conf.task_protocol == 2:
             headers, expires = {**headers, "expires": expires}, None
         pause = RequeuePause(task, request, self.began_at)
-        seconds = min(end.seconds, longest_wait(task.app))
+        seconds = min(seconds, longest_wait(task.app))
         options = {
             "countdown": seconds,
             "retries": request.retries,
@@ -494,13 +499,6 @@ def _soft_limit_of_current_message() -> SoftLimit | None:
 
 
 soft_limit.of_message = _soft_limit_of_current_message
-
-
-def _wait_within_time_limits(request: Context) -> float:
-    """Returns half of the shortest time limit in seconds; the other half is left for the body."""
-    task_limits = (current_task.time_limit, current_task.soft_time_limit) if current_task else ()
-    limits = (*(request.timelimit or ()), *task_limits)
-    return min((limit / 2 for limit in limits if limit), default=float("inf"))
 
 
 def acknowledged(task: Task, after: str) -> bool:

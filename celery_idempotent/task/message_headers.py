@@ -14,6 +14,9 @@ bound to one message: ``message`` is a digest of the task's name and id, ``expli
 the explicit key that came with it. A bound ``idempotency_result_ttl`` is ``seconds message``. Any
 other message ignores them, except for an explicit key that was set since.
 
+``idempotency_waits`` is written into a message that is put back because of a conflict, and bound to
+it: ``message since token holder``.
+
 In shadow mode the publisher notes in ``idempotency_shadow`` that it would not have published the
 message, or that an option of the call cannot be used. The worker counts it.
 """
@@ -35,6 +38,7 @@ EXPLICIT_KEY_HEADER = "idempotency_key"
 RESULT_TTL_HEADER = "idempotency_result_ttl"
 DERIVED_KEY_HEADER = "idempotency"
 SHADOW_HEADER = "idempotency_shadow"
+WAITS_HEADER = "idempotency_waits"
 #: Findings of the publisher of a message in shadow.
 DEDUPLICATED, REFUSED = "deduplicated", "refused"
 
@@ -48,9 +52,23 @@ _DERIVED_KEY = re.compile(
     re.ASCII,
 )
 _SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,20})?)(?: ([A-Za-z0-9_-]{11}))?", re.ASCII)
-_OWN_HEADERS = frozenset({EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER, DERIVED_KEY_HEADER})
+_WAITS = re.compile(r"([A-Za-z0-9_-]{11}) ([0-9]{1,15}) ([0-9]{1,17}) (.*)", re.ASCII | re.DOTALL)
+_OWN_HEADERS = frozenset(
+    {EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER, DERIVED_KEY_HEADER, WAITS_HEADER}
+)
 #: RabbitMQ's headers about dead-lettering and requeues.
 _DEATH = re.compile(r"x-((first-|last-)?death|delivery-count)")
+
+
+class Waits(NamedTuple):
+    """What a message waits for that was put back because of a conflict."""
+
+    #: Milliseconds since the epoch when it was put back first.
+    since_ms: int
+    #: Of the execution that holds the key.
+    token: int
+    #: Id of its task.
+    task_id: str
 
 
 class MessageHeaders(NamedTuple):
@@ -67,6 +85,7 @@ class MessageHeaders(NamedTuple):
     rollback_count: int = 0
     #: The token of the outcome that is forgotten before this message begins; 0: none.
     forgets: int = 0
+    waits: Waits | None = None
 
     @classmethod
     def read(cls, task: str, task_id: str, headers: Mapping[str, Any] | None) -> MessageHeaders:
@@ -101,6 +120,7 @@ class MessageHeaders(NamedTuple):
             requeue_count=int(requeue_count),
             rollback_count=int(rollback_count or 0),
             forgets=int(token or 0),
+            waits=_waits_of(task, task_id, headers),
         )
 
     def write(
@@ -122,6 +142,8 @@ class MessageHeaders(NamedTuple):
             fields.append(f"{self.requeue_count}{rollbacks}")
             if self.forgets:
                 fields.append(str(self.forgets))
+        if self.waits is not None:
+            written[WAITS_HEADER] = " ".join(map(str, (message, *self.waits)))
         if any(fields[1:]):
             written[DERIVED_KEY_HEADER] = ".".join(fields)
         return written
@@ -270,6 +292,13 @@ def _result_ttl_of(task: str, task_id: str, headers: Mapping[str, Any]) -> float
     if value is not None:
         check_value(RESULT_TTL_HEADER, value, task)
     return value
+
+
+def _waits_of(task: str, task_id: str, headers: Mapping[str, Any]) -> Waits | None:
+    fields = _WAITS.fullmatch(str(headers.get(WAITS_HEADER) or ""))
+    if fields is None or fields[1] != _digest_of_message(task, task_id):
+        return None
+    return Waits(int(fields[2]), int(fields[3]), fields[4])
 
 
 def _digest_of_message(task: str, task_id: str) -> str:

@@ -6,8 +6,8 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
 from typing import Any
 from weakref import ref
 
@@ -26,6 +26,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent import shared_counters
 from celery_idempotent.configuration.configuration import ConfigurationError, TaskConfiguration
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
@@ -39,7 +40,7 @@ from celery_idempotent.task import canvas, message_headers, reservations
 from celery_idempotent.task.call import acknowledged, worker_name
 from celery_idempotent.task.celery_log import comes_back
 from celery_idempotent.task.key_resolution import resolve_key
-from celery_idempotent.task.message_headers import MessageHeaders
+from celery_idempotent.task.message_headers import MessageHeaders, Waits
 from celery_idempotent.task.republish import CONTENT_TYPE, seconds_until
 
 #: Seconds that Celery may take to kill a child after `on_timeout`.
@@ -61,6 +62,8 @@ _SIGKILL = getattr(signal, "SIGKILL", None)
 _bypassed: set[str] = set()
 #: Collects the requests of this process for a reader; None without one.
 received: deque[ref[IdempotentRequest]] | None = None
+#: Calls the timer of a consumer for a message with an ETA; None where no message is woken.
+schedule: Callable[..., Any] | None = None
 
 
 class IdempotentRequest(Request):
@@ -240,6 +243,13 @@ class IdempotentRequest(Request):
         """The id of the message, as in its record."""
         return message_headers.id_text(self.id)
 
+    @property
+    def waits(self) -> Waits | None:
+        """What the message waits for; None unless it was put back because of a conflict."""
+        with suppress(IdempotencyError):
+            return MessageHeaders.read(self.name, self.text_id, self._context.headers).waits
+        return None
+
     def idempotency_key(self) -> Key | None:
         """Returns the key of the message's record; None if it is not protected.
 
@@ -341,6 +351,27 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
             comes_back.reset(reset)
 
     return receive_readable
+
+
+@contextmanager
+def scheduling(consumer: Any) -> Iterator[None]:
+    """Lets :data:`schedule` take the messages with an ETA of the handler that Celery makes here.
+
+    Celery's handler keeps the ``call_at`` that the timer has in this block.
+    """
+    timer = consumer.timer
+    call_at = timer.call_at
+
+    def call(eta: Any, function: Any, args: Any = (), *rest: Any, **options: Any) -> Any:
+        if schedule is None:
+            return call_at(eta, function, args, *rest, **options)
+        return schedule(consumer, partial(call_at, eta), function, args, *rest, **options)
+
+    timer.call_at = call
+    try:
+        yield
+    finally:
+        timer.call_at = call_at
 
 
 def request_class(task: Task) -> type[IdempotentRequest]:

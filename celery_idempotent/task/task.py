@@ -282,10 +282,12 @@ class IdempotentTask(Task):
         if not self.idempotency_configuration.settings.enabled:
             return super().start_strategy(app, consumer, **options)
         # Imported here, since programs that only publish do not need it.
-        from celery_idempotent.task.request import ending_unreadable, request_class
+        from celery_idempotent.task.request import ending_unreadable, request_class, scheduling
 
         self.Request = request_class(self)
-        return ending_unreadable(self, super().start_strategy(app, consumer, **options))
+        with scheduling(consumer):
+            receive = super().start_strategy(app, consumer, **options)
+        return ending_unreadable(self, receive)
 
     @property
     def backend(self) -> Any:

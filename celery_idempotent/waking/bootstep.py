@@ -1,0 +1,55 @@
+"""A bootstep of the worker's consumer: opens a waiting room for each connection to the broker."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import Celery, bootsteps
+
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration import broker as configured_broker
+from celery_idempotent.flow.conflict import LONGEST_REQUEUE_DELAY
+from celery_idempotent.task import request
+from celery_idempotent.waking import room
+
+logger = logging.getLogger(__name__)
+
+
+class Waking(bootsteps.StartStopStep):
+    """Starts after the consumer's Tasks step, before which no message is received."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+    label = "Waking"
+
+    def start(self, parent: Any) -> None:
+        """Opens a room; Celery also calls it after each reconnect."""
+        enabled = app_tasks.enabled(parent.app)
+        if all(task.idempotency_configuration.in_shadow for task in enabled):
+            return
+        logger.info("Duplicates that wait for a running call: %s", describe(parent.app))
+        room.current, request.schedule = room.WaitingRoom(parent), schedule
+
+    def stop(self, parent: Any) -> None:
+        """Closes the room: from now on, no message is woken."""
+        if room.current is not None:
+            room.current.close()
+            room.current = request.schedule = None
+
+
+def describe(app: Celery) -> str:
+    """Returns when a message that was put back because of a conflict is delivered again."""
+    if configured_broker.quorum_queues(app):
+        return (
+            f"delivered again after 1 to {LONGEST_REQUEUE_DELAY:g} s, since RabbitMQ delays the "
+            "messages of quorum queues"
+        )
+    return "woken when it ends"
+
+
+def schedule(consumer: Any, call_at: Any, *args: Any, **options: Any) -> Any:
+    """Enters a message with an ETA into the timer of `consumer`; see `WaitingRoom.schedule`."""
+    current = room.current
+    if current is None or current.consumer is not consumer:
+        return call_at(*args, **options)
+    return current.schedule(call_at, *args, **options)

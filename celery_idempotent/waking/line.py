@@ -1,0 +1,194 @@
+"""The line of messages that wait for one key, and the reading of that key's state."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from celery_idempotent.clock import monotonic
+from celery_idempotent.key.key import Key
+from celery_idempotent.record import layout
+from celery_idempotent.store import reference
+from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.store.tracking import HEAD, InvalidationListener
+from celery_idempotent.task.message_headers import Waits
+
+#: Seconds for which a message that was woken keeps others from being woken, in all workers.
+CLAIM_SECONDS = 1.0
+#: Bytes that hold a turn.
+_TURN_BYTES = 1024
+_OUTCOMES, _SENDING = (b"V", b"T", b"t", b"E", b"D", b"X"), (b"T", b"t")
+
+
+class Waiter:
+    """A message that starts once: when it is woken, or at its ETA, whichever is first.
+
+    Args:
+        leave: receives this waiter when it starts.
+        function: what the timer calls with `args`.
+    """
+
+    def __init__(
+        self,
+        request: Any,
+        waits: Waits,
+        leave: Callable[[Waiter], None],
+        function: Callable[..., Any],
+        args: Sequence[Any],
+    ) -> None:
+        self.request, self.waits = request, waits
+        #: Of the timer.
+        self.entry: Any = None
+        self._leave = leave
+        # Emptied by the first of two threads.
+        self._calls = [(function, args)]
+
+    def __call__(self) -> None:
+        """Starts the message."""
+        with suppress(IndexError):
+            function, args = self._calls.pop()
+            self._leave(self)
+            function(*args)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it waits for the execution of another copy of itself."""
+        return bool(self.waits.task_id == self.request.id[:255])
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it has started, and no process of the pool has taken it yet."""
+        return self.request.time_start is None and not self.request.acknowledged
+
+    @property
+    def is_discarded(self) -> bool:
+        """Whether it has expired or was revoked."""
+        return self.request.time_start is None and self.request.acknowledged
+
+
+class Line:
+    """The waiting messages of one key, longest wait first.
+
+    Args:
+        changed: called when the key may have changed.
+    """
+
+    def __init__(
+        self,
+        store: RecordStore,
+        key: Key,
+        listener: InvalidationListener,
+        changed: Callable[[Line], None],
+    ) -> None:
+        self.store, self.key = store, key
+        #: Of the key or, if it may run again, of its turn, which names the current record.
+        self.name = store.config.turn_name(key) if key.message else store.name(key)
+        self.waiters: list[Waiter] = []
+        #: When to read the key.
+        self.due = math.inf
+        #: Whether an execution, or a reservation, held the key at the last read.
+        self.is_held = False
+        self._listener, self._changed = listener, changed
+        self._names: set[str] = set()
+        self._token = 0
+        self._woken: Waiter | None = None
+        self._woken_at = 0.0
+        self._claim = ""
+
+    def add(self, waiter: Waiter) -> None:
+        """Adds `waiter` at its place."""
+        self._token = max(self._token, waiter.waits.token)
+        insort(self.waiters, waiter, key=lambda waiter: waiter.waits.since_ms)
+
+    def set(self) -> None:
+        """Receives the invalidation of a name."""
+        self._changed(self)
+
+    def read(self) -> tuple[layout.Head, bool]:
+        """Returns the head of the current record, and whether changes of it are announced.
+
+        Raises:
+            IdempotencyError: if Redis does not reply.
+        """
+        previous, self._names = self._names, set()
+        raw, is_tracked = self._read(self.name, _TURN_BYTES if self.key.message else HEAD)
+        holder = layout.turn_holder(raw)
+        if holder is not None:
+            self._token = max(self._token, layout.turn_token(raw))
+            raw, is_tracked = self._read(holder, HEAD)
+        self._untrack(previous - self._names)
+        head = layout.read_head(raw)
+        self._token = max(self._token, head.token)
+        self.is_held = head.letter in layout.UNFINISHED and self.seconds_left(head) > 0
+        if self.is_held:
+            self._woken = None
+        return head, is_tracked
+
+    def _read(self, name: str, size: int) -> tuple[bytes, bool]:
+        self._names.add(name)
+        head = run_sync(self._listener.track(name, size, self))
+        if head is not None:
+            return head, True
+        return self.store.query("GETRANGE", name, 0, size - 1), False
+
+    def untrack(self) -> None:
+        """Ends the announcements."""
+        self._untrack(self._names)
+
+    def _untrack(self, names: set[str]) -> None:
+        for name in names:
+            self._listener.untrack(name)
+
+    def seconds_left(self, head: layout.Head) -> float:
+        """Returns the seconds until the time in `head`."""
+        return (head.at_ms - self.store.now_ms()) / 1000
+
+    def is_answered(self, head: layout.Head) -> bool:
+        """Returns whether `head` is that of an outcome that answers all messages."""
+        return not self.key.message and head.letter in _OUTCOMES
+
+    def ready(self, head: layout.Head) -> list[Waiter]:
+        """Returns the messages that may begin, or are answered, now that the key is not held.
+
+        A copy of a message whose continuation is being sent is not: that takes up to a lease.
+        """
+        if head.letter not in _SENDING or self.seconds_left(head) <= 0:
+            return list(self.waiters)
+        return [waiter for waiter in self.waiters if not waiter.is_copy]
+
+    def has_woken(self, waiter: Waiter) -> bool:
+        """Returns whether `waiter` was woken last."""
+        return self._woken is waiter
+
+    def pause(self) -> float:
+        """Returns the seconds until the next message may be woken; 0: now."""
+        if self._woken is None or self._woken.is_discarded:
+            return 0.0
+        left = self._woken_at + CLAIM_SECONDS - monotonic()
+        # Another one would also wait for a process of this worker; other workers may go on.
+        return CLAIM_SECONDS if left <= 0 and self._woken.is_queued else max(left, 0.0)
+
+    def claim(self, waiter: Waiter, head: layout.Head) -> bool:
+        """Returns whether `waiter` may be woken; if so, no other worker wakes one for now.
+
+        A claim is bound to the execution that has ended, and to the mark that its lease has.
+
+        Raises:
+            IdempotencyError: if Redis does not reply.
+        """
+        text = f"wake {self.name} {self._token} {head.letter!r}"
+        is_valid = text == self._claim and monotonic() < self._woken_at + CLAIM_SECONDS
+        if not is_valid and not self._is_claimed(text):
+            return False
+        if not is_valid:
+            self._claim, self._woken_at = text, monotonic()
+        self._woken = waiter
+        return True
+
+    def _is_claimed(self, text: str) -> bool:
+        name = reference.name(self.store.config.prefix, text)
+        return bool(self.store.query("SET", name, "", "PX", round(CLAIM_SECONDS * 1000), "NX"))
