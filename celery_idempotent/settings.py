@@ -146,12 +146,11 @@ class Settings:
     replay_errors: tuple[type[Exception], ...] = _option(
         (), _are_errors, "a tuple of subclasses of Exception"
     )
-    #: Decides what happens to a duplicate while another execution runs. ``retry``: it is retried
-    #: after 1 s, then after twice that, up to one lease. ``wait``: it stays in the worker for up to
-    #: ``wait_timeout`` while the other one runs, then retries. ``raise``: ConflictError.
+    #: Decides what happens to a duplicate while another execution runs. ``retry``, or
+    #: ``wait``: it is put back, and woken when the other one ends. ``raise``: ConflictError.
     #: ``ignore``: it ends. ``reject``: it goes to the broker's dead-letter queue.
     on_conflict: str = _option("retry", *_one_of(*ON_CONFLICT))
-    #: The longest wait of ``on_conflict="wait"``; at most half of the task's time limits.
+    #: Outside tasks: the longest wait of a duplicate.
     wait_timeout: float = _option(10.0, *_seconds(0))
     #: Executions that may die in a row before the key becomes FAILED with PoisonedTaskError.
     max_attempts: int = _option(5, *_whole(1, 254))

@@ -89,6 +89,13 @@ class TaskConfiguration:
             options = resolve(
                 options, task.name, app.conf.result_serializer, accepted_content_types(app)
             )
+            if getattr(task, "idempotency_wait_timeout", None) is not None:
+                raise SettingsError(
+                    f"{task.name}: idempotency_wait_timeout applies outside tasks only, since a "
+                    "duplicate message does not wait in a process: remove it"
+                )
+            if options.on_conflict == "wait":  # as the app configures its functions
+                options = replace(options, on_conflict="retry")
             if options.offload_backend:
                 offload.check(app, options.offload_backend)
             encryption_keys.check(options)

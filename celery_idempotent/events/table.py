@@ -110,7 +110,7 @@ RAISES = Event(INFO, "raises {reason.__class__.__name__}")
 RAISES_CONFLICT = Event(INFO, "raises ConflictError: {reason}")
 IGNORED = Event(INFO, "is ignored as a duplicate: {reason}")
 REJECTED = Event(INFO, "is rejected as a duplicate: {reason}")
-REQUEUED = Event(INFO, "is requeued for {seconds:.1f} s: {reason}")
+REQUEUED = Event(INFO, "is requeued for {seconds:.1f} s{unless}: {reason}")
 #: While Redis is unavailable: `CANNOT_BEGIN_YET` counts these.
 REQUEUED_IN_OUTAGE = Event(DEBUG, REQUEUED.message)
 RETURNED = Event(

@@ -120,7 +120,7 @@ def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
     elif case not in ("finished", "send"):
         policy = conflict.policy_for(call, record, returns=case == "wait")
         is_copy = record.task_id == call.task_id
-        if call.settings.runs_again and not is_copy and policy in ("retry", "wait"):
+        if call.settings.runs_again and not is_copy and policy == "retry":
             report(table.WOULD_WAIT, call, record=record)
             return
         report(table.WOULD_CONFLICT, call, record=record, policy=policy)

@@ -24,7 +24,7 @@ POLL_INTERVAL = 1.0
 #: secret. The serializer is always logged.
 _LOGGED = (
     *("serializer", "until", "lease", "result_ttl", "error_ttl", "replay_errors", "max_attempts"),
-    *("on_conflict", "wait_timeout", "on_store_error", "dedupe_publish", "store_result"),
+    *("on_conflict", "on_store_error", "dedupe_publish", "store_result"),
     *("compression", "max_result_size", "wait_replicas"),
 )
 

@@ -32,6 +32,7 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.redelivery import renewal
 from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.waking import room
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,12 @@ def idempotency_redelivery(state: Any) -> dict[str, Any]:
 
 
 @inspect_command()
+def idempotency_waiting(state: Any) -> list[dict[str, Any]]:
+    """List the keys for which messages wait in the worker: how many, since when, for which task."""
+    return [] if room.current is None else room.current.snapshot()
+
+
+@inspect_command()
 def idempotency_doctor(state: Any) -> list[dict[str, str]]:
     """Run the checks of `doctor` and `health` in the worker, with its clock and its network."""
     leases = idempotency_leases(state)
@@ -95,6 +102,7 @@ COMMANDS = tuple(
         idempotency_leases,
         idempotency_counts,
         idempotency_redelivery,
+        idempotency_waiting,
         idempotency_doctor,
     )
 )

@@ -34,8 +34,7 @@ class Prediction(NamedTuple):
 
 _NOUNS = {State.COMPLETED: "result", State.FAILED: "error"}
 _ON_CONFLICT = {
-    "retry": "it is retried later",
-    "wait": "it waits in the worker, then is retried later",
+    "retry": "it waits until that ends",
     "raise": "it fails with ConflictError",
     "ignore": "it is ignored",
     "reject": "it is rejected, and the broker dead-letters it",

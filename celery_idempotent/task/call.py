@@ -458,7 +458,8 @@ class TaskCall:
         outage = self._configuration.executor.store.node_of(self.active.key).outage
         in_outage = outage.failed_calls and isinstance(end.reason, StoreUnavailableError)
         event = table.REQUEUED_IN_OUTAGE if in_outage else table.REQUEUED
-        report(event, self.active, seconds=seconds, reason=end.reason)
+        unless = " unless woken" if waits else ""
+        report(event, self.active, seconds=seconds, unless=unless, reason=end.reason)
 
 
 def call_in_context(task: Task) -> TaskCall | None:

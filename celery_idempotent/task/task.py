@@ -153,7 +153,6 @@ class IdempotentTask(Task):
     idempotency_error_ttl: float | timedelta | None = None
     idempotency_replay_errors: tuple[type[Exception], ...] | None = None
     idempotency_on_conflict: str | None = None
-    idempotency_wait_timeout: float | timedelta | None = None
     idempotency_max_attempts: int | None = None
     idempotency_on_store_error: str | None = None
     idempotency_dedupe_publish: bool | str | None = None

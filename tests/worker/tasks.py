@@ -38,9 +38,6 @@ charge = task_of(handle, "charge", idempotency_key="order:{order}")
 tick = task_of(handle, "tick", idempotency_key=TASK_ID)
 open_door = task_of(handle, "open_door", idempotency_enabled=False, acks_late=True)
 waiting = task_of(handle, "waiting", idempotency_on_conflict="wait")
-short_wait = task_of(
-    handle, "short_wait", idempotency_on_conflict="wait", idempotency_wait_timeout=0.3
-)
 raising = task_of(handle, "raising", idempotency_on_conflict="raise")
 ignoring = task_of(handle, "ignoring", idempotency_on_conflict="ignore")
 rejecting = task_of(handle, "rejecting", idempotency_on_conflict="reject")
@@ -50,10 +47,6 @@ SHORT_LEASE = 2.0
 short_lease = task_of(
     handle, "short_lease", idempotency_lease=SHORT_LEASE, idempotency_reservation_ttl=SHORT_LEASE
 )
-short_lease_waiting = task_of(
-    handle, "short_lease_waiting", idempotency_lease=SHORT_LEASE, idempotency_on_conflict="wait",
-    idempotency_wait_timeout=SOON,
-)  # fmt: skip
 frail = task_of(handle, "frail", idempotency_max_attempts=1)
 reserved = task_of(handle, "reserved", idempotency_dedupe_publish=True)
 silent = task_of(handle, "silent", ignore_result=True)
@@ -107,6 +100,19 @@ class RunningTask(IdempotentTask):
 
 catching = shared_task(handle, bind=True, base=CatchingTask, name="shop.catching")
 running = shared_task(handle, bind=True, base=RunningTask, name="shop.running")
+
+
+def sleep(self: Any, order: str, seconds: float, number: int = 0) -> list[float]:
+    """Takes a while; returns its start, `number`, and its end."""
+    start = time.time()
+    time.sleep(seconds)
+    return [start, number, time.time()]
+
+
+sleepy = task_of(sleep, "sleepy", idempotency_key="{order}")
+sleepy_in_turn = task_of(
+    sleep, "sleepy_in_turn", idempotency_key="{order}", idempotency_until="finished"
+)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.give", idempotency_key="{order}")

@@ -11,7 +11,7 @@ from celery_idempotent import ConflictError
 from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import ignoring, pack, raising, rejecting, short_wait, try_later, waiting
+from tests.worker.tasks import ignoring, pack, raising, rejecting
 
 pytestmark = pytest.mark.worker
 
@@ -50,42 +50,6 @@ class TestRetry:
             ledger.wait_for_signal(duplicate.id, "conflicted")
 
         assert pack.delay(f"another {held}").get(timeout=SOON)
-
-
-class TestWait:
-    def test_waits_in_the_worker_for_the_result(self, ledger: Ledger, held: str) -> None:
-        first = ledger.start(waiting, held)
-        duplicate = waiting.delay(held)
-        # The worker logs the receipt of a message, but not that it waits.
-        time.sleep(0.5)
-        assert not duplicate.ready()
-        ledger.release(held)
-
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert ledger.signals(duplicate.id, "conflicted") == [], "it was not requeued"
-        assert len(ledger.runs(held)) == 1
-
-    @pytest.mark.exhaustive
-    def test_leaves_the_process_to_the_retry(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        settings = {"idempotency_on_conflict": "wait", "idempotency_lease": 5}
-        with open_shop(**settings) as shop:
-            shop.start_worker(concurrency=1)
-            first, *duplicates = [try_later.delay(order, 0.1) for _ in range(3)]
-            value = first.get(timeout=SOON)
-            assert [duplicate.get(timeout=SOON) for duplicate in duplicates] == [value] * 2
-            assert [run.task_id for run in shop.ledger.runs(order)] == [first.id] * 2
-
-    @pytest.mark.exhaustive
-    def test_is_requeued_after_wait_timeout(self, ledger: Ledger, held: str) -> None:
-        first = ledger.start(short_wait, held)
-        duplicate = short_wait.delay(held)
-        ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
-        ledger.release(held)
-
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert len(ledger.runs(held)) == 1
 
 
 class TestRaise:

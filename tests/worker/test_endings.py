@@ -24,7 +24,6 @@ from tests.worker.tasks import (
     leaving,
     pack,
     soft_limited,
-    waiting,
 )
 
 pytestmark = pytest.mark.worker
@@ -149,30 +148,6 @@ def test_interrupts_a_begin_without_a_reply(
 
         assert result.get(timeout=SOON)["receipt"]
         assert [run.attempt for run in shop.ledger.runs(order)] == [1]
-
-
-@pytest.mark.parametrize("given", ["with the message", "to the worker"])
-@pytest.mark.exhaustive
-def test_waiting_duplicate_is_requeued(
-    open_shop: Callable[..., Shop], order: str, given: str
-) -> None:
-    with open_shop(idempotency_wait_timeout=60.0) as shop:
-        options = ("--soft-time-limit", "1") if given == "to the worker" else ()
-        worker = shop.start_worker(*options, concurrency=1)
-        shop.start_worker("--queues", "holder", concurrency=1)
-        first = shop.ledger.start(waiting, order, queue="holder")
-        limits = {"soft_time_limit": 1} if given == "with the message" else {}
-        duplicate = waiting.apply_async((order,), **limits)
-
-        if given == "with the message":  # then the wait is limited to half of it
-            shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
-            assert RAISED not in worker.logs()
-        else:
-            worker.wait_for_log(f" s: {RAISED}")
-        shop.ledger.release(order)
-
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert len(shop.ledger.runs(order)) == 1
 
 
 LOST = "has lost its lease"

@@ -1,27 +1,259 @@
-"""Duplicates that wait for a running call are woken when it ends."""
+"""Duplicates that are put back during another call are woken when it ends."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
+from celery.result import AsyncResult
 
+from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
-from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack
+from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop
+from tests.worker.tasks import (
+    SHORT_LEASE,
+    OutOfStockError,
+    flaky,
+    in_turn,
+    pack,
+    short_lease,
+    sleepy_in_turn,
+)
 
-#: The longest time in seconds between an end and its effect; the fallback is 45 s at least.
-AT_ONCE = 0.9
+pytestmark = pytest.mark.worker
+
+#: The longest time in seconds from an end to its effect on a busy machine; a message that is not
+#: woken waits for 45 s at least.
+AT_ONCE = 5.0
 
 
-def test_a_duplicate_gets_the_result_at_once(ledger: Ledger, order: str) -> None:
-    first = ledger.start(pack, order)
-    duplicates = [ledger.duplicate(pack, order) for _ in range(3)]
+def one_at_a_time(shop: Shop, number: int, seconds: float) -> list[list[float]]:
+    """Runs calls of one key; returns the start, the number and the end of each, in order."""
+    results = [sleepy_in_turn.delay("x", seconds, each) for each in range(number)]
+    runs = sorted(result.get(timeout=SOON) for result in results)
+    assert all(after[0] >= before[2] for before, after in zip(runs, runs[1:], strict=False))
+    puts_back = [len(shop.ledger.signals(result.id, "conflicted")) for result in results]
+    assert sum(puts_back) <= 1.5 * number
+    return runs
+
+
+def duplicates_of(shop: Shop, task: Any, order: str, number: int = 2) -> list[AsyncResult]:
+    """Returns calls that wait for a running one, which has begun before."""
+    results = [shop.ledger.duplicate(task, order) for _ in range(number)]
+    eventually(lambda: waiting(shop) == number, f"{number} messages wait; {waiting(shop)} do")
+    return results
+
+
+def waiting(shop: Shop) -> int:
+    """Returns how many messages wait in workers."""
+    replies = shop.app.control.inspect(timeout=0.5)._request("idempotency_waiting") or {}
+    return sum(line["messages"] for lines in replies.values() for line in lines)
+
+
+def assert_answered_at_once(shop: Shop, order: str, first: Any, duplicates: list[Any]) -> None:
     since = time.monotonic()
-    ledger.release(order)
+    shop.ledger.release(order)
     values = [each.get(timeout=SOON) for each in (first, *duplicates)]
     assert time.monotonic() - since < AT_ONCE
-    assert values == [values[0]] * 4
-    assert [len(ledger.signals(each.id, "conflicted")) for each in duplicates] == [1] * 3
+    assert values == [values[0]] * len(values)
+    assert [len(shop.ledger.signals(each.id, "conflicted")) for each in duplicates] == [1] * len(
+        duplicates
+    )
+
+
+class TestTheRunEnds:
+    def test_with_a_result_that_answers_all(self, shop: Shop, order: str) -> None:
+        first = shop.ledger.start(pack, order)
+        assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order))
+        assert len(shop.ledger.runs(order)) == 1
+
+    def test_with_an_error_so_that_the_next_runs(self, shop: Shop, order: str) -> None:
+        first = shop.ledger.start(flaky, order, 2)
+        duplicates = [shop.ledger.duplicate(flaky, order, 2) for _ in range(3)]
+        since = time.monotonic()
+        shop.ledger.release(order)
+        with pytest.raises(OutOfStockError):
+            first.get(timeout=SOON)
+        ends = [each.get(timeout=SOON, propagate=False) for each in duplicates]
+        assert time.monotonic() - since < AT_ONCE
+        assert [type(end) for end in ends] == [OutOfStockError, str, str]
+
+    def test_with_its_process(self, shop: Shop, order: str) -> None:
+        first = shop.ledger.start(pack, order)
+        duplicates = duplicates_of(shop, pack, order)
+        os.kill(shop.ledger.runs(order)[0].pid, 9)
+        assert shop.ledger.wait_for_run(order, 2).attempt == 2
+        assert_answered_at_once(shop, order, first, duplicates)
+
+    def test_one_at_a_time_in_order(self, shop: Shop, order: str) -> None:
+        first = shop.ledger.start(in_turn, order)
+        duplicates = duplicates_of(shop, in_turn, order, 5)
+        since = time.monotonic()
+        shop.ledger.release(order)
+        results = [each.get(timeout=SOON)["receipt"] for each in (first, *duplicates)]
+        assert time.monotonic() - since < AT_ONCE
+        assert len(set(results)) == 6
+        ids = [run.task_id for run in shop.ledger.runs(order)]
+        assert ids == [first.id, *(each.id for each in duplicates)]
+
+
+def test_the_lease_of_a_dead_worker_ends(open_shop: Callable[..., Shop], order: str) -> None:
+    with open_shop() as shop:
+        dying = shop.start_worker("--queues", "first", concurrency=1)
+        shop.start_worker(concurrency=1)
+        shop.ledger.start(short_lease, order, queue="first")
+        duplicate = shop.ledger.duplicate(short_lease, order)
+        dying.kill()
+        since = time.monotonic()
+        shop.ledger.wait_for_run(order, 2)
+        assert time.monotonic() - since < 1.1 * SHORT_LEASE + AT_ONCE
+        shop.ledger.release(order)
+        assert duplicate.get(timeout=SOON)
+
+
+@pytest.mark.exhaustive
+def test_several_workers_wake_one_message_for_each_end(open_shop: Callable[..., Shop]) -> None:
+    with open_shop() as shop:
+        for _ in range(3):
+            shop.start_worker(concurrency=2)
+        runs = one_at_a_time(shop, 12, 0.2)
+        assert runs[-1][2] - runs[0][0] < 12 * 0.2 + AT_ONCE
+
+
+def test_revoked_and_expired_messages_are_passed_over(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
+    with open_shop() as shop:
+        shop.start_worker(concurrency=2)
+        shop.ledger.start(flaky, order, 1)
+        revoked = shop.ledger.duplicate(flaky, order, 1)
+        expired = flaky.apply_async((order, 1), expires=3)
+        shop.ledger.wait_for_signal(expired.id, "conflicted")
+        last = shop.ledger.duplicate(flaky, order, 1)
+        shop.app.control.revoke(revoked.id, reply=True)
+        time.sleep(3)
+        since = time.monotonic()
+        shop.ledger.release(order)
+        assert last.get(timeout=SOON) == "found one"
+        assert time.monotonic() - since < AT_ONCE
+        assert [revoked.state, expired.state] == ["REVOKED"] * 2
+
+
+class TestRedis:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def store() -> Iterator[RedisServer]:
+        with RedisServer.start(config={"appendonly": "yes"}) as store:
+            yield store
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def shared_shop(open_shop: Callable[..., Shop], store: RedisServer) -> Iterator[Shop]:
+        with open_shop(idempotency_redis_url=store.url) as shop:
+            shop.start_worker(concurrency=2)
+            yield shop
+
+    def test_has_no_connection_and_the_worker_no_thread_without_waiting_messages(
+        self, shop: Shop, store: RedisServer, order: str
+    ) -> None:
+        worker, client = shop.workers[0], store.client()
+        pid = worker.container.process.pid
+
+        def number() -> tuple[int, int]:
+            clients = client.client_list()
+            tracking = [each for each in clients if each["sub"] != "0" or "t" in each["flags"]]
+            return len(list(Path(f"/proc/{pid}/task").iterdir())), len(tracking)
+
+        threads, tracking = number()
+        assert not tracking, "nothing has waited yet"
+        first = shop.ledger.start(pack, order)
+        duplicates = duplicates_of(shop, pack, order)
+        assert number() == (threads + 2, 2)
+        assert_answered_at_once(shop, order, first, duplicates)
+        eventually(lambda: number() == (threads, 0), "thread and connections end", 30)
+
+    def test_loses_connections(self, shop: Shop, store: RedisServer, order: str) -> None:
+        first = shop.ledger.start(pack, order)
+        duplicates = duplicates_of(shop, pack, order)
+        for kind in ("pubsub", "normal"):
+            store.client().execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+        assert_answered_at_once(shop, order, first, duplicates)
+
+    def test_restarts(self, shop: Shop, store: RedisServer, order: str) -> None:
+        first = shop.ledger.start(pack, order)
+        duplicates = duplicates_of(shop, pack, order)
+        store.restart()
+        assert_answered_at_once(shop, order, first, duplicates)
+
+    def test_freezes(self, shop: Shop, store: RedisServer, order: str) -> None:
+        first = shop.ledger.start(pack, order)
+        duplicates = duplicates_of(shop, pack, order)
+        store.pause()
+        time.sleep(3)
+        store.resume()
+        assert_answered_at_once(shop, order, first, duplicates)
+
+
+def test_the_broker_is_lost_and_back(open_shop: Callable[..., Shop], order: str) -> None:
+    with open_shop(**LOST_BROKER, broker_transport_options=FAST_REDELIVERY) as shop:
+        worker = shop.start_worker(concurrency=2)
+        first = shop.ledger.start(pack, order)
+        duplicate = shop.ledger.duplicate(pack, order)
+        shop.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        worker.wait_for_log("Connection to broker lost")
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted", 2)
+        shop.ledger.release(order)
+        since = time.monotonic()
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert time.monotonic() - since < AT_ONCE
+
+
+def test_a_warm_shutdown_leaves_waiting_messages_to_another_worker(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
+    with open_shop() as shop:
+        ending = shop.start_worker(concurrency=2)
+        first = shop.ledger.start(pack, order)
+        duplicates = duplicates_of(shop, pack, order)
+        ending.container.request_shutdown()
+        ending.wait_for_log("Warm shutdown")
+        shop.start_worker(concurrency=2)
+        shop.ledger.release(order)
+        values = [each.get(timeout=SOON) for each in (first, *duplicates)]
+        assert values == [values[0]] * 3
+        assert ending.wait_for_exit() == 0
+        assert len(shop.ledger.runs(order)) == 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet", "solo"])
+def test_with_each_pool(open_shop: Callable[..., Shop], order: str, pool: str) -> None:
+    if pool in ("gevent", "eventlet") and find_spec(pool) is None:
+        pytest.skip(f"{pool} is not installed")
+    with open_shop() as shop:
+        shop.start_worker("--pool", pool, concurrency=5)
+        if pool == "solo":  # it takes no other message while it runs one
+            shop.start_worker("--queues", "first", concurrency=1)
+        queue = "first" if pool == "solo" else "celery"
+        first = shop.ledger.start(pack, order, queue=queue)
+        assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order))
+        if pool != "solo":
+            one_at_a_time(shop, 5, 0.1)
+
+
+@pytest.mark.exhaustive
+def test_two_hundred_at_once(open_shop: Callable[..., Shop], order: str) -> None:
+    with open_shop(worker_max_tasks_per_child=100) as shop:
+        shop.start_worker(concurrency=2)
+        first = shop.ledger.start(pack, order)
+        results = [pack.delay(order) for _ in range(200)]
+        eventually(lambda: waiting(shop) == 200, "200 messages wait")
+        shop.ledger.release(order)
+        value = first.get(timeout=SOON)
+        assert [result.get(timeout=SOON) for result in results] == [value] * 200
+        one_at_a_time(shop, 50, 0.01)

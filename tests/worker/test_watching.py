@@ -37,7 +37,6 @@ from tests.worker.tasks import (
     pack,
     raising,
     short_lease,
-    short_lease_waiting,
 )
 
 pytestmark = pytest.mark.worker
@@ -396,21 +395,6 @@ class TestInspect:
 
         assert lease["heartbeat"] == "expired"
         assert lease["trusted_seconds"] == 0
-
-    @pytest.mark.exhaustive
-    def test_a_duplicate_that_waits_has_no_lease(self, shop: Shop, order: str) -> None:
-        shop.ledger.hold(order)
-        ids = {short_lease_waiting.delay(order).id for _ in range(2)}
-        run = shop.ledger.wait_for_run(order)
-
-        def active_longer_than_a_lease() -> bool:
-            began = [call["time_start"] for call in inspect(shop, "active") if call["id"] in ids]
-            return len(began) == 2 and time.time() - max(began) > SHORT_LEASE
-
-        eventually(active_longer_than_a_lease)
-        leases = inspect(shop, "idempotency_leases")
-
-        assert [lease["task_id"] for lease in leases if lease["task_id"] in ids] == [run.task_id]
 
     def test_counts_include_all_processes(self, shop: Shop, order: str) -> None:
         before = counts_of(shop, "shop.charge")
