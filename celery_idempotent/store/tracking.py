@@ -61,14 +61,14 @@ class InvalidationListener:
                 return
         await self._transport.sleep(min(seconds, POLL_INTERVAL))
 
-    async def track(self, name: str, size: int, changed: Any) -> bytes | None:
-        """Reads the first bytes of a value, and has `changed.set()` called once it changes.
+    async def track(self, name: str, size: int, on_change: Callable[[], object]) -> bytes | None:
+        """Reads the first bytes of a value, and calls `on_change` once it changes, in any thread.
 
         It replaces an earlier call for the same name. Returns None if the server sends no
         invalidations.
         """
         with suppress(*CONNECTION_ERRORS):
-            return await self._server_of(name).track(name, size, changed)
+            return await self._server_of(name).track(name, size, on_change)
         return None
 
     def untrack(self, name: str) -> None:
@@ -103,8 +103,10 @@ _RESP3_OPTIONS = ("maint_notifications", "oss_cluster_maint_notifications")
 class _Watch:
     """A record that calls wait for."""
 
-    def __init__(self, changed: Any) -> None:
-        #: An event of threading or asyncio.
+    def __init__(self, notify: Callable[[], object], changed: Any = None) -> None:
+        #: Called when it changes.
+        self.notify = notify
+        #: An event of threading or asyncio; None if no call waits for it.
         self.changed = changed
         #: How many calls wait.
         self.waiting = 0
@@ -143,9 +145,9 @@ class TrackedServer:
     async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> bool:
         """Waits as `InvalidationListener` does; returns False at once if it cannot."""
         until, key, head = monotonic() + seconds, name.encode(), seen[:HEAD]
-        event = asyncio.Event if self._is_async else threading.Event
+        changed: Any = asyncio.Event() if self._is_async else threading.Event()
         with self._guard:
-            watch = self._watches.setdefault(key, _Watch(event()))
+            watch = self._watches.setdefault(key, _Watch(changed.set, changed))
             watch.waiting += 1
         try:
             if watch.head != head:
@@ -161,9 +163,9 @@ class TrackedServer:
                 if not watch.waiting and self._watches.get(key) is watch:
                     del self._watches[key]
 
-    async def track(self, name: str, size: int, changed: Any) -> bytes | None:
+    async def track(self, name: str, size: int, on_change: Callable[[], object]) -> bytes | None:
         """See `InvalidationListener`."""
-        key, watch = name.encode(), _Watch(changed)
+        key, watch = name.encode(), _Watch(on_change)
         with self._guard:
             self._watches[key] = watch
         await self._in_turn(lambda: self._read(key, watch, None, size))
@@ -189,12 +191,10 @@ class TrackedServer:
             with self._turn:
                 await function()
 
-    async def _read(
-        self, key: bytes, watch: _Watch, head: bytes | None, size: int = HEAD
-    ) -> None:
+    async def _read(self, key: bytes, watch: _Watch, head: bytes | None, size: int = HEAD) -> None:
         """Reads the head of a record, unless another call has just read the same as `head`."""
-        pair = self._pair
-        if (head is not None and watch.head == head) or (pair is None and monotonic() < self._retry_at):
+        pair, is_known = self._pair, head is not None and watch.head == head
+        if is_known or (pair is None and monotonic() < self._retry_at):
             return
         try:
             if pair is None:
@@ -265,7 +265,7 @@ class TrackedServer:
                 if key in self._watches
             ]
         for watch in changed:
-            watch.changed.set()
+            watch.notify()
 
     async def _close(self, pair: tuple[Any, Any] | None) -> None:
         """Ends all waits, and closes these connections, unless others have replaced them."""

@@ -415,8 +415,8 @@ class TaskCall:
             raise end.reason
         seconds, record, waits = end.seconds, end.record, None
         if end.fallback and record and not broker.quorum_queues(self.sender.app):
-            seconds, since = end.fallback, self._waits.since_ms if self._waits else round(time.time() * 1000)
-            waits = Waits(since, record.token, record.task_id[:255])
+            since_ms = self._waits.since_ms if self._waits else time.time_ns() // 1_000_000
+            seconds, waits = end.fallback, Waits(since_ms, record.token, record.task_id[:255])
         headers = message_headers.with_derived_key(
             self._request.headers,
             self.active.key,

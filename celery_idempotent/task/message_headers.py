@@ -52,10 +52,8 @@ _DERIVED_KEY = re.compile(
     re.ASCII,
 )
 _SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,20})?)(?: ([A-Za-z0-9_-]{11}))?", re.ASCII)
-_WAITS = re.compile(r"([A-Za-z0-9_-]{11}) ([0-9]{1,15}) ([0-9]{1,17}) (.*)", re.ASCII | re.DOTALL)
-_OWN_HEADERS = frozenset(
-    {EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER, DERIVED_KEY_HEADER, WAITS_HEADER}
-)
+_WAITS = re.compile(r"([A-Za-z0-9_-]{11}) ([0-9]{1,13}) ([0-9]{1,17}) (.*)", re.ASCII | re.DOTALL)
+_OWN_HEADERS = frozenset({EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER, DERIVED_KEY_HEADER, WAITS_HEADER})
 #: RabbitMQ's headers about dead-lettering and requeues.
 _DEATH = re.compile(r"x-((first-|last-)?death|delivery-count)")
 

@@ -29,8 +29,11 @@ class Waiter:
 
     Args:
         leave: receives this waiter when it starts.
-        function: what the timer calls with `args`.
+        function: what Celery's timer would call with `args`.
     """
+
+    #: For the text of the timer's entry.
+    __name__ = "wait"
 
     def __init__(
         self,
@@ -47,8 +50,8 @@ class Waiter:
         # Emptied by the first of two threads.
         self._calls = [(function, args)]
 
-    def __call__(self) -> None:
-        """Starts the message."""
+    def __call__(self, *_: Any) -> None:
+        """Starts the message; the timer passes the arguments that `celery inspect` shows."""
         with suppress(IndexError):
             function, args = self._calls.pop()
             self._leave(self)
@@ -104,10 +107,6 @@ class Line:
         self._token = max(self._token, waiter.waits.token)
         insort(self.waiters, waiter, key=lambda waiter: waiter.waits.since_ms)
 
-    def set(self) -> None:
-        """Receives the invalidation of a name."""
-        self._changed(self)
-
     def read(self) -> tuple[layout.Head, bool]:
         """Returns the head of the current record, and whether changes of it are announced.
 
@@ -130,7 +129,7 @@ class Line:
 
     def _read(self, name: str, size: int) -> tuple[bytes, bool]:
         self._names.add(name)
-        head = run_sync(self._listener.track(name, size, self))
+        head = run_sync(self._listener.track(name, size, self.on_change))
         if head is not None:
             return head, True
         return self.store.query("GETRANGE", name, 0, size - 1), False
@@ -142,6 +141,10 @@ class Line:
     def _untrack(self, names: set[str]) -> None:
         for name in names:
             self._listener.untrack(name)
+
+    def on_change(self) -> None:
+        """Has the key read again."""
+        self._changed(self)
 
     def seconds_left(self, head: layout.Head) -> float:
         """Returns the seconds until the time in `head`."""

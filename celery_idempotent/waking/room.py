@@ -84,7 +84,7 @@ class WaitingRoom:
         if line is None or waits is None:
             return call_at(function, args, *rest, **options)
         waiter = Waiter(request, waits, partial(self._leave, line), function, args)
-        waiter.entry = call_at(waiter, (), *rest, **options)
+        waiter.entry = call_at(waiter, args, *rest, **options)
         self._enter(line, waiter)
         return waiter.entry
 
@@ -220,7 +220,7 @@ class WaitingRoom:
             return
         with suppress(BlockingIOError):
             os.read(self._pipe[0], 4096)
-        for _ in range(min(SLICE, len(self._woken))):
+        for _number in range(min(SLICE, len(self._woken))):
             self._start(self._woken.popleft())
         if self._woken:
             _write(self._pipe)

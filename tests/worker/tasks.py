@@ -18,7 +18,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError
 from celery_idempotent.lease.heartbeat import heartbeat
-from tests.waiting import SOON, eventually
+from tests.waiting import eventually
 from tests.worker.ledger import Ledger
 
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def one_at_a_time(shop: Shop, number: int, seconds: float) -> list[list[float]]:
     """Runs calls of one key; returns the start, the number and the end of each, in order."""
     results = [sleepy_in_turn.delay("x", seconds, each) for each in range(number)]
     runs = sorted(result.get(timeout=SOON) for result in results)
-    assert all(after[0] >= before[2] for before, after in zip(runs, runs[1:], strict=False))
+    assert all(after[0] >= before[2] for before, after in pairwise(runs))
     puts_back = [len(shop.ledger.signals(result.id, "conflicted")) for result in results]
     assert sum(puts_back) <= 1.5 * number
     return runs

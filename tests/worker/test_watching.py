@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +29,6 @@ from tests.waiting import SOON, eventually
 from tests.worker import harness
 from tests.worker.harness import Monitor, Shop, Worker
 from tests.worker.tasks import (
-    SHORT_LEASE,
     charge,
     labelled,
     misruled,
