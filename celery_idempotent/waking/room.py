@@ -112,11 +112,13 @@ class WaitingRoom:
 
     def _leave(self, line: Line, waiter: Waiter) -> None:
         with self._changed:
-            line = self._lines.get((line.store, line.name), line)
+            current = self._lines.get((line.store, line.name))
+            if current is None:
+                return
             with suppress(ValueError):
-                line.waiters.remove(waiter)
-            if not line.waiters:
-                self._look_at(line, IDLE_TIMEOUT)
+                current.waiters.remove(waiter)
+            if not current.waiters:
+                self._look_at(current, IDLE_TIMEOUT)
 
     def _look_at(self, line: Line, seconds: float = 0.0) -> None:
         """Has `line` read in `seconds`, unless it will be read before."""
@@ -170,8 +172,9 @@ class WaitingRoom:
         """Reads the record of `line`, and wakes the messages that its end concerns."""
         with self._changed:
             if not line.waiters:
-                self._lines.pop((line.store, line.name), None)
-                line.untrack()
+                if self._lines.get((line.store, line.name)) is line:
+                    del self._lines[line.store, line.name]
+                    line.untrack()
                 return
         head, is_tracked = line.read()
         if not is_tracked:
