@@ -138,7 +138,8 @@ class WaitingRoom:
                 self._paused_until = monotonic() + PAUSE
                 self._look_at(line, PAUSE)
             except Exception:
-                logger.exception("Messages that wait for %s come back at their ETA", line.key)
+                extra = log_extra(str(line.key))
+                logger.exception("Cannot wake what waits for %s", line.key, extra=extra)
 
     def _next(self) -> Line | None:
         """Waits for a line that is to be read; returns None once the thread is to end."""

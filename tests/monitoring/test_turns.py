@@ -74,11 +74,11 @@ def test_of_a_free_key(app: Celery, client: Redis) -> None:
 @pytest.mark.parametrize(
     ("name", "full", "consequence"),
     [
-        ("in_turn", False, "it is retried later"),
-        ("in_turn", True, "it is retried later"),
+        ("in_turn", False, "it waits until that ends"),
+        ("in_turn", True, "it waits until that ends"),
         ("unless_running", False, "it is ignored"),
         ("published_once", False, NOT_PUBLISHED),
-        ("published_once", True, "it is retried later"),
+        ("published_once", True, "it waits until that ends"),
     ],
 )
 def test_while_one_runs(

@@ -30,8 +30,10 @@ NOT_ABOUT_A_CALL = (
     "A call has no label",  # once for each template
     "A request of the dashboard has failed",
     "A request with an Idempotency-Key is refused",  # beside the line of its refusal
+    "Cannot read what messages wait for",  # a server's
     "Cannot renew the visibility timeout",  # of many messages
     "Cannot serve the idempotency metrics",
+    "Duplicates that wait for a running call",
     "Redelivery of a dead worker's messages",
     "Redis refuses fused completion",  # once in a process
     "Closed a connection",  # of the dashboard

@@ -57,13 +57,13 @@ class TestSourcesOfOptions:
         assert (settings.lease, settings.on_conflict) == (7, "raise")
 
     def test_attributes_override_settings(self) -> None:
-        app = celery(idempotency_lease=7, idempotency_store_result=True, idempotency_wait_timeout=9)
+        app = celery(idempotency_lease=7, idempotency_store_result=True, idempotency_redis_timeout=9)
 
         settings = settings_of(
-            app, idempotency_lease=8, idempotency_store_result=False, idempotency_wait_timeout=0
+            app, idempotency_lease=8, idempotency_store_result=False, idempotency_redis_timeout=1
         )
 
-        assert (settings.lease, settings.store_result, settings.wait_timeout) == (8, False, 0)
+        assert (settings.lease, settings.store_result, settings.redis_timeout) == (8, False, 1)
 
     def test_an_attribute_that_is_none_means_the_setting(self) -> None:
         assert settings_of(celery(idempotency_lease=7), idempotency_lease=None).lease == 7
@@ -79,8 +79,13 @@ class TestSourcesOfOptions:
         assert (settings.lease, settings.key) == (8, TASK_ID)
 
     def test_every_option_is_an_attribute_of_the_task(self) -> None:
-        assert all(hasattr(IdempotentTask, option) for option in OPTIONS)
-        assert all(getattr(IdempotentTask, option) is None for option in OPTIONS)
+        options = {*OPTIONS} - {"idempotency_wait_timeout"}
+        assert all(getattr(IdempotentTask, option) is None for option in options)
+
+    def test_a_duplicate_message_waits_in_no_process(self) -> None:
+        assert settings_of(celery(idempotency_on_conflict="wait")).on_conflict == "retry"
+        error = error_of(celery(), idempotency_wait_timeout=1)
+        assert error.startswith("shop.charge: idempotency_wait_timeout applies outside tasks only")
 
 
 class TestInvalidOptions:
