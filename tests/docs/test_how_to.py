@@ -125,7 +125,7 @@ class TestOneAtATime:
         rows = re.findall(
             r"^\| .* \| `(idempotency_[^`]+)`", prose(ROOT / "docs/how-to/one-at-a-time.md"), re.M
         )
-        assert len(rows) == 4
+        assert len(rows) == 3
         for row in rows:
             options = eval(f"dict({row})")
 
