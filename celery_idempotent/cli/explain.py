@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from celery_idempotent.cli import command, console
+from celery_idempotent.monitoring import inspect_commands
 from celery_idempotent.monitoring.prediction import ExplainedCall, explain_call, text_of
 
+#: Seconds to wait for the workers.
+WORKER_TIMEOUT = 1.0
 #: Appended to the rule of an explicit key.
 _NAMESPACE = ", which never equals a key that the task's rule derives"
 
@@ -16,7 +21,9 @@ _NAMESPACE = ", which never equals a key that the task's rule derives"
 @click.argument("arguments", nargs=-1, metavar="[ARGS] [KWARGS]")
 @command.key_option
 @click.option("--task-id", help="The id of the message, for the key rule TASK_ID.")
+@click.pass_obj
 def explain(
+    obj: Any,
     tasks: command.Tasks,
     task: str,
     arguments: tuple[str, ...],
@@ -42,10 +49,12 @@ def explain(
     if as_json:
         command.print_json(explained.to_json())
     else:
-        _print(explained)
+        in_conflict = explained.prediction.case == "conflict"
+        replies = inspect_commands.ask(obj.app, WORKER_TIMEOUT if in_conflict else 0)
+        _print(explained, replies.waiting(str(explained.explanation.key)))
 
 
-def _print(explained: ExplainedCall) -> None:
+def _print(explained: ExplainedCall, waiting: str) -> None:
     out = console.create()
     key = explained.explanation.key
     if explained.explanation.arguments:
@@ -63,5 +72,6 @@ def _print(explained: ExplainedCall) -> None:
         "fingerprint": explained.fingerprint,
         "in Redis": explained.redis_name,
         "prediction": explained.prediction.sentence,
+        "waiting": waiting,
     }
     out.print(console.grid(fields))

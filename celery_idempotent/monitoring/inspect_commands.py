@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from celery_idempotent.configuration.broker import connection_error, within
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import MARGIN
+from celery_idempotent.printable import plural
 from celery_idempotent.record.layout import corrupt
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.redelivery import renewal
@@ -118,9 +119,13 @@ class Worker(NamedTuple):
     redelivery: dict[str, Any]
     #: Why its leases are unknown; empty if they are known.
     error: str = ""
+    #: What `idempotency_waiting` returns.
+    waiting: Sequence[dict[str, Any]] = ()
 
     @classmethod
-    def of(cls, leases: Any, counts: Any, redelivery: Any, tasks: Container[str]) -> Worker:
+    def of(
+        cls, leases: Any, counts: Any, redelivery: Any, waiting: Any, tasks: Container[str]
+    ) -> Worker:
         """Returns a worker from its replies: a failed or unknown command returns an error.
 
         Workers of earlier versions may lack a command.
@@ -134,6 +139,7 @@ class Worker(NamedTuple):
             {t: each for t, each in counts.items() if each and t in tasks} if counts_known else {},
             redelivery if "messages_held" in redelivery else {},
             leases.get("error", "") if isinstance(leases, dict) else "",
+            [w for w in waiting if w["task"] in tasks] if isinstance(waiting, list) else (),
         )
 
 
@@ -163,6 +169,14 @@ class Replies(NamedTuple):
     def leases(self) -> list[dict[str, Any]]:
         """The leases of all workers."""
         return [lease for worker in self.workers.values() for lease in worker.leases]
+
+    def waiting(self, key: str) -> str:
+        """Describes the messages that wait for `key`; empty if there are none."""
+        lines = [w for worker in self.workers.values() for w in worker.waiting if w["key"] == key]
+        if not lines:
+            return ""
+        number, since = sum(w["messages"] for w in lines), min(w["since"] for w in lines)
+        return f"{plural(number, 'message')}, since {since}"
 
     @property
     def messages_held(self) -> int | None:
@@ -196,12 +210,14 @@ def ask(app: Celery, timeout: float) -> Replies:
             return Replies({}, f"The broker {error}")
         try:
             with ThreadPoolExecutor() as pool:
-                leases, counts, redelivery = pool.map(broadcast, COMMANDS[:3])
+                leases, counts, redelivery, waiting = pool.map(broadcast, COMMANDS[:4])
         except Exception as lost:
             return Replies({}, f"The workers cannot be asked: {lost}")
         tasks = {task.name for task in app_tasks.tasks(app)}
         workers = {
-            name: Worker.of(leases[name], counts[name], redelivery.get(name, {}), tasks)
+            name: Worker.of(
+                leases[name], counts[name], redelivery.get(name, {}), waiting.get(name), tasks
+            )
             for name in leases.keys() & counts.keys()
             # A worker counts all tasks of its app.
             if not counts[name] or "error" in counts[name] or counts[name].keys() & tasks
