@@ -33,7 +33,7 @@ class TestRetry:
         """It does not count as a retry of the task."""
         first = ledger.start(pack, held)
         duplicate = pack.delay(held)
-        ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
         assert duplicate.state == "PENDING"
         ledger.release(held)
 

@@ -50,7 +50,7 @@ class TestPoolProcessReplacedAfterEachTask:
         first = shop.ledger.start(pack, order)
         run = shop.ledger.wait_for_run(order)
         duplicate = pack.delay(order)
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
         assert run.pid in shop.workers[0].children(), "the process is not replaced during the task"
         shop.ledger.release(order)
 

@@ -12,7 +12,7 @@ import pytest
 from celery_idempotent import State
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.tasks import pack, waiting
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
@@ -100,24 +100,3 @@ def test_task_that_ends_in_time_completes(open_shop: Callable[..., Shop], order:
         assert pack.apply_async((order,), queue=order).get(timeout=SOON) == receipt
         assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
         eventually(lambda: shop.messages(order) == 0, "its message is acknowledged")
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("task", [waiting, pack], ids=["waits", "was requeued"])
-def test_duplicate_gets_the_result_after_a_warm_shutdown(shop: Shop, order: str, task: Any) -> None:
-    worker = shop.start_worker("--queues", order)
-    first = shop.ledger.start(task, order, queue=order)
-    duplicate = task.apply_async((order,), queue=order)
-    if task is waiting:
-        worker.wait_for_log(f"[{duplicate.id}] received")
-    else:  # requeued, and kept by the worker until its eta
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
-    worker.kill("SIGTERM")
-    worker.wait_for_log("Warm shutdown")
-    shop.ledger.release(order)
-    worker.wait_for_exit()
-    shop.start_worker("--queues", order)
-
-    assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-    assert len(shop.ledger.runs(order)) == 1

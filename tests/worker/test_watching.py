@@ -431,7 +431,7 @@ class TestInspect:
         kill(shop, order)
         shop.ledger.wait_for_run(order, 2)
         duplicate = pack.delay(order)
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
         shop.ledger.release(order)
         results += [duplicate, pack.delay(order), charge.delay(paid, 1), charge.delay(paid, 2)]
         results += [
