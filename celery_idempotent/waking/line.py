@@ -60,7 +60,7 @@ class Waiter:
     @property
     def is_copy(self) -> bool:
         """Whether it waits for the execution of another copy of itself."""
-        return bool(self.waits.task_id == self.request.id[:255])
+        return bool(self.waits.task_id == self.request.text_id[:255])
 
     @property
     def is_queued(self) -> bool:

@@ -236,8 +236,8 @@ class WaitingRoom:
             self.consumer.timer.cancel(waiter.entry)
             waiter()
         except Exception:
-            extra = log_extra(None, task_id=waiter.request.id)
-            logger.exception("Task %s cannot be started", waiter.request.id, extra=extra)
+            extra = log_extra(None, task_id=waiter.request.text_id)
+            logger.exception("Task %s cannot be started", waiter.request.text_id, extra=extra)
         if waiter.is_discarded:
             with self._changed:
                 lines = [line for line in self._lines.values() if line.has_woken(waiter)]
@@ -267,7 +267,7 @@ class WaitingRoom:
                 "held_by": waiters[0].waits.task_id,
                 "messages": len(waiters),
                 "since": utc(waiters[0].waits.since_ms / 1000).isoformat(),
-                "task_ids": [waiter.request.id for waiter in waiters[:SHOWN]],
+                "task_ids": [waiter.request.text_id for waiter in waiters[:SHOWN]],
             }
             for line, waiters in lines
             if waiters

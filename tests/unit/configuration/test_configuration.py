@@ -57,7 +57,9 @@ class TestSourcesOfOptions:
         assert (settings.lease, settings.on_conflict) == (7, "raise")
 
     def test_attributes_override_settings(self) -> None:
-        app = celery(idempotency_lease=7, idempotency_store_result=True, idempotency_redis_timeout=9)
+        app = celery(
+            idempotency_lease=7, idempotency_store_result=True, idempotency_redis_timeout=9
+        )
 
         settings = settings_of(
             app, idempotency_lease=8, idempotency_store_result=False, idempotency_redis_timeout=1
