@@ -11,6 +11,7 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration import broker as configured
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
+from celery_idempotent.flow.conflict import LONGEST_REQUEUE_DELAY
 from celery_idempotent.redelivery.renewal import RESTORE_INTERVAL
 
 #: Defaults of kombu's Redis transport, which sweeps for unacknowledged messages at an interval
@@ -179,6 +180,11 @@ def _check_quorum_queue(queue: Any, attempts: int) -> Iterator[Finding]:
             "task_default_exchange_type = 'topic', or exchange_type in task_queues (Celery 5.5)",
             "duplicates that are retried later wait in the worker, where they take the place of "
             "other messages: a worker cannot raise its prefetch count on a quorum queue"),
+        Check(queue.exchange.type != "direct", "delayed-delivery", Severity.NOTE,
+            "RabbitMQ delays the messages of a quorum queue",
+            "a classic queue for tasks whose duplicates have to go on at once",
+            f"a duplicate of a running call comes back after 1 to {LONGEST_REQUEUE_DELAY:g} s; it "
+            "is not woken when the call ends"),
     )  # fmt: skip
 
 

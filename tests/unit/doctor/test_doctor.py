@@ -261,10 +261,14 @@ class TestBroker:
     @pytest.mark.parametrize(
         ("exchange_type", "arguments", "expected"),
         [
-            ("topic", {}, {"publishers", "delivery-limit"}),
-            ("topic", {"x-delivery-limit": -1}, {"publishers"}),
-            ("topic", {"x-delivery-limit": 4}, {"publishers", "delivery-limit"}),
-            ("topic", {"x-delivery-limit": 5}, {"publishers"}),
+            ("topic", {}, {"publishers", "delayed-delivery", "delivery-limit"}),
+            ("topic", {"x-delivery-limit": -1}, {"publishers", "delayed-delivery"}),
+            (
+                "topic",
+                {"x-delivery-limit": 4},
+                {"publishers", "delayed-delivery", "delivery-limit"},
+            ),
+            ("topic", {"x-delivery-limit": 5}, {"publishers", "delayed-delivery"}),
             ("direct", {"x-delivery-limit": -1}, {"publishers", "delayed-delivery"}),
         ],
     )
