@@ -223,7 +223,7 @@ class Stage:
         except Exception as error:
             verdict.failures.append(f"{type(error).__name__}: {str(error)[:200]}: {shown}")
         megabytes = _megabytes() - self._megabytes
-        if megabytes > max(MAX_MEGABYTES, verdict.megabytes):
+        if megabytes > MAX_MEGABYTES:
             verdict.failures.append(f"grows by {megabytes} MB: {shown}")
         verdict.megabytes = max(verdict.megabytes, megabytes)
         if executed:
