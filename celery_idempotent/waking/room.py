@@ -140,6 +140,7 @@ class WaitingRoom:
             except Exception:
                 extra = log_extra(str(line.key))
                 logger.exception("Cannot wake what waits for %s", line.key, extra=extra)
+                self._look_at(line, IDLE_TIMEOUT)
 
     def _next(self) -> Line | None:
         """Waits for a line that is to be read; returns None once the thread is to end."""
