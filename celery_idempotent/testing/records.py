@@ -33,8 +33,6 @@ else:
 #: Options that do not apply to a test server, which has no replicas.
 _DEPLOYMENT_OPTIONS = ("redis_url", "redis_client", "redis_options", "wait_replicas")
 _CRASHED_TASK = "crashed-task"
-#: The root of no message.
-_NO_ROOT = bytes(8)
 
 
 @cache

@@ -238,47 +238,10 @@ final_once = task_of(fail_twice, "final_once", idempotency_replay_errors=(OutOfS
 AFTER_VISIBILITY_TIMEOUT = 5.0
 
 
-class UnwritableError(Exception):
-    """An error that neither pickle nor JSON can serialize."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: None)
-
-
 @shared_task(bind=True, name="shop.report_failure")
 def report_failure(self: Any, order: str) -> None:
     """A plain Celery task as an errback; a redelivery of its message has the same task id."""
     Ledger.of(self.app).note(order, self.request.id)
-
-
-def run_late(self: Any, order: str, writable: bool = True) -> None:
-    """Fails after its message has been redelivered."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        time.sleep(AFTER_VISIBILITY_TIMEOUT)
-        if self.soft_time_limit or self.time_limit:
-            time.sleep(AFTER_VISIBILITY_TIMEOUT)
-        raise OutOfStockError(order, 3) if writable else UnwritableError
-
-
-def die_late(self: Any, order: str, writable: bool = True) -> None:
-    """Kills its pool process after its message has been redelivered."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        time.sleep(AFTER_VISIBILITY_TIMEOUT)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-die_late_for_good = task_of(die_late, "die_late_for_good", reject_on_worker_lost=False)
-fail_late = task_of(run_late, "fail_late")
-fail_late_as_expected = task_of(run_late, "fail_late_as_expected", throws=(OutOfStockError,))
-fail_late_again = task_of(
-    run_late, "fail_late_again", autoretry_for=(OutOfStockError,), max_retries=1,
-    default_retry_delay=0,
-)  # fmt: skip
-fail_late_at_length = task_of(run_late, "fail_late_at_length", idempotency_max_result_size=10)
-fail_late_by_the_clock = task_of(
-    run_late, "fail_late_by_the_clock", soft_time_limit=AFTER_VISIBILITY_TIMEOUT
-)
-fail_late_by_force = task_of(run_late, "fail_late_by_force", time_limit=AFTER_VISIBILITY_TIMEOUT)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.poll_late", max_retries=None)
