@@ -12,6 +12,7 @@ import pytest
 import redis
 import redis.asyncio
 from celery import Celery, shared_task
+from celery._state import _tls
 
 from celery_idempotent import Idempotency
 from celery_idempotent.errors import SettingsError
@@ -148,7 +149,12 @@ def test_an_invalid_option_of_a_function_is_rejected_in_one_line(
 
 
 @pytest.mark.parametrize("decorate", [Celery("shop", set_as_current=False).task, shared_task])
-def test_a_task_is_no_function(idem: Idempotency, decorate: Any) -> None:
+def test_a_task_is_no_function(
+    monkeypatch: pytest.MonkeyPatch, idem: Idempotency, decorate: Any
+) -> None:
+    # A shared task belongs to the current app; that of an earlier test may be closed.
+    monkeypatch.setattr(_tls, "current_app", Celery("current", set_as_current=False))
+
     def charge(order: str) -> None: ...
 
     with pytest.raises(SettingsError, match="is a Celery task, whose messages would run unprot"):

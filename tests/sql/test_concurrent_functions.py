@@ -44,10 +44,14 @@ class TestTwoExecutions:
         """Without Redis, the row alone protects; on MariaDB, all waiters but one deadlock."""
         engine = new_engine(database.url, pool_size=10)
         shop = Shop(idem, database, transaction=engine, on_store_error="run")
-        unavailable = Idempotency("redis://127.0.0.1:1/0", key_prefix=uuid4().hex)
+        prefix, url = uuid4().hex, "redis://127.0.0.1:1/0"
         shops = [
-            Shop(unavailable, database, transaction=engine, on_store_error="run") for _ in range(6)
-        ]
+            Shop(
+                Idempotency(url, key_prefix=prefix), database, transaction=engine,
+                on_store_error="run",
+            )
+            for _ in range(6)
+        ]  # fmt: skip
         results: list[Any] = []
         started = threading.Barrier(7)
 
@@ -61,7 +65,7 @@ class TestTwoExecutions:
         with engine.begin() as connection:
             # Holds the row, then rolls back.
             key = shop.charge.idempotency_key_of(order)
-            hold_row(connection, unavailable.executor.store.config.prefix, key)
+            hold_row(connection, prefix, key)
             started.wait(SOON)
             connection.rollback()
         for thread in threads:

@@ -34,6 +34,11 @@ CHANGES: dict[str, Callable[[RecordHarness, int], object]] = {
 }
 
 
+def listeners() -> list[threading.Thread]:
+    """Return the threads that receive invalidations."""
+    return [each for each in threading.enumerate() if each.name == "idempotency-listener"]
+
+
 @contextmanager
 def waiting(harness: RecordHarness) -> Iterator[None]:
     """Wait for a change in a thread, and check that the wait ends with the block."""
@@ -167,6 +172,7 @@ class TestWithoutInvalidations:
             harness.extend(token, lease_ms=70_000)
         for kind in ("pubsub", "normal"):
             harness.client.client_kill_filter(_type=kind, skipme=True)
+        eventually(lambda: not listeners(), "the loss is noticed; until then, calls poll")
 
         with waiting(harness):
             harness.complete(token)
