@@ -18,7 +18,6 @@ from uuid import uuid4
 
 from celery import Celery
 from celery.signals import (
-    task_failure,
     task_postrun,
     task_success,
     worker_init,
@@ -124,8 +123,7 @@ def _disconnect_signals() -> None:
     from celery_idempotent.task import canvas
 
     task_success.disconnect(canvas.mark_continuation_sent)
-    task_failure.disconnect(canvas.mark_continuation_sent)
-    task_postrun.disconnect(canvas.end_continuation)
+    task_postrun.disconnect(canvas.free_frames)
 
 
 app = None
