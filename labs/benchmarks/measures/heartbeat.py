@@ -58,9 +58,9 @@ class ManyLeases(Measure):
         trips: list[int] = []
         send = ServerTransport.send
 
-        def counting(transport: ServerTransport, *requests: Sequence[Any]) -> Any:
+        def counting(transport: ServerTransport, *requests: Sequence[Any], **options: Any) -> Any:
             trips.append(sum(request[0] == "EVALSHA" for request in requests))
-            return send(transport, *requests)
+            return send(transport, *requests, **options)
 
         with self._leases(server):
             # The first heartbeat loads the script and needs two round trips.

@@ -39,7 +39,7 @@ class OpenBreaker(Measure):
                 UNPROTECTED: lambda: unprotected(1),
                 STORE: _suppress(lambda: run_sync(store.execute(begin_command(next(new_keys))))),
             }
-            while not store.breaker.open:
+            while not store.node_of(next(new_keys)).breaker.open:
                 calls[REJECTED]()
             times = interleave(calls, self.ROUNDS, self.EACH, progress)
         goals = {REJECTED: Goal(50), UNPROTECTED: Goal(50)}

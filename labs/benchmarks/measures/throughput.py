@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 
 from celery_idempotent.store import scripts
-from celery_idempotent.store.commands import Command
+from celery_idempotent.store.commands import DEADLINE, Command
 from labs.benchmarks.bench import (
     RETENTION_MS,
     TASK,
@@ -23,6 +23,8 @@ from labs.benchmarks.measure import Measure, MissingDependency, ProgressCallback
 from labs.benchmarks.records import fill
 from tests.servers.redis_server import RedisServer
 
+#: A deadline that no call reaches.
+_FAR_MS = 10**14
 #: redis-benchmark replaces it by a random number in each command.
 RANDOM_NUMBER = "__rand_int__"
 BEGIN, COMPLETE, REPLAY = "begin, key absent", "complete", "replay"
@@ -93,16 +95,15 @@ class Throughput(Measure):
         def script(name: str, prefix: str, arguments: Sequence[object]) -> list[str]:
             bench.client.script_load(scripts.load(name).source)
             record_name = f"{prefix}:{TASK}:{RANDOM_NUMBER}0000000000"
-            names = [record_name, f"{prefix}:{{{record_name}}}:root"][: 1 + (name == "begin")]
             sha = scripts.load(name).sha
-            return ["EVALSHA", sha, str(len(names)), *names, *map(str, arguments)]
+            return ["EVALSHA", sha, "1", record_name, *map(str, arguments)]
 
         key = next(bench.new_keys)
         begin = _printable(begin_command(key))
         result = "x" * 98
         return {
             BEGIN: script("begin", ABSENT, begin),
-            COMPLETE: script("complete", RUNNING, _printable(complete_command(key, token))),
+            COMPLETE: script("settle", RUNNING, _printable(complete_command(key, token))),
             REPLAY: script("begin", COMPLETED, begin),
             NO_OP: ["EVALSHA", bench.no_op_sha, "1", "idem:-"],
             SET_NX: ["SET", f"nx:{TASK}:{RANDOM_NUMBER}", result, "NX", "PX", str(RETENTION_MS)],
@@ -124,7 +125,8 @@ def _label(name: str, pipeline: int) -> str:
 
 def _printable(command: Command) -> list[str]:
     """Returns the arguments, with binary ones replaced by text of the same length."""
-    encoded = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in command.arguments]
+    arguments = (_FAR_MS if arg is DEADLINE else arg for arg in command.arguments)
+    encoded = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in arguments]
     return [
         arg.decode() if arg.isascii() and arg.decode().isprintable() else "x" * len(arg)
         for arg in encoded
