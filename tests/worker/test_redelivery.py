@@ -634,7 +634,7 @@ def test_inspect_shows_what_is_held(open_shop: Callable[..., Shop], order: str) 
 
         assert snapshot["redeliver_after"] == REDELIVER_AFTER
         assert snapshot["renewed_seconds_ago"] < REDELIVER_AFTER
-        assert "redelivered 2 s after" in worker.logs()
+        assert "a dead worker's messages: 2 s after its death" in worker.logs()
         for each, _ in calls:
             shop.ledger.release(each)
         for _, result in calls:
