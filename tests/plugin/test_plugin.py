@@ -282,22 +282,22 @@ class TestDisabledApps:
 @pytest.mark.exhaustive
 class TestFrozenTime:
     @freeze_time("2020-02-29")
-    def test_a_wait_ends(
+    def test_a_conflict_is_raised(
         self, idempotency: IsolatedRecords, make_task: MakeTask, runs: list[str]
     ) -> None:
-        charge = make_task(idempotency_on_conflict="wait", idempotency_wait_timeout=0.1)
+        charge = make_task(idempotency_on_conflict="raise")
 
         def call_duplicate(**_: Any) -> None:
             with pytest.raises(ConflictError):
                 charge.delay("1")
-            runs.append("waited")
+            runs.append("raised")
 
         signals.begun.connect(call_duplicate, weak=False)
         try:
             charge.delay("1")
         finally:
             signals.begun.disconnect(call_duplicate)
-        assert runs == ["waited", "1"]
+        assert runs == ["raised", "1"]
 
     @freeze_time("2020-02-29")
     def test_a_lease_lasts_when_the_time_is_moved(

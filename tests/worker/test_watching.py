@@ -446,7 +446,7 @@ class TestInspect:
         monitor.wait_for("task-marked", order)
 
         deliveries = sum(event["type"] == "task-started" for event in monitor.received)
-        assert deliveries >= 11
+        assert deliveries >= 10
         assert decisions() - before == deliveries
 
     def test_returns_findings(self, shop: Shop) -> None:
