@@ -11,10 +11,10 @@ at_ms            6  big-endian, milliseconds: the end of the lease, of the reser
 fingerprint    1 +  length, then 8 bytes, or none
 task_id        2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
 worker         1 +  length, then UTF-8
-owner          1 +  length, then who may go on: B, A: the execution id (8 bytes) and, after a
+owner          1 +  length, then what may continue: B, A: the execution id (8 bytes) and, after a
                     takeover, in decimal, for how many milliseconds the key was orphaned; W, D:
                     in decimal, the first generation of the message that continues; a: how the
-                    parent process has seen the execution end
+                    execution ended, as its parent process reports
 tail           1 +  length, then what no script reads, in UTF-8: the encoding of the body (see
                     payload/codec.py), the traceparent of the outcome and the label, each after a
                     line break; empty ones at the end are left out

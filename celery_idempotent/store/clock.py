@@ -14,7 +14,7 @@ LATE_AFTER, COPIES = 0.5, 5
 
 
 class ServerClock:
-    """What the replies of a server tell about its clock.
+    """The clock of a server, estimated from its replies.
 
     A reply is as old as its way, so the time is never later than the server's, unless its clock is
     set back.

@@ -11,8 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
-from celery import Celery, Task, signature
-from celery._state import _task_stack
+from celery import Celery, Task, current_task, signature
 from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry
@@ -101,10 +100,12 @@ def _call_of(request: Context) -> TaskCall | None:
 
 def _warn_of_map(task: Task) -> None:
     """Logs a WARNING the first time that a map of Celery calls `task` for an item."""
-    current, configuration = _task_stack.top, task.idempotency_configuration
-    if current is None or current.name not in _MAPS or not configuration.settings.enabled:
+    if not current_task or current_task.name not in _MAPS:
         return
-    args, kwargs = current.request.args, current.request.kwargs
+    configuration = task.idempotency_configuration
+    if not configuration.settings.enabled:
+        return
+    args, kwargs = current_task.request.args, current_task.request.kwargs
     # Celery also calls errbacks and handlers of such a message as functions.
     mapped = signature(kwargs["task"] if "task" in kwargs else args[0]).task
     if mapped == task.name and not configuration.used_in_map:
