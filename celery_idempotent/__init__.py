@@ -2,6 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from celery_idempotent.core.key.rule import TASK_ID
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.task.result import CallOutcome, outcome_of
+from celery_idempotent.core.task.task import IdempotentTask
 from celery_idempotent.errors import (
     ConflictError,
     CorruptRecordError,
@@ -16,11 +20,7 @@ from celery_idempotent.errors import (
     TransactionError,
 )
 from celery_idempotent.functions.direct_call import Decision
-from celery_idempotent.key.rule import TASK_ID
-from celery_idempotent.monitoring import worker as _worker  # noqa: F401 - connects its signals
-from celery_idempotent.record.record import Record, State
-from celery_idempotent.task.result import CallOutcome, outcome_of
-from celery_idempotent.task.task import IdempotentTask
+from celery_idempotent.operations.worker import signals as _worker  # noqa: F401 - connects its signals
 
 if TYPE_CHECKING:
     from celery_idempotent.functions.engine import Idempotency

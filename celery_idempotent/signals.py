@@ -9,8 +9,8 @@ their errors are logged, never raised.
 
 from __future__ import annotations
 
-from celery_idempotent.events import table
-from celery_idempotent.events.table import DECISIONS, OUTCOMES, PREFIX, REASONS, SHADOW
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.table import DECISIONS, OUTCOMES, PREFIX, REASONS, SHADOW
 
 __all__ = ["DECISIONS", "OUTCOMES", "PREFIX", "REASONS", "SHADOW"]
 

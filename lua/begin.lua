@@ -2,7 +2,7 @@
 --
 -- A record is one unit of execution, which alone is renewed and settled: the key ("expired", TASK_ID) or the
 -- message. A key that may run again has a turn besides: the token and the name of the record that holds it.
--- A slot is the record of one published message that has not begun. celery_idempotent/record/layout.py
+-- A slot is the record of one published message that has not begun. celery_idempotent/core/record/layout.py
 -- describes the bytes.
 --
 -- Letters: B begun, A alive (a heartbeat or a step has confirmed that it runs); b, a: the same after the end

@@ -9,7 +9,7 @@
 --   token              of the execution
 --   lease_ms           right to run without another heartbeat
 --   ttl_ms             lease_ms plus the time for which a dead execution is remembered
---   step               as encoded by celery_idempotent/record/steps.py; '' none
+--   step               as encoded by celery_idempotent/core/record/steps.py; '' none
 -- REPLIES
 --   ok                 renewed
 --   lost               the token does not hold the record; the current record

@@ -8,7 +8,7 @@ from celery import Celery
 from celery.backends.redis import RedisBackend
 from click.testing import CliRunner
 
-from celery_idempotent.cli import idempotency
+from celery_idempotent.operations.cli import idempotency
 
 
 def close(app: Celery) -> None:

@@ -22,7 +22,7 @@ from celery.utils.dispatch import Signal
 from redis import Redis
 
 from celery_idempotent import Idempotency, signals
-from celery_idempotent.events import report
+from celery_idempotent.core.events import report
 from tests.faults.proxy import Proxy
 from tests.servers.program import find_chromium, find_faketime
 from tests.servers.prometheus import find_prometheus

@@ -22,19 +22,19 @@ from kombu.messaging import Producer
 from kombu.mixins import ConsumerMixin
 
 from celery_idempotent import errors
-from celery_idempotent.events.report import log_extra
+from celery_idempotent.core.events.report import log_extra
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.call import Call
+from celery_idempotent.core.flow.conflict import requeue_delay
+from celery_idempotent.core.flow.end import Answer, Drop, Reject, Requeue
+from celery_idempotent.core.flow.execution import BaseExecution
+from celery_idempotent.core.flow.flow import execute
+from celery_idempotent.core.flow.outcome import Failure, Result
+from celery_idempotent.core.flow.thread import run_flow
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.extensions.transaction import plan_for
-from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Call
-from celery_idempotent.flow.conflict import requeue_delay
-from celery_idempotent.flow.end import Answer, Drop, Reject, Requeue
-from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.flow import execute
-from celery_idempotent.flow.outcome import Failure, Result
-from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.functions.direct_call import DirectHost, direct_call
-from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record, State
 
 if TYPE_CHECKING:
     from celery_idempotent.functions.engine import Idempotency

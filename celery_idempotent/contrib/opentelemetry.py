@@ -17,8 +17,8 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from celery_idempotent import signals
-from celery_idempotent.record import traceparent
-from celery_idempotent.record.record import Record
+from celery_idempotent.core.record import traceparent
+from celery_idempotent.core.record.record import Record
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 

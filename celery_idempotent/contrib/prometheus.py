@@ -27,11 +27,12 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from celery_idempotent import shared_counters, signals
+from celery_idempotent import signals
+from celery_idempotent.core import shared_counters
+from celery_idempotent.core.events.report import counters
+from celery_idempotent.core.events.table import REFUSED_FOR
+from celery_idempotent.core.lease.heartbeat import heartbeat
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.events.report import counters
-from celery_idempotent.events.table import REFUSED_FOR
-from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.redelivery import renewal
 
 logger = logging.getLogger(__name__)

@@ -12,15 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from celery_idempotent.core.record.record import State
 from celery_idempotent.dashboard.context import Context, ShownRecord
 from celery_idempotent.dashboard.index import Query
 from celery_idempotent.dashboard.presentation import json_response, render
 from celery_idempotent.dashboard.protection import Access, read_form
-from celery_idempotent.monitoring import changes
-from celery_idempotent.monitoring.changes import MESSAGES, EndedCall
-from celery_idempotent.monitoring.lookup import Target, find_outcome
-from celery_idempotent.record.record import State
-from celery_idempotent.store.inspection.record_reader import RecordView
+from celery_idempotent.operations.calls import changes
+from celery_idempotent.operations.calls.changes import MESSAGES, EndedCall
+from celery_idempotent.operations.calls.lookup import Target, find_outcome
+from celery_idempotent.operations.records.reader import RecordView
 
 #: Maximum records per confirmation.
 MAX_SELECTED = 500

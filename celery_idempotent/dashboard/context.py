@@ -14,22 +14,22 @@ from celery import Celery
 from itsdangerous import BadData, URLSafeTimedSerializer
 from starlette.exceptions import HTTPException
 
-from celery_idempotent.configuration import app_tasks
-from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.dashboard.index import Query
 from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.errors import KeyRuleError, StoreUnavailableError
-from celery_idempotent.key.key import Key
-from celery_idempotent.monitoring import formatting
-from celery_idempotent.monitoring.lookup import find_record
-from celery_idempotent.monitoring.prediction import ExplainedCall, explain_call
-from celery_idempotent.store.inspection.record_query import (
+from celery_idempotent.operations.calls import formatting
+from celery_idempotent.operations.calls.lookup import find_record
+from celery_idempotent.operations.calls.prediction import ExplainedCall, explain_call
+from celery_idempotent.operations.records.query import (
     RecordFilter,
     find_duplicate,
     record_views,
 )
-from celery_idempotent.store.inspection.record_reader import RecordView
-from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.operations.records.reader import RecordView
 
 #: Maximum seconds to scan for a task id missing from the index.
 SEARCH_SECONDS = 1.0

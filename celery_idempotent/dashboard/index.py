@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.record import State
+from celery_idempotent.core.store.record_store import RecordStore, distinct
 from celery_idempotent.dashboard.database import Database
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.key.key import Key
-from celery_idempotent.monitoring.formatting import parse_duration
-from celery_idempotent.monitoring.statistics import MAX_NAMES, OTHER_NAMES
-from celery_idempotent.record import layout
-from celery_idempotent.record.record import State
-from celery_idempotent.store.inspection.record_query import words_of
-from celery_idempotent.store.inspection.record_reader import RecordReader, RecordView
-from celery_idempotent.store.record_store import RecordStore, distinct
+from celery_idempotent.operations.calls.formatting import parse_duration
+from celery_idempotent.operations.calls.statistics import MAX_NAMES, OTHER_NAMES
+from celery_idempotent.operations.records.query import words_of
+from celery_idempotent.operations.records.reader import RecordReader, RecordView
 
 #: Maximum number of records, of some 300 bytes each.
 MAX_RECORDS = 2_000_000

@@ -15,13 +15,13 @@ from kombu.utils.encoding import safe_repr
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from celery_idempotent.core.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
+from celery_idempotent.core.printable import plural
+from celery_idempotent.core.record import layout
 from celery_idempotent.dashboard.history import RANGES, STEP
 from celery_idempotent.dashboard.index import STATES, TaskTotals
-from celery_idempotent.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
-from celery_idempotent.monitoring import formatting
-from celery_idempotent.monitoring.statistics import OTHER_NAMES, double_executions
-from celery_idempotent.printable import plural
-from celery_idempotent.record import layout
+from celery_idempotent.operations.calls import formatting
+from celery_idempotent.operations.calls.statistics import OTHER_NAMES, double_executions
 from celery_idempotent.signals import SHADOW
 
 #: Has an entry for every finding.

@@ -21,9 +21,9 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from celery_idempotent.core.events.repeats import Repeats, like_it
+from celery_idempotent.core.printable import printable
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.events.repeats import Repeats, like_it
-from celery_idempotent.printable import printable
 
 logger = logging.getLogger(__name__)
 

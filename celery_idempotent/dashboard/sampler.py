@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 from celery import Celery
 
-from celery_idempotent import doctor
-from celery_idempotent.configuration import app_tasks
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.core.record.record import State
+from celery_idempotent.core.store.scan import key_of
 from celery_idempotent.dashboard.history import History
 from celery_idempotent.dashboard.index import RecordIndex, TaskTotals, bounded
-from celery_idempotent.doctor import Finding
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.monitoring import inspect_commands
-from celery_idempotent.monitoring.inspect_commands import Replies
-from celery_idempotent.record.record import State
+from celery_idempotent.operations import doctor
+from celery_idempotent.operations.doctor import Finding
+from celery_idempotent.operations.records.reader import RecordView
+from celery_idempotent.operations.worker import inspect_commands
+from celery_idempotent.operations.worker.inspect_commands import Replies
 from celery_idempotent.sql.database import Database
-from celery_idempotent.store.inspection.record_reader import RecordView
-from celery_idempotent.store.inspection.scan import key_of
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from celery_idempotent.core.record.payload import OFFLOADED
+from celery_idempotent.core.record.record import Record
 from celery_idempotent.dashboard.changes import version
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.dashboard.history import RANGES
@@ -29,12 +31,10 @@ from celery_idempotent.dashboard.presentation import (
     task_columns,
 )
 from celery_idempotent.dashboard.protection import Access, parse_json, read_body, read_form
-from celery_idempotent.doctor import versions
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.monitoring import formatting
-from celery_idempotent.monitoring.lookup import outcome_or_error, record_document
-from celery_idempotent.record.payload import OFFLOADED
-from celery_idempotent.record.record import Record
+from celery_idempotent.operations.calls import formatting
+from celery_idempotent.operations.calls.lookup import outcome_or_error, record_document
+from celery_idempotent.operations.doctor import versions
 from celery_idempotent.signals import SHADOW
 
 #: Records per page: the default, and the maximum.

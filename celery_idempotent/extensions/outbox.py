@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from celery_idempotent.core.events import table
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.soft_limit import at_row
+from celery_idempotent.core.record.payload import OUTBOX, Payload
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
-from celery_idempotent.events import table
-from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.soft_limit import at_row
-from celery_idempotent.record.payload import OUTBOX, Payload
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, OutcomeValues, Row
 from celery_idempotent.sql.transaction import Transaction

@@ -9,28 +9,33 @@ from __future__ import annotations
 
 from functools import partial
 
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import report, report_refused
+from celery_idempotent.core.flow import conflict
+from celery_idempotent.core.flow.active_call import (
+    ActiveCall,
+    Extension,
+    begin_command,
+    release_command,
+)
+from celery_idempotent.core.flow.call import Complete, Delegate, Fail
+from celery_idempotent.core.flow.end import Answer
+from celery_idempotent.core.flow.outcome import Failure, Outcome
+from celery_idempotent.core.flow.soft_limit import SoftLimitReached
+from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.payload.codec import NOT_STORED, RESULT_IGNORED
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.commands import Command, LeaseExtension
+from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import (
     IdempotencyError,
     PoisonedTaskError,
     StoreUnavailableError,
 )
-from celery_idempotent.events import table
-from celery_idempotent.events.report import report, report_refused
-from celery_idempotent.flow import conflict
-from celery_idempotent.flow.active_call import ActiveCall, Extension, begin_command, release_command
-from celery_idempotent.flow.call import Complete, Delegate, Fail
-from celery_idempotent.flow.end import Answer
-from celery_idempotent.flow.outcome import Failure, Outcome
-from celery_idempotent.flow.soft_limit import SoftLimitReached
-from celery_idempotent.lease.clock import lease_now
-from celery_idempotent.lease.lease import Lease
-from celery_idempotent.payload.codec import NOT_STORED, RESULT_IGNORED
-from celery_idempotent.record import layout
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.record.record import Record, State
-from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command, LeaseExtension
-from celery_idempotent.store.scripts import Reply
 
 #: Stored in place of a result or an error.
 _FACT = Payload("", NOT_STORED)

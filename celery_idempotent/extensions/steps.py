@@ -6,16 +6,22 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from celery_idempotent.core.flow.active_call import ActiveCall, Extension
+from celery_idempotent.core.flow.call import Complete, Fail
+from celery_idempotent.core.flow.end import Settlement
+from celery_idempotent.core.flow.outcome import (
+    Failure,
+    Outcome,
+    Result,
+    restored,
+    step_that_has_run,
+)
+from celery_idempotent.core.record import steps
+from celery_idempotent.core.record.payload import Payload, step_field
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.commands import LeaseExtension
+from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import IdempotencyError, LeaseLostError
-from celery_idempotent.flow.active_call import ActiveCall, Extension
-from celery_idempotent.flow.call import Complete, Fail
-from celery_idempotent.flow.end import Settlement
-from celery_idempotent.flow.outcome import Failure, Outcome, Result, restored, step_that_has_run
-from celery_idempotent.record import steps
-from celery_idempotent.record.payload import Payload, step_field
-from celery_idempotent.store import commands
-from celery_idempotent.store.commands import LeaseExtension
-from celery_idempotent.store.scripts import Reply
 
 
 class Steps(Extension):

@@ -12,21 +12,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
-from celery_idempotent.events import table
-from celery_idempotent.events.report import report, report_refused
-from celery_idempotent.extensions.outbox import (
-    begin_at_row,
-    claim_of,
-    commit_with_outbox,
-    publish_found,
-)
-from celery_idempotent.extensions.steps import Steps
-from celery_idempotent.flow import conflict, flow, replacement
-from celery_idempotent.flow.active_call import ActiveCall, Extension, Plan
-from celery_idempotent.flow.call import Complete, Delegate, Disposition, Fail, Release
-from celery_idempotent.flow.continuation import Continuation
-from celery_idempotent.flow.end import (
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import report, report_refused
+from celery_idempotent.core.flow import conflict, flow, replacement
+from celery_idempotent.core.flow.active_call import ActiveCall, Extension, Plan
+from celery_idempotent.core.flow.call import Complete, Delegate, Disposition, Fail, Release
+from celery_idempotent.core.flow.continuation import Continuation
+from celery_idempotent.core.flow.end import (
     AGAIN,
     GRANTED,
     Admission,
@@ -36,21 +28,29 @@ from celery_idempotent.flow.end import (
     Requeue,
     Settlement,
 )
-from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.outcome import Failure, Outcome, Result, is_asynchronous
-from celery_idempotent.flow.replay import replay_or_requeue
-from celery_idempotent.flow.soft_limit import at_row
-from celery_idempotent.record import layout
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.record.record import Record, State
-from celery_idempotent.record.traceparent import append_traceparent
+from celery_idempotent.core.flow.execution import BaseExecution
+from celery_idempotent.core.flow.outcome import Failure, Outcome, Result, is_asynchronous
+from celery_idempotent.core.flow.replay import replay_or_requeue
+from celery_idempotent.core.flow.soft_limit import at_row
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record.traceparent import append_traceparent
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.scripts import Reply
+from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
+from celery_idempotent.extensions.outbox import (
+    begin_at_row,
+    claim_of,
+    commit_with_outbox,
+    publish_found,
+)
+from celery_idempotent.extensions.steps import Steps
 from celery_idempotent.settings import Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import AWAITED_BYTES, Claim, OutcomeValues, Row
 from celery_idempotent.sql.transaction import Transaction
-from celery_idempotent.store import commands
-from celery_idempotent.store.scripts import Reply
 
 #: A message that was requeued this often for transient database errors ends with the next error.
 MAX_ROLLBACKS = 20

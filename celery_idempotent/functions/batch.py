@@ -6,6 +6,17 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import report, report_refused
+from celery_idempotent.core.flow.active_call import ActiveCall, Extension
+from celery_idempotent.core.flow.call import Call
+from celery_idempotent.core.flow.end import Admission, Answer, End, Finished
+from celery_idempotent.core.flow.execution import BaseExecution
+from celery_idempotent.core.flow.outcome import Failure, Result
+from celery_idempotent.core.payload.codec import PayloadCodec
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import (
     ConflictError,
     IdempotencyError,
@@ -14,14 +25,7 @@ from celery_idempotent.errors import (
     LeaseLostError,
     StoreUnavailableError,
 )
-from celery_idempotent.events import table
-from celery_idempotent.events.report import report, report_refused
 from celery_idempotent.extensions.transaction import plan_for
-from celery_idempotent.flow.active_call import ActiveCall, Extension
-from celery_idempotent.flow.call import Call
-from celery_idempotent.flow.end import Admission, Answer, End, Finished
-from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.outcome import Failure, Result
 from celery_idempotent.functions.bodies import Bodies, Parts
 from celery_idempotent.functions.direct_call import (
     Decision,
@@ -30,10 +34,6 @@ from celery_idempotent.functions.direct_call import (
     outcome_of,
 )
 from celery_idempotent.functions.together import SharedRoundTrips, Together
-from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record
-from celery_idempotent.store.run_sync import run_sync
 
 
 @dataclass(eq=False)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.aio import AsyncioRuntime
-from celery_idempotent.flow.end import End
-from celery_idempotent.flow.flow import execute_from_body, execute_to_body
-from celery_idempotent.flow.outcome import Failure, Outcome
-from celery_idempotent.flow.thread import run_flow
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.aio import AsyncioRuntime
+from celery_idempotent.core.flow.end import End
+from celery_idempotent.core.flow.flow import execute_from_body, execute_to_body
+from celery_idempotent.core.flow.outcome import Failure, Outcome
+from celery_idempotent.core.flow.thread import run_flow
 
 #: Parts of flows, see `flow.execute_to_body`.
 Parts = Mapping[ActiveCall, Coroutine[Any, Any, End | None]]

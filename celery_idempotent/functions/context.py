@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.call import Call
+from celery_idempotent.core.flow.end import Answer
+from celery_idempotent.core.flow.execution import AsyncExecution, BaseExecution, Execution
+from celery_idempotent.core.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.core.payload.codec import PayloadCodec
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import ConflictError, IdempotencyError
 from celery_idempotent.extensions.transaction import plan_for
-from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Call
-from celery_idempotent.flow.end import Answer
-from celery_idempotent.flow.execution import AsyncExecution, BaseExecution, Execution
-from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.functions.bodies import Bodies
 from celery_idempotent.functions.direct_call import (
     Decision,
@@ -20,8 +22,6 @@ from celery_idempotent.functions.direct_call import (
     current_execution,
     outcome_of,
 )
-from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.store.run_sync import run_sync
 
 T = TypeVar("T")
 

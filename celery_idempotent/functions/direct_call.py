@@ -11,19 +11,19 @@ from uuid import uuid4
 
 from celery import Celery
 
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import report
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.call import Call, Complete, Disposition, Fail, Release
+from celery_idempotent.core.flow.end import Answer, End, Requeue
+from celery_idempotent.core.flow.execution import BaseExecution
+from celery_idempotent.core.flow.outcome import Failure, Outcome, that_has_run
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.task import outbox
+from celery_idempotent.core.task.call import worker_name
 from celery_idempotent.errors import IdempotencyError, TransactionError
-from celery_idempotent.events import table
-from celery_idempotent.events.report import report
-from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Call, Complete, Disposition, Fail, Release
-from celery_idempotent.flow.end import Answer, End, Requeue
-from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.outcome import Failure, Outcome, that_has_run
-from celery_idempotent.key.key import Key
-from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
-from celery_idempotent.task import outbox
-from celery_idempotent.task.call import worker_name
 
 #: The execution whose function or block is running.
 current_execution: ContextVar[BaseExecution | None] = ContextVar(

@@ -13,19 +13,31 @@ from celery import Celery, Task
 from kombu.serialization import registry
 
 from celery_idempotent import settings
-from celery_idempotent.configuration import app_tasks, configuration
-from celery_idempotent.configuration.store_config import store_config_of
+from celery_idempotent.core.configuration import app_tasks, configuration
+from celery_idempotent.core.configuration.store_config import store_config_of
+from celery_idempotent.core.events.report import About, report_refused
+from celery_idempotent.core.flow import outcome
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.aio import AsyncExecutor, AsyncioRuntime
+from celery_idempotent.core.flow.call import Call
+from celery_idempotent.core.flow.execution import BaseExecution, unprotected
+from celery_idempotent.core.flow.executor import Executor
+from celery_idempotent.core.flow.flow import execute
+from celery_idempotent.core.flow.thread import run_flow
+from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
+from celery_idempotent.core.key.key import Key, fingerprint_of
+from celery_idempotent.core.key.label import Label
+from celery_idempotent.core.key.rule import TASK_ID, KeyRule
+from celery_idempotent.core.payload import encryption_keys
+from celery_idempotent.core.payload.codec import PayloadCodec
+from celery_idempotent.core.payload.result_codec import ResultCodec
+from celery_idempotent.core.payload.value_codec import ValueCodec
+from celery_idempotent.core.printable import printable
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.store.record_store import RecordStore, distinct
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
-from celery_idempotent.events.report import About, report_refused
 from celery_idempotent.extensions.transaction import plan_for, run_plain
-from celery_idempotent.flow import outcome
-from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
-from celery_idempotent.flow.call import Call
-from celery_idempotent.flow.execution import BaseExecution, unprotected
-from celery_idempotent.flow.executor import Executor
-from celery_idempotent.flow.flow import execute
-from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import (
     AsyncBlockExecution,
@@ -40,20 +52,8 @@ from celery_idempotent.functions.direct_call import (
     outcome_of,
     run_as_current,
 )
-from celery_idempotent.key.canonical import NotCanonicalError, canonical
-from celery_idempotent.key.key import Key, fingerprint_of
-from celery_idempotent.key.label import Label
-from celery_idempotent.key.rule import TASK_ID, KeyRule
-from celery_idempotent.payload import encryption_keys
-from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.payload.result_codec import ResultCodec
-from celery_idempotent.payload.value_codec import ValueCodec
-from celery_idempotent.printable import printable
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.operations.records.query import records
 from celery_idempotent.settings import PREFIX, Settings
-from celery_idempotent.store.inspection.record_query import records
-from celery_idempotent.store.record_store import RecordStore, distinct
-from celery_idempotent.store.run_sync import run_sync
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -6,9 +6,9 @@ from collections.abc import Generator
 from types import coroutine
 from typing import Any
 
-from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.store.commands import Command
 from celery_idempotent.functions.bodies import Parts
-from celery_idempotent.store.commands import Command
 
 
 @coroutine

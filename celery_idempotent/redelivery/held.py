@@ -10,12 +10,12 @@ from weakref import ref
 
 from celery import Celery
 
-from celery_idempotent import shared_counters
-from celery_idempotent.configuration import app_tasks
-from celery_idempotent.events.report import log_extra
-from celery_idempotent.lease.clock import lease_now
-from celery_idempotent.task import request
-from celery_idempotent.task.message_headers import EXPLICIT_KEY_HEADER
+from celery_idempotent.core import shared_counters
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.core.events.report import log_extra
+from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.task import request
+from celery_idempotent.core.task.message_headers import EXPLICIT_KEY_HEADER
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
+from celery_idempotent.core.key.key import Key
 from celery_idempotent.errors import SettingsError, StoreUnavailableError, TransactionError
-from celery_idempotent.key.key import Key
 from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import TABLE, Claim, Row, Statements, row_id
 from celery_idempotent.sql.session import Engine, Session

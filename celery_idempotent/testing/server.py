@@ -24,8 +24,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_idempotent.clock import monotonic
-from celery_idempotent.store.url import redacted
+from celery_idempotent.core.clock import monotonic
+from celery_idempotent.core.store.url import redacted
 
 _START_SECONDS = 20.0
 _POLL_SECONDS = 0.002

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from celery_idempotent.clock import monotonic
-from celery_idempotent.key.key import Key
-from celery_idempotent.record import layout
-from celery_idempotent.store import reference
-from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.tracking import HEAD, InvalidationListener
-from celery_idempotent.task.message_headers import Waits
+from celery_idempotent.core.clock import monotonic
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.store import reference
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store.tracking import HEAD, InvalidationListener
+from celery_idempotent.core.task.message_headers import Waits
 
 #: Seconds for which a message that was woken keeps others from being woken, in all workers.
 CLAIM_SECONDS = 1.0

@@ -23,13 +23,13 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from celery_idempotent.clock import monotonic
+from celery_idempotent.core.clock import monotonic
+from celery_idempotent.core.events.report import log_extra
+from celery_idempotent.core.record.record import utc
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.tracking import POLL_INTERVAL, InvalidationListener
+from celery_idempotent.core.task.message_headers import Waits
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.events.report import log_extra
-from celery_idempotent.record.record import utc
-from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.tracking import POLL_INTERVAL, InvalidationListener
-from celery_idempotent.task.message_headers import Waits
 from celery_idempotent.waking.line import CLAIM_SECONDS, Line, Waiter
 
 logger = logging.getLogger(__name__)

@@ -8,16 +8,16 @@ from typing import Any
 
 from redis import Redis
 
-from celery_idempotent.key.key import Key
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.scripts import Reply
-from celery_idempotent.store.transport.connection import connect
-from celery_idempotent.store.transport.server import ServerTransport
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.commands import Command
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store.scripts import Reply
+from celery_idempotent.core.store.transport.connection import connect
+from celery_idempotent.core.store.transport.server import ServerTransport
 from tests.servers.redis_server import RedisServer
 
 TASK = "shop.charge"

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any
 
 from celery_idempotent import Idempotency
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.record_store import RecordStore
 from labs.benchmarks.bench import Bench
 from labs.benchmarks.interleaving import Call
 

@@ -30,11 +30,11 @@ from celery.result import GroupResult
 from click import ClickException
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from celery_idempotent.cli.target import resolve_records
-from celery_idempotent.configuration import app_tasks
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.core.record.record import State
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.monitoring import changes
-from celery_idempotent.record.record import State
+from celery_idempotent.operations.calls import changes
+from celery_idempotent.operations.cli.target import resolve_records
 from labs.canvases.app import RESERVATION, SETTINGS_VARIABLE, database, make_app, rows
 from labs.canvases.publisher import persist, publish_and_die
 from labs.canvases.shapes import Shape, shapes

@@ -30,7 +30,7 @@ from kombu.message import Message
 
 import celery_idempotent
 from celery_idempotent import signals
-from celery_idempotent.events.report import counters
+from celery_idempotent.core.events.report import counters
 from labs.chaos import downstream
 from labs.comparison.contestants import OURS, find_contestant
 from labs.outages.ledger import Ledger

@@ -21,13 +21,13 @@ from uuid import UUID
 import httpx
 from redis import Redis
 
-from celery_idempotent.key.key import Key
-from celery_idempotent.record import layout
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command
-from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.commands import Command
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.run_sync import run_sync
 from tests.dashboard.conftest import dashboard
 from tests.dashboard.shop import URL_VARIABLE, make_app
 from tests.servers.redis_server import RedisServer

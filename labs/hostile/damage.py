@@ -16,9 +16,9 @@ from typing import Any
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from redis import Redis
 
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.task.message_headers import MessageHeaders, bind, with_derived_key
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.key.key import Key
-from celery_idempotent.task.message_headers import MessageHeaders, bind, with_derived_key
 from labs.hostile.messages import CALLS, FAILS, NAME, RETRIES, Worker, worker
 
 #: Each is flipped; the byte is also set to 0 and to 255.

@@ -28,10 +28,10 @@ import httpx
 from click.testing import CliRunner
 from redis import Redis
 
-from celery_idempotent.cli import idempotency
+from celery_idempotent.core.key.key import Key
 from celery_idempotent.dashboard import asgi
 from celery_idempotent.dashboard.protection import local_user
-from celery_idempotent.key.key import Key
+from celery_idempotent.operations.cli import idempotency
 from labs.hostile.damage import EXPECTED
 from labs.hostile.messages import FAILS, NAME, Worker, worker
 from tests.dashboard.conftest import serving

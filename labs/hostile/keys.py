@@ -9,9 +9,9 @@ from typing import Any
 
 from kombu import serialization
 
-from celery_idempotent.configuration.arguments import normalised
+from celery_idempotent.core.configuration.arguments import normalised
+from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.errors import KeyRuleError
-from celery_idempotent.key.rule import KeyRule
 from labs.hostile.arguments import (
     Arguments,
     Generator,

@@ -16,7 +16,7 @@ from celery.signals import task_received, worker_init
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent import IdempotentTask, StoreUnavailableError, signals
-from celery_idempotent.store import record_store as records
+from celery_idempotent.core.store import record_store as records
 from labs.outages.ledger import Ledger
 from tests.servers.program import die_with_parent
 

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 
 import sqlalchemy as sa
 
-from celery_idempotent.cli.changes import BATCH
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
+from celery_idempotent.operations.cli.changes import BATCH
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.transaction import Transaction
 from labs.purge.writer import a_claim, write

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from celery_idempotent.key.key import Key
-from celery_idempotent.record.record import State
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.record.record import State
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, OutcomeValues
 from celery_idempotent.sql.transaction import Transaction

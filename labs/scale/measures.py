@@ -20,17 +20,17 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from celery_idempotent import Decision, Idempotency, StoreUnavailableError
-from celery_idempotent.key.key import Key
-from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
-from celery_idempotent.lease.clock import lease_now
-from celery_idempotent.lease.lease import Lease
-from celery_idempotent.record import layout
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command, LeaseExtension
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
+from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.commands import Command, LeaseExtension
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.run_sync import run_sync
 from labs.redelivery.cost import processor_seconds
 from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.redis_server import RedisServer

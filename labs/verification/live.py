@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from celery_idempotent.store import scripts
+from celery_idempotent.core.store import scripts
 from labs.verification.cases import RESULT, Walk, encode
 from tests.servers.redis_server import RedisServer
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from luaparser import ast, astnodes
 
-from celery_idempotent.store import scripts
+from celery_idempotent.core.store import scripts
 
 SCRIPTS = ("begin", "extend", "settle", "abandon", "queue", "forget")
 

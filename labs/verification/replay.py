@@ -15,7 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_idempotent.store import scripts
+from celery_idempotent.core.store import scripts
 from labs.verification.cases import NOW_MS, NOW_US, Case, OtherType, cases
 from labs.verification.lua_mutants import Mutant
 from tests.servers.redis_server import RedisServer

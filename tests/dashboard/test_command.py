@@ -14,9 +14,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from celery_idempotent.cli.dashboard import AUTH_VARIABLE
+from celery_idempotent.core.events.repeats import Repeats
 from celery_idempotent.dashboard import asgi, server
-from celery_idempotent.events.repeats import Repeats
+from celery_idempotent.operations.cli.dashboard import AUTH_VARIABLE
 from tests.dashboard.conftest import dashboard, serving
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import URL_VARIABLE

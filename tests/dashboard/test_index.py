@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent.configuration import app_tasks
+from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.dashboard import index as module
 from celery_idempotent.dashboard.index import Query, RecordIndex
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.monitoring import formatting
+from celery_idempotent.operations.calls import formatting
 from tests.monitoring.conftest import Shop
 from tests.servers.redis_server import RedisServer
 

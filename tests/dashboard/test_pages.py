@@ -15,7 +15,7 @@ from sqlalchemy import create_engine
 
 from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.dashboard.sampler import Sampler
-from celery_idempotent.monitoring import inspect_commands
+from celery_idempotent.operations.worker import inspect_commands
 from tests.dashboard.conftest import names_of_threads
 from tests.monitoring.conftest import Shop
 from tests.servers.redis_server import RedisServer

@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.core.events.repeats import Repeats
 from celery_idempotent.dashboard import Access, asgi, protection
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.dashboard.protection import HEADERS, LOOPBACK_HOSTS, MAX_BODY
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.events.repeats import Repeats
 from tests.dashboard.conftest import serving
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import make_app

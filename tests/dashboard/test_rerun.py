@@ -18,7 +18,7 @@ from cryptography.fernet import Fernet
 from celery_idempotent import signals
 from celery_idempotent.dashboard import Access
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
-from celery_idempotent.monitoring import changes
+from celery_idempotent.operations.calls import changes
 from tests.dashboard.conftest import fields_of
 from tests.monitoring.conftest import Shop
 

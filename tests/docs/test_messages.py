@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from celery_idempotent.cli import idempotency
-from celery_idempotent.doctor.finding import NAMES
+from celery_idempotent.operations.cli import idempotency
+from celery_idempotent.operations.doctor.finding import NAMES
 from docs.generate_reference import error_classes
 from tests.docs.pages import PACKAGE, ROOT, each_page
 

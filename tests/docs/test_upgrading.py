@@ -11,8 +11,8 @@ from celery.contrib.testing.worker import start_worker
 from celery.signals import setup_logging
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.key import canonical
-from celery_idempotent.record import layout
+from celery_idempotent.core.key import canonical
+from celery_idempotent.core.record import layout
 from tests.docs.pages import ROOT, block_with
 from tests.unit.conftest import rule_of
 from tests.waiting import SOON

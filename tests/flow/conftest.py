@@ -11,7 +11,7 @@ import pytest
 from celery import Celery, Task
 
 from celery_idempotent import IdempotentTask, signals
-from celery_idempotent.store import breaker
+from celery_idempotent.core.store import breaker
 from celery_idempotent.testing import IsolatedRecords
 from tests.apps import close
 from tests.flow.deliveries import Deliveries, Offer, pay

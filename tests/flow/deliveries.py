@@ -21,8 +21,8 @@ from celery.worker.request import Request
 
 import celery_idempotent
 from celery_idempotent import IdempotentTask
-from celery_idempotent.store import commands
-from celery_idempotent.store.scripts import Reply
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.scripts import Reply
 from tests.servers.redis_server import RedisServer
 
 PACKAGE = str(Path(celery_idempotent.__file__).parent)

@@ -14,8 +14,8 @@ from celery.app.builtins import (
     add_starmap_task,
 )
 
-from celery_idempotent.configuration import app_tasks
-from celery_idempotent.doctor import tasks as doctor
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.operations.doctor import tasks as doctor
 from tests.flow.deliveries import Deliveries
 from tests.servers.redis_server import RedisServer
 

@@ -10,11 +10,11 @@ from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.record import layout
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.store import commands
-from celery_idempotent.task.canvas import REPLACED_HEADER
-from celery_idempotent.task.republish import seconds_until
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.task.canvas import REPLACED_HEADER
+from celery_idempotent.core.task.republish import seconds_until
 from tests.flow.deliveries import Deliveries, End, Offer, begin_elsewhere
 
 Make = Callable[..., IdempotentTask]

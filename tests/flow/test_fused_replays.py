@@ -9,10 +9,10 @@ from celery import Task, signals
 from celery.states import FAILURE, SUCCESS
 from celery.worker.request import Request
 
+from celery_idempotent.core.store import scripts
+from celery_idempotent.core.store.breaker import THRESHOLD
 from celery_idempotent.signals import begin_replied
 from celery_idempotent.signals import replayed as replayed_signal
-from celery_idempotent.store import scripts
-from celery_idempotent.store.breaker import THRESHOLD
 from tests.faults.proxy import Proxy
 from tests.flow.deliveries import BY_CELERY, Deliveries, Offer, meta_of, recorded
 from tests.servers.redis_server import RedisServer

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_idempotent import ConflictError, IdempotentTask, StoreUnavailableError
-from celery_idempotent.store import scripts
+from celery_idempotent.core.store import scripts
 from tests.faults.proxy import Proxy
 from tests.waiting import eventually
 

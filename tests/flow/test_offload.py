@@ -15,8 +15,8 @@ from celery_idempotent import (
     State,
     StoreUnavailableError,
 )
-from celery_idempotent.store.commands import Command
-from celery_idempotent.store.scripts import Reply
+from celery_idempotent.core.store.commands import Command
+from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.testing import IsolatedRecords
 from tests.flow.deliveries import Offer, begin_elsewhere
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import ConflictError, IdempotentTask
-from celery_idempotent.task import republish
+from celery_idempotent.core.task import republish
 from tests.flow.deliveries import Offer, begin_elsewhere, meta_of
 from tests.servers.redis_server import RedisServer
 

@@ -11,8 +11,8 @@ from celery import Task
 from celery.signals import task_prerun
 
 from celery_idempotent import IdempotentTask, State
-from celery_idempotent.task import ended_message
-from celery_idempotent.task.request import IdempotentRequest
+from celery_idempotent.core.task import ended_message
+from celery_idempotent.core.task.request import IdempotentRequest
 from tests.flow.deliveries import Offer
 
 

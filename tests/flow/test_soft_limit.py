@@ -13,7 +13,7 @@ from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import ConflictError, IdempotentTask, State
-from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.core.lease.heartbeat import heartbeat
 from tests.flow.deliveries import Deliveries, End, SignalAtLine, begin_elsewhere
 from tests.servers.redis_server import RedisServer
 

@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotencyError, IdempotentTask
-from celery_idempotent.flow.execution import Execution
+from celery_idempotent.core.flow.execution import Execution
 from tests.flow.deliveries import Deliveries
 
 Make = Callable[..., IdempotentTask]

@@ -14,10 +14,10 @@ import anyio
 import pytest
 
 from celery_idempotent import Idempotency, State
-from celery_idempotent.key.key import Key
-from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
-from celery_idempotent.store import scripts
-from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
+from celery_idempotent.core.store import scripts
+from celery_idempotent.core.store.run_sync import run_sync
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually_async

@@ -21,12 +21,12 @@ from celery_idempotent import (
     StoreUnavailableError,
     signals,
 )
+from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
+from celery_idempotent.core.lease.heartbeat import heartbeat
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.functions.context import BlockExecution
-from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
-from celery_idempotent.lease.heartbeat import heartbeat
-from celery_idempotent.store import commands
-from celery_idempotent.store.run_sync import run_sync
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 

@@ -9,9 +9,9 @@ from celery.app.task import Context
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, anonymous
-from celery_idempotent.doctor import key_changes, key_snapshot
-from celery_idempotent.task import canvas, message_headers
-from celery_idempotent.task.message_headers import MessageHeaders
+from celery_idempotent.core.task import canvas, message_headers
+from celery_idempotent.core.task.message_headers import MessageHeaders
+from celery_idempotent.operations.doctor import key_changes, key_snapshot
 from tests.golden import cases
 from tests.golden.cases import Case
 from tests.golden.shop import LONG_MS, VALUE, Shop

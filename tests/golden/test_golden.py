@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.record import layout
+from celery_idempotent.core.record import layout
 from tests.golden.cases import FOLDER
 from tests.golden.messages import CASES
 from tests.golden.shop import Shop

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_idempotent.key import canonical
-from celery_idempotent.record import layout
-from celery_idempotent.task import ended_message
+from celery_idempotent.core.key import canonical
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.task import ended_message
 from labs.hostile import damage, forged, keys, messages
 from tests.conftest import exhaustive_except
 from tests.servers.redis_server import RedisServer

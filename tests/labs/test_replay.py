@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_idempotent.store import scripts
+from celery_idempotent.core.store import scripts
 from labs.verification import live, replay
 from labs.verification.lua_mutants import SCRIPTS, Mutant
 from tests.conftest import exhaustive_except

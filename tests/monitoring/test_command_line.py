@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.cli import listing
-from celery_idempotent.record import steps
-from celery_idempotent.store import commands
-from celery_idempotent.store.commands import LeaseExtension
-from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.core.record import steps
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.commands import LeaseExtension
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.operations.cli import listing
 from tests.monitoring.conftest import Shop, copy, list_json
 from tests.monitoring.shop import URL_VARIABLE, make_app
 from tests.servers.redis_server import RedisServer

@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 
 from celery_idempotent import Idempotency
-from celery_idempotent.configuration import app_tasks
+from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.dashboard.index import Query, RecordIndex
 from tests.apps import close
 from tests.monitoring.conftest import Shop, list_json

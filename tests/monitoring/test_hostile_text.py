@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from celery_idempotent.record import steps
+from celery_idempotent.core.record import steps
 from tests.monitoring.conftest import Shop
 from tests.store.record_harness import raw_record
 

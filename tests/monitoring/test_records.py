@@ -1,4 +1,4 @@
-"""`Idempotency.records` and `record_query.records`, which scan all records."""
+"""`Idempotency.records` and `records`, which scan all records."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from celery_idempotent import (
     State,
     StoreUnavailableError,
 )
-from celery_idempotent.configuration import app_tasks
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.core.store import scan
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.record_store import RecordStore, distinct
 from celery_idempotent.dashboard.index import Query, RecordIndex
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.inspection import scan
-from celery_idempotent.store.inspection.record_query import records
-from celery_idempotent.store.inspection.record_reader import RecordReader
-from celery_idempotent.store.record_store import RecordStore, distinct
+from celery_idempotent.operations.records.query import records
+from celery_idempotent.operations.records.reader import RecordReader
 from tests.monitoring.conftest import Shop, copy, list_json
 from tests.servers.groups import ClusterServers
 

@@ -9,13 +9,13 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_idempotent import CallOutcome, outcome_of
-from celery_idempotent.configuration import app_tasks
-from celery_idempotent.record.record import Record
-from celery_idempotent.store import reference
-from celery_idempotent.store.inspection.record_query import find_task
-from celery_idempotent.store.inspection.record_reader import RecordView
-from celery_idempotent.store.reference import Reference
-from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.store import reference
+from celery_idempotent.core.store.reference import Reference
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.operations.records.query import find_task
+from celery_idempotent.operations.records.reader import RecordView
 from tests.flow.deliveries import Deliveries
 from tests.monitoring.conftest import Shop
 from tests.waiting import eventually

@@ -9,10 +9,10 @@ from celery import Celery
 from redis import Redis
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.doctor import tasks as doctor
-from celery_idempotent.monitoring.prediction import Prediction, predict
-from celery_idempotent.store.inspection.record_query import read_view
-from celery_idempotent.store.inspection.record_reader import RecordView
+from celery_idempotent.operations.calls.prediction import Prediction, predict
+from celery_idempotent.operations.doctor import tasks as doctor
+from celery_idempotent.operations.records.query import read_view
+from celery_idempotent.operations.records.reader import RecordView
 from tests.apps import close
 from tests.monitoring.conftest import Shop, list_json
 from tests.servers.redis_server import RedisServer

@@ -26,7 +26,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_idempotent.clock import monotonic
+from celery_idempotent.core.clock import monotonic
 from celery_idempotent.testing.server import in_package
 from tests.servers.program import (
     Certificate,

@@ -14,8 +14,8 @@ from celery import Celery
 
 from celery_idempotent import Idempotency, IdempotentTask, State, StoreUnavailableError, signals
 from celery_idempotent.contrib.sqlalchemy import outcomes
-from celery_idempotent.store import commands
-from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.run_sync import run_sync
 from tests.apps import close, run_command
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full

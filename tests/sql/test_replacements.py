@@ -11,10 +11,10 @@ from celery import Celery
 from celery.worker.request import Request
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.task import outbox
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
-from celery_idempotent.store import commands
-from celery_idempotent.task import outbox
 from tests.flow.deliveries import Deliveries, End
 from tests.sql.conftest import each_kind_in_full, poison
 from tests.sql.databases import TestDatabase, effects

@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.core.task import message_headers
 from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
-from celery_idempotent.task import message_headers
 from tests.flow.deliveries import Deliveries, End
 from tests.sql.conftest import each_kind_in_full
 from tests.sql.databases import TestDatabase, effects

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_idempotent.lease.heartbeat import Heartbeat
+from celery_idempotent.core.lease.heartbeat import Heartbeat
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments

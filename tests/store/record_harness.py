@@ -8,18 +8,18 @@ from uuid import UUID
 
 import redis
 
-from celery_idempotent.key.key import Key
-from celery_idempotent.lease.clock import lease_now
-from celery_idempotent.lease.lease import Lease
-from celery_idempotent.record import layout, steps
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.record.record import Record, State
-from celery_idempotent.store import commands
-from celery_idempotent.store.commands import BackendResult, Command, LeaseExtension
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.scripts import Reply
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.record import layout, steps
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.commands import BackendResult, Command, LeaseExtension
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store.scripts import Reply
 from tests.waiting import eventually
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
+from celery_idempotent.core.record import layout, steps
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.record.record import State
+from celery_idempotent.core.store import commands, scripts
+from celery_idempotent.core.store.commands import LeaseExtension
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
-from celery_idempotent.record import layout, steps
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.record.record import State
-from celery_idempotent.store import commands, scripts
-from celery_idempotent.store.commands import LeaseExtension
-from celery_idempotent.store.run_sync import run_sync
 from tests.store import deployments
 from tests.store.record_harness import FIRST, RETENTION_MS, RecordHarness, raw_record
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from celery_idempotent.core.store import breaker as module
+from celery_idempotent.core.store.breaker import PROBE_TIMEOUT, THRESHOLD
+from celery_idempotent.core.store.commands import LeaseExtension
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.store import breaker as module
-from celery_idempotent.store.breaker import PROBE_TIMEOUT, THRESHOLD
-from celery_idempotent.store.commands import LeaseExtension
-from celery_idempotent.store.run_sync import run_sync
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import LEASE_MS, RETENTION_MS, RecordHarness, store_at

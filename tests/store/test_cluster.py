@@ -8,16 +8,16 @@ from contextlib import suppress
 
 import pytest
 
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.record.record import State
+from celery_idempotent.core.store import commands, scripts
+from celery_idempotent.core.store.breaker import THRESHOLD
+from celery_idempotent.core.store.commands import LeaseExtension
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.key.key import Key
-from celery_idempotent.record.record import State
-from celery_idempotent.store import commands, scripts
-from celery_idempotent.store.breaker import THRESHOLD
-from celery_idempotent.store.commands import LeaseExtension
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.scripts import Reply
 from tests.servers.groups import ClusterServers, SlotMove
 from tests.servers.program import wait_until
 from tests.store import deployments

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent.store import scripts
+from celery_idempotent.core.store import scripts
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
 from tests.store.record_harness import OWNER, SECOND, RecordHarness, close_stores, store_at

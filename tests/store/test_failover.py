@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
+from celery_idempotent.core.record.record import State
+from celery_idempotent.core.store import scripts
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.record.record import State
-from celery_idempotent.store import scripts
 from tests.servers.groups import SentinelServers
 from tests.servers.program import wait_until
 from tests.store import deployments

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.lease import heartbeat
-from celery_idempotent.lease.clock import lease_now
-from celery_idempotent.lease.heartbeat import Heartbeat
-from celery_idempotent.store import commands, scripts
-from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.transport.server import ServerTransport
+from celery_idempotent.core.lease import heartbeat
+from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.lease.heartbeat import Heartbeat
+from celery_idempotent.core.store import commands, scripts
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store.transport.server import ServerTransport
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
@@ -384,11 +384,11 @@ class TestFrozenServer:
 
 FORK = """
 import os, sys, time
-from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.core.lease.heartbeat import heartbeat
 from tests.store.record_harness import Holder, RecordHarness, deadline, keys, store_at
 from tests.waiting import eventually
 import redis
-from celery_idempotent.store import commands
+from celery_idempotent.core.store import commands
 
 url = sys.argv[1]
 scene = RecordHarness(store_at(url), redis.Redis.from_url(url))

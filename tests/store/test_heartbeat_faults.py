@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.lease.heartbeat import Heartbeat
-from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.core.lease.heartbeat import Heartbeat
+from celery_idempotent.core.store.record_store import RecordStore
 from tests.flow.deliveries import PACKAGE, SignalAtLine
 from tests.store import deployments
 from tests.store.record_harness import Holder, RecordHarness, await_later_deadline, deadline, keys

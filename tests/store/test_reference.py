@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from celery_idempotent.core.store import record_store, reference
+from celery_idempotent.core.store.reference import Reference
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.store import record_store, reference
-from celery_idempotent.store.reference import Reference
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from celery_idempotent.core.record.record import State
+from celery_idempotent.core.store import scripts
+from celery_idempotent.core.store.breaker import THRESHOLD
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.record.record import State
-from celery_idempotent.store import scripts
-from celery_idempotent.store.breaker import THRESHOLD
 from tests.conftest import exhaustive_except
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer

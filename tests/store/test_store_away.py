@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.store.run_sync import run_sync
 from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import RecordHarness, store_at
 from tests.waiting import eventually

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from celery_idempotent.store import tracking
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.tracking import POLL_INTERVAL
+from celery_idempotent.core.store import tracking
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store.tracking import POLL_INTERVAL
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
 from tests.store.record_harness import RecordHarness, calls, store_at

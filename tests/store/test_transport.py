@@ -12,9 +12,9 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.transport.server import ServerTransport
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store.transport.server import ServerTransport
 from tests.servers.redis_server import RedisServer
 
 

@@ -11,13 +11,13 @@ import redis
 import redis.asyncio
 from redis import CredentialProvider
 
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.commands import LeaseExtension
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.store import commands
-from celery_idempotent.store.commands import LeaseExtension
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.inspection.record_reader import RecordReader
-from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.operations.records.reader import RecordReader
 from tests.servers.groups import ClusterServers
 from tests.store import deployments
 from tests.store.deployments import Site

@@ -11,7 +11,7 @@ from typing_extensions import assert_type
 from celery_idempotent import Idempotency, IdempotencyError, IdempotentTask, Record, State
 from celery_idempotent.contrib import fastapi, flask
 from celery_idempotent.contrib.asgi import by_header
-from celery_idempotent.flow.execution import Execution
+from celery_idempotent.core.flow.execution import Execution
 from celery_idempotent.functions.context import AsyncBlockExecution, BlockExecution
 
 idem = Idempotency("redis://")

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import errors
-from celery_idempotent.payload.result_codec import ResultCodec
+from celery_idempotent.core.payload.result_codec import ResultCodec
 
 CLASSES = [cls for cls in vars(errors).values() if isinstance(cls, type)]
 ERRORS = [*(cls("It is so; do this") for cls in CLASSES), errors.ConflictError("It is held", "id")]

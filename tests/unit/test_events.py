@@ -12,12 +12,12 @@ import pytest
 from pythonjsonlogger.json import JsonFormatter
 
 import celery_idempotent
+from celery_idempotent.core.events import report as module
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import About, log_extra, report
+from celery_idempotent.core.events.table import DECISIONS, OUTCOMES, Event
+from celery_idempotent.core.flow.execution import Execution
 from celery_idempotent.errors import ConflictError
-from celery_idempotent.events import report as module
-from celery_idempotent.events import table
-from celery_idempotent.events.report import About, log_extra, report
-from celery_idempotent.events.table import DECISIONS, OUTCOMES, Event
-from celery_idempotent.flow.execution import Execution
 
 PACKAGE = Path(celery_idempotent.__file__).parent
 _METHODS = {"debug", "info", "warning", "error", "critical", "exception", "log"}

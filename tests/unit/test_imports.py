@@ -27,14 +27,18 @@ print(*sorted(set(sys.modules) - before))
 FORBIDDEN = (
     *("asyncpg", "cryptography.fernet", "django", "prometheus_client", "sentry_sdk", "sqlalchemy"),
     *("humanize", "jinja2", "rich", "starlette", "uvicorn"),
-    *("celery_idempotent.cli", "celery_idempotent.contrib", "celery_idempotent.dashboard"),
     *(
-        "celery_idempotent.doctor",
+        "celery_idempotent.operations.cli",
+        "celery_idempotent.contrib",
+        "celery_idempotent.dashboard",
+    ),
+    *(
+        "celery_idempotent.operations.doctor",
         "celery_idempotent.testing",
         "celery_idempotent.functions.engine",
     ),
-    "celery_idempotent.store.inspection.record_query",
-    "celery_idempotent.store.inspection.record_reader",
+    "celery_idempotent.operations.records.query",
+    "celery_idempotent.operations.records.reader",
 )
 
 
@@ -119,7 +123,7 @@ def test_the_package_works_inside_a_zip_file(tmp_path: Path) -> None:
             for path in (ROOT / folder).rglob("*"):
                 file.write(path, name + str(path.relative_to(ROOT)))
     code = """
-import celery_idempotent.store.scripts as scripts
+import celery_idempotent.core.store.scripts as scripts
 from celery import Celery
 from starlette.testclient import TestClient
 from celery_idempotent.dashboard import asgi

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.printable import MAX_BYTES, did_you_mean, one_line, printable
+from celery_idempotent.core.printable import MAX_BYTES, did_you_mean, one_line, printable
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,14 @@ from celery.utils.dispatch import Signal
 
 import celery_idempotent
 from celery_idempotent import dashboard, errors, pytest_plugin, settings, signals
-from celery_idempotent.cli import idempotency
 from celery_idempotent.contrib import asgi, fastapi, flask, kombu, wsgi
 from celery_idempotent.contrib.django import middleware as django
 from celery_idempotent.contrib.django import rest_framework
-from celery_idempotent.flow.execution import AsyncExecution, Execution
+from celery_idempotent.core.flow.execution import AsyncExecution, Execution
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import AsyncBlockExecution, BlockExecution
-from celery_idempotent.monitoring import inspect_commands
+from celery_idempotent.operations.cli import idempotency
+from celery_idempotent.operations.worker import inspect_commands
 from celery_idempotent.testing import IdempotencyTestMixin, IsolatedRecords, isolated_records
 
 #: Public classes that users import from modules of their own.

@@ -26,7 +26,7 @@ _CONTEXT.set_forkserver_preload(
         "celery.fixups.django",
         "celery.worker.consumer",
         "kombu.transport.redis",
-        "celery_idempotent.cli",
+        "celery_idempotent.operations.cli",
         "pytest_celery",
     ]
 )

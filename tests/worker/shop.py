@@ -19,7 +19,7 @@ from celery.signals import task_failure, task_success, worker_init
 from redis import CredentialProvider
 
 from celery_idempotent import IdempotentTask, signals
-from celery_idempotent.task import republish
+from celery_idempotent.core.task import republish
 from tests.servers.program import die_with_parent
 from tests.worker import canvas_tasks, tasks  # noqa: F401 (registers them)
 from tests.worker.ledger import Ledger

@@ -17,7 +17,7 @@ from celery import shared_task
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError
-from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.core.lease.heartbeat import heartbeat
 from tests.waiting import eventually
 from tests.worker.ledger import Ledger
 

@@ -15,9 +15,9 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult
 from redis.exceptions import NoPermissionError
 
+from celery_idempotent.core.store.tracking import CHANNEL
 from celery_idempotent.dashboard import asgi
-from celery_idempotent.store.inspection.record_reader import RecordReader
-from celery_idempotent.store.tracking import CHANNEL
+from celery_idempotent.operations.records.reader import RecordReader
 from tests.apps import close, run_command
 from tests.dashboard.conftest import serving
 from tests.servers.groups import ClusterServers

@@ -20,7 +20,7 @@ from uuid import uuid4
 import pytest
 from redis import Redis
 
-from celery_idempotent.store import commands
+from celery_idempotent.core.store import commands
 from tests.faults.proxy import Proxy
 from tests.flow.deliveries import begin_elsewhere
 from tests.servers.prometheus import Prometheus

@@ -14,8 +14,8 @@ import pytest
 from celery import Celery
 from kombu import Connection, Queue
 
-from celery_idempotent.task import republish
-from celery_idempotent.task.republish import confirming_producer
+from celery_idempotent.core.task import republish
+from celery_idempotent.core.task.republish import confirming_producer
 from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually

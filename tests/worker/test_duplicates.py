@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import CallOutcome, KeyReusedError, ResultNotStoredError, State, outcome_of
-from celery_idempotent.store.reference import Reference
+from celery_idempotent.core.store.reference import Reference
 from tests.apps import run_command
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, check_duplicates

@@ -21,10 +21,10 @@ from kombu import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.core.task import request
 from celery_idempotent.redelivery.broker import RedisBroker, shorten_lock
 from celery_idempotent.redelivery.held import HeldMessages
 from celery_idempotent.redelivery.renewal import Renewal
-from celery_idempotent.task import request
 from tests.faults.proxy import Proxy
 from tests.servers.groups import SentinelServers
 from tests.servers.redis_server import RedisServer

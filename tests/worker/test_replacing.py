@@ -16,8 +16,8 @@ from celery.states import PENDING
 
 from celery_idempotent import TASK_ID, IdempotentTask, ResultNotStoredError, State
 from celery_idempotent.contrib.sqlalchemy import metadata
-from celery_idempotent.monitoring.prediction import predict
-from celery_idempotent.store.inspection.record_query import read_view
+from celery_idempotent.operations.calls.prediction import predict
+from celery_idempotent.operations.records.query import read_view
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import hand_over, report

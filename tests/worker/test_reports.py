@@ -30,8 +30,8 @@ from pythonjsonlogger.json import JsonFormatter
 from sentry_sdk.integrations.celery import CeleryIntegration
 from sentry_sdk.transport import Transport
 
-from celery_idempotent.events.table import REFUSED_FOR
-from celery_idempotent.store import commands
+from celery_idempotent.core.events.table import REFUSED_FOR
+from celery_idempotent.core.store import commands
 from tests.flow.deliveries import begin_elsewhere
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually

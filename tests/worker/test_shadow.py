@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from celery_idempotent import State
-from celery_idempotent.monitoring.inspect_commands import ask
-from celery_idempotent.monitoring.statistics import double_executions
+from celery_idempotent.operations.calls.statistics import double_executions
+from celery_idempotent.operations.worker.inspect_commands import ask
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger

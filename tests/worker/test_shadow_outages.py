@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.store import scripts
+from celery_idempotent.core.store import scripts
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually

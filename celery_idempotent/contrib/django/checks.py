@@ -11,9 +11,9 @@ from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from celery_idempotent.configuration import app_tasks
-from celery_idempotent.configuration.configuration import ConfigurationError
 from celery_idempotent.contrib.django.tasks import idempotent_tasks, is_loading
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.core.configuration.configuration import ConfigurationError
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
 
 TAG = "celery_idempotent"

@@ -7,8 +7,8 @@ from typing import Any
 
 from celery.app import app_or_default
 
-from celery_idempotent.configuration import app_tasks
-from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 
 #: The current app of the thread that set up Django. Celery's current app is per thread; in other
 #: threads, it has no configuration.

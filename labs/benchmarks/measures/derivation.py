@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect import signature
 
-from celery_idempotent.key.rule import KeyRule
+from celery_idempotent.core.key.rule import KeyRule
 from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.interleaving import Call, interleave
 from labs.benchmarks.measure import Measure, ProgressCallback

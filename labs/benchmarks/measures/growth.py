@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from celery_idempotent.key.key import Key
+from celery_idempotent.core.key.key import Key
 from labs.benchmarks.bench import FINGERPRINT, TASK, Bench, private_server
 from labs.benchmarks.figure import Curves, Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.interleaving import Rounds, median_microseconds, round_order

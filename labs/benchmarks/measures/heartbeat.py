@@ -9,10 +9,10 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from celery_idempotent.lease.heartbeat import Heartbeat
-from celery_idempotent.lease.lease import Lease
-from celery_idempotent.store.commands import LeaseExtension
-from celery_idempotent.store.transport.server import ServerTransport
+from celery_idempotent.core.lease.heartbeat import Heartbeat
+from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.store.commands import LeaseExtension
+from celery_idempotent.core.store.transport.server import ServerTransport
 from labs.benchmarks.bench import RETENTION_MS, Bench, private_server
 from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.measure import Measure, ProgressCallback

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from celery_idempotent import Idempotency, StoreUnavailableError
-from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.core.store.run_sync import run_sync
 from labs.benchmarks.bench import begin_command, keys, private_server
 from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.interleaving import Call, interleave

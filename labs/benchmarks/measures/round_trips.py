@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from celery_idempotent import Decision, Idempotency
-from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.core.store.run_sync import run_sync
 from labs.benchmarks.bench import private_server
 from labs.benchmarks.figure import Figure, Goal, MeasureResult
 from labs.benchmarks.measure import Measure, ProgressCallback

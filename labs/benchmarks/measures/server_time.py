@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command, LeaseExtension
-from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.commands import Command, LeaseExtension
+from celery_idempotent.core.store.run_sync import run_sync
 from labs.benchmarks.bench import (
     LEASE_MS,
     RETENTION_MS,

@@ -7,7 +7,7 @@ from math import sqrt
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from celery_idempotent.key.key import Key
+from celery_idempotent.core.key.key import Key
 from labs.benchmarks.bench import TASK
 from labs.benchmarks.figure import Figure, MeasureResult
 from labs.benchmarks.measure import Measure, ProgressCallback

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from celery_idempotent.store import scripts
-from celery_idempotent.store.commands import DEADLINE, Command
+from celery_idempotent.core.store import scripts
+from celery_idempotent.core.store.commands import DEADLINE, Command
 from labs.benchmarks.bench import (
     RETENTION_MS,
     TASK,

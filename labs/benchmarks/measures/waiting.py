@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from celery_idempotent import Decision, Idempotency
-from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.core.store.run_sync import run_sync
 from labs.benchmarks.bench import private_server
 from labs.benchmarks.command_monitor import CommandMonitor
 from labs.benchmarks.figure import Curves, Figure, Goal, MeasureResult, Spread

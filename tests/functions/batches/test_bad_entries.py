@@ -19,7 +19,7 @@ from celery_idempotent import (
     PoisonedTaskError,
     ResultNotStoredError,
 )
-from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.core.lease.heartbeat import heartbeat
 from tests.functions.conftest import Money
 from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import raw_record

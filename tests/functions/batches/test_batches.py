@@ -21,10 +21,10 @@ from celery_idempotent import (
     ResultNotStoredError,
     StoreUnavailableError,
 )
+from celery_idempotent.core.lease.heartbeat import heartbeat
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.lease.heartbeat import heartbeat
-from celery_idempotent.store import commands
-from celery_idempotent.store.run_sync import run_sync
 from tests.functions.conftest import LEASE
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually

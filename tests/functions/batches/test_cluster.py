@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from celery_idempotent import Decision, Idempotency, StoreUnavailableError
-from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.core.lease.heartbeat import heartbeat
 from tests.servers.groups import ClusterServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually

@@ -27,8 +27,8 @@ class Library:
     def formats(self) -> list[str]:
         """Returns the versions of its records and its keys."""
         code = (
-            "from celery_idempotent.key import canonical\n"
-            "from celery_idempotent.record import layout\n"
+            "from celery_idempotent.core.key import canonical\n"
+            "from celery_idempotent.core.record import layout\n"
             "print(getattr(layout, 'VERSION', 1), canonical.VERSION.decode())"
         )
         return run([sys.executable, "-c", code], cwd=self.folder).split()

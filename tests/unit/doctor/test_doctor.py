@@ -11,8 +11,9 @@ from kombu import Exchange, Queue
 from sqlalchemy import create_engine
 
 from celery_idempotent import TASK_ID
-from celery_idempotent.configuration.broker import describe_redelivery
-from celery_idempotent.doctor import (
+from celery_idempotent.core.configuration.broker import describe_redelivery
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.operations.doctor import (
     Finding,
     broker,
     check_at_start,
@@ -21,7 +22,6 @@ from celery_idempotent.doctor import (
     tasks,
     versions,
 )
-from celery_idempotent.errors import SettingsError
 from tests.unit.conftest import add, charge, shop
 
 #: A server without findings but for its replicas, which are not reported.

@@ -12,8 +12,8 @@ from uuid import UUID
 import pytest
 
 from celery_idempotent import TASK_ID
-from celery_idempotent.configuration import app_tasks
-from celery_idempotent.doctor import Finding, key_changes, key_snapshot
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.operations.doctor import Finding, key_changes, key_snapshot
 from tests.unit.conftest import add, shop
 
 BY_ORDER = {"idempotency_key": "order:{order_id}"}

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.call import Call
+from celery_idempotent.core.flow.execution import Execution
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.extensions.transaction import plan_for
-from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Call
-from celery_idempotent.flow.execution import Execution
-from celery_idempotent.key.key import Key
-from celery_idempotent.lease.lease import Lease
 from celery_idempotent.settings import Settings
-from celery_idempotent.store.commands import LeaseExtension
 
 
 class Heartbeat:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.core.flow import flow
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.call import Call
+from celery_idempotent.core.flow.conflict import requeue_delay
+from celery_idempotent.core.flow.end import Requeue
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.store.outage import OutageLogger
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.extensions.transaction import plan_for
-from celery_idempotent.flow import flow
-from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Call
-from celery_idempotent.flow.conflict import requeue_delay
-from celery_idempotent.flow.end import Requeue
-from celery_idempotent.key.key import Key
 from celery_idempotent.settings import Settings
-from celery_idempotent.store.outage import OutageLogger
 
 
 def delays(requeue_count: int, lease: float) -> list[float]:

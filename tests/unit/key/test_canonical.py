@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.key.canonical import (
+from celery_idempotent.core.key.canonical import (
     MAX_DEPTH,
     NotCanonicalError,
     canonical,

@@ -8,14 +8,14 @@ from typing import cast
 
 import pytest
 
+from celery_idempotent.core.flow.execution import Execution, Protection, unprotected
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.lease import lease
+from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.store.commands import LeaseExtension
+from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.errors import LeaseLostError
-from celery_idempotent.flow.execution import Execution, Protection, unprotected
-from celery_idempotent.key.key import Key
-from celery_idempotent.lease import lease
-from celery_idempotent.lease.clock import lease_now
-from celery_idempotent.lease.lease import Lease
-from celery_idempotent.store.commands import LeaseExtension
-from celery_idempotent.store.record_store import RecordStore
 
 NOBODY = cast("RecordStore", None)
 

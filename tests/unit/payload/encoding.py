@@ -9,13 +9,13 @@ from celery import Celery
 from kombu import serialization
 from kombu.serialization import prepare_accept_content
 
-from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.payload.encryption_keys import Cipher
-from celery_idempotent.payload.result_codec import ResultCodec
-from celery_idempotent.record.payload import RESULT, Payload
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.core.payload.codec import PayloadCodec
+from celery_idempotent.core.payload.encryption_keys import Cipher
+from celery_idempotent.core.payload.result_codec import ResultCodec
+from celery_idempotent.core.record.payload import RESULT, Payload
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.settings import Settings
-from celery_idempotent.store.run_sync import run_sync
 
 
 def _works(serializer: str) -> bool:

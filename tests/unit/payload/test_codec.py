@@ -13,11 +13,11 @@ from celery import Celery
 from celery.result import AsyncResult
 from kombu.compression import compress, encoders
 
+from celery_idempotent.core.payload import value_codec
+from celery_idempotent.core.payload.codec import NOT_STORED
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.record.record import State
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
-from celery_idempotent.payload import value_codec
-from celery_idempotent.payload.codec import NOT_STORED
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.record.record import State
 from tests.unit.payload.encoding import (
     PLAIN,
     SERIALIZERS,

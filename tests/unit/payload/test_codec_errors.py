@@ -20,17 +20,17 @@ from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerShutdo
 from celery.utils.serialization import get_pickleable_exception
 from kombu.serialization import prepare_accept_content
 
+from celery_idempotent.core.payload.codec import DELEGATED, PayloadCodec
+from celery_idempotent.core.payload.result_codec import ResultCodec
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.errors import (
     CorruptRecordError,
     NotReadyError,
     PoisonedTaskError,
     ResultNotStoredError,
 )
-from celery_idempotent.payload.codec import DELEGATED, PayloadCodec
-from celery_idempotent.payload.result_codec import ResultCodec
-from celery_idempotent.record import layout
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.record.record import Record, State
 from tests.unit.payload.encoding import (
     OutOfStockError,
     app,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_idempotent.core.record import steps
 from celery_idempotent.errors import CorruptRecordError
-from celery_idempotent.record import steps
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 forms = st.text("abcdefgj+@", max_size=8)

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from celery_idempotent.core.store import breaker as module
+from celery_idempotent.core.store.breaker import Breaker
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.store import breaker as module
-from celery_idempotent.store.breaker import Breaker
-from celery_idempotent.store.run_sync import run_sync
 
 
 class Redis:

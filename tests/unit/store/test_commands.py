@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.key.key import Key
-from celery_idempotent.record.payload import Payload
-from celery_idempotent.record.record import Record, State
-from celery_idempotent.store import commands
-from celery_idempotent.store.commands import (
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.commands import (
     DEADLINE,
     RECORD,
     SLOT,

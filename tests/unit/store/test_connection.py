@@ -10,11 +10,11 @@ import pytest
 import redis.asyncio
 from redis import Redis
 
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.record_store import RecordStore, distinct
+from celery_idempotent.core.store.transport.connection import connect
+from celery_idempotent.core.store.url import redacted
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.record_store import RecordStore, distinct
-from celery_idempotent.store.transport.connection import connect
-from celery_idempotent.store.url import redacted
 
 
 def connection_of(url: str) -> Any:

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from celery_idempotent.events import repeats
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.outage import OutageLogger
+from celery_idempotent.core.events import repeats
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.outage import OutageLogger
 
 
 @pytest.fixture

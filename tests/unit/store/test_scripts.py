@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from celery_idempotent.core.store import scripts
+from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.store import scripts
-from celery_idempotent.store.scripts import Reply
 
 FOLDER = Path(__file__).parents[3] / "lua"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.lua"))

@@ -10,10 +10,10 @@ from uuid import UUID
 import pytest
 from celery.app.task import Context
 
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.task import message_headers
+from celery_idempotent.core.task.message_headers import MessageHeaders, bind
 from celery_idempotent.errors import KeyRuleError, SettingsError
-from celery_idempotent.key.key import Key
-from celery_idempotent.task import message_headers
-from celery_idempotent.task.message_headers import MessageHeaders, bind
 from tests.unit.conftest import add, shop
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")

@@ -1,0 +1,75 @@
+"""The idempotent tasks of an app, and the stores of their records."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from celery import Celery
+
+from celery_idempotent.core.configuration.configuration import TaskConfiguration, is_built_in
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.store.record_store import RecordStore, distinct
+from celery_idempotent.sql.database import Database
+
+_lock = threading.Lock()
+#: An attribute of apps whose task modules are loaded.
+_LOADED = "_idempotency_loaded"
+
+
+class IdempotentTaskLike(Protocol):
+    """The attributes of an idempotent task that this package uses; the rest are Celery's."""
+
+    name: str
+    run: Any
+    backend: Any
+    acks_late: bool
+    reject_on_worker_lost: bool
+    ignore_result: bool
+
+    @property
+    def idempotency_configuration(self) -> TaskConfiguration:
+        """Its settings, key rule and executor."""
+
+    def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
+        """Returns the key of a call."""
+
+
+def tasks(app: Celery) -> list[IdempotentTaskLike]:
+    """Returns the idempotent tasks by name, including disabled ones, without Celery's own."""
+    return [
+        task
+        for _, task in sorted(app.tasks.items())
+        if hasattr(task, "idempotency_configuration") and not is_built_in(task)
+    ]
+
+
+def load(app: Celery) -> list[IdempotentTaskLike]:
+    """Loads the app's task modules, as a worker does, and returns its idempotent tasks.
+
+    Only the first call for an app loads them, because that also runs Django's system checks, which
+    some projects cannot run twice.
+    """
+    with _lock:
+        if _LOADED not in vars(app):
+            app.loader.import_default_modules()
+            app.finalize()
+            setattr(app, _LOADED, True)
+    return tasks(app)
+
+
+def enabled(app: Celery) -> list[IdempotentTaskLike]:
+    """Returns the idempotent tasks that are protected."""
+    return [task for task in tasks(app) if task.idempotency_configuration.settings.enabled]
+
+
+def databases(app_tasks: Iterable[IdempotentTaskLike]) -> set[Database]:
+    """Returns the databases that these tasks name in ``idempotency_transaction``."""
+    named = {task.idempotency_configuration.settings.transaction for task in app_tasks}
+    return named - {None}
+
+
+def stores(app_tasks: Iterable[IdempotentTaskLike]) -> list[RecordStore]:
+    """Returns the stores of these tasks, one for each server, database and prefix."""
+    return distinct(task.idempotency_configuration.executor.store for task in app_tasks)

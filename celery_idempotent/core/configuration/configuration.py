@@ -1,0 +1,418 @@
+"""Settings, key rule and executor of a task, from Celery's configuration and its attributes."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import click
+from celery import Celery, Task
+from celery.exceptions import ImproperlyConfigured
+from kombu.serialization import dumps, prepare_accept_content, registry
+
+from celery_idempotent import settings
+from celery_idempotent.core.configuration.arguments import normalised
+from celery_idempotent.core.configuration.store_config import store_config_of
+from celery_idempotent.core.flow.executor import Executor
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key.label import Label
+from celery_idempotent.core.key.rule import KeyRule
+from celery_idempotent.core.payload import encryption_keys, offload
+from celery_idempotent.core.payload.codec import PayloadCodec
+from celery_idempotent.core.payload.offload import OffloadStorage
+from celery_idempotent.core.payload.result_codec import ResultCodec
+from celery_idempotent.core.payload.value_codec import decompressor
+from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store.scripts import Reply
+from celery_idempotent.core.store.url import names_one_server
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.extensions.transaction import plan_for
+from celery_idempotent.settings import OPTIONS, PREFIX, SIMILAR_PREFIX, Settings
+from celery_idempotent.sql.database import Database
+
+#: The backend whose commands the script repeats; subclasses may write something else.
+_BACKEND = "celery.backends.redis.RedisBackend"
+#: The connection parameters that identify a server, a database and a user, with defaults.
+_IDENTITY = {
+    "host": "localhost",
+    "port": 6379,
+    "path": None,
+    "db": 0,
+    "username": None,
+    "password": None,
+    "credential_provider": None,
+}
+#: The names of options without prefix, except for those that are options of Celery's tasks.
+_UNPREFIXED = {option.removeprefix(PREFIX) for option in OPTIONS} - {"serializer", "compression"}
+#: Options whose names, without prefix, users may give to attributes of their classes.
+_COMMON_WORDS = frozenset(
+    {"enabled", "shadow", "label", "max_attempts", "key_prefix"}
+    | {"redis_url", "redis_client", "redis_options", "redis_timeout"}
+)
+#: The options whose names no other library uses in Django's settings.
+_UNMISTAKABLE = {PREFIX + name for name in _UNPREFIXED - _COMMON_WORDS - {"key"}}
+
+
+class ConfigurationError(SettingsError, ImproperlyConfigured, click.ClickException):
+    """An invalid setting, as Celery raises it; its command line shows the message alone."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)
+
+
+class TaskConfiguration:
+    """The validated settings, the key rule and the executor of one task.
+
+    Args:
+        task: the task, or its class if there is no instance yet.
+
+    Raises:
+        ConfigurationError: for the first invalid option, in one line that names it.
+    """
+
+    def __init__(self, task: Task | type[Task], app: Celery) -> None:
+        self._app, self._task = app, task
+        task_class: Any = task if isinstance(task, type) else type(task)
+        try:
+            check_option_names(app)
+            settings.check_names(attributes_of(task), task.name)
+            _check_prefixes(task_class, task.name)
+            options = settings.build(dict(_values_of(task, app)), task.name)
+            options = resolve(
+                options, task.name, app.conf.result_serializer, accepted_content_types(app)
+            )
+            if getattr(task, "idempotency_wait_timeout", None) is not None:
+                raise SettingsError(
+                    f"{task.name}: idempotency_wait_timeout applies outside tasks only, since a "
+                    "duplicate message does not wait in a process: remove it"
+                )
+            if options.on_conflict == "wait":  # as the app configures its functions
+                options = replace(options, on_conflict="retry")
+            if options.offload_backend:
+                offload.check(app, options.offload_backend)
+            encryption_keys.check(options)
+            if options.enabled:
+                _check_body(task_class.run, task.name)
+                _check_strategy(task_class, task.name)
+            #: Whether every call runs as a plain task and is only counted.
+            self.in_shadow = options.shadow and options.enabled
+            if self.in_shadow and options.transaction is not None:
+                raise SettingsError(
+                    f"{task.name}: idempotency_shadow cannot be used with idempotency_transaction, "
+                    "whose body needs a connection: set idempotency_shadow = False on this task"
+                )
+            self.settings = settings.in_shadow(options) if self.in_shadow else options
+            # Celery 5.7 and later, for a task with ``pydantic=True``.
+            dump = getattr(task_class.run, "dump_arguments", None)
+            if dump is not None:
+                dump = partial(dump, bound=not _is_static(task_class))
+            normalise = partial(normalised, task.serializer, dump=dump)
+            #: What the task's options add to the flow of a call.
+            self.plan = plan_for(self.settings)
+            self.rule = KeyRule(task.name, options.key, _signature_of(task_class), normalise)
+            #: Whether a warning has named the task as one whose calls in a map are unprotected.
+            self.used_in_map = False
+            #: None without ``idempotency_label``.
+            self.label = Label(self.rule, options.label) if options.label else None
+        except SettingsError as error:
+            raise ConfigurationError(str(error)) from None
+
+    @cached_property
+    def executor(self) -> Executor:
+        """The executor for the task's store, which is not connected yet.
+
+        Raises:
+            ConfigurationError: if no setting names a Redis server.
+        """
+        return executor_of(self._app, self.settings)
+
+    @cached_property
+    def fusion_obstacle(self) -> str:
+        """The reason why Celery writes the task's results; empty if the record's script does.
+
+        Never raises: it is first read after a body has ended, when its outcome must be stored.
+        """
+        if self.in_shadow:
+            return "idempotency_shadow is on"
+        try:
+            return _fusion_obstacle(self._task, self._app, self.settings, self.executor.store)
+        except Exception as error:
+            return f"the result backend cannot be examined ({type(error).__name__})"
+
+    def record_key(self, key: Key, task_id: str) -> Key:
+        """Returns the key of the record that holds the outcome of `task_id` under `key`."""
+        return key.of_message(task_id) if self.settings.runs_again else key
+
+    def execute(self, command: commands.Command) -> Reply:
+        """Executes a command in the task's store, and returns the reply.
+
+        Raises:
+            StoreUnavailableError: if Redis does not reply.
+        """
+        return run_sync(self.executor.store.execute(command))
+
+    def delete_reservation(self, key: Key, task_id: str) -> None:
+        """Deletes the reservation that the message `task_id` has under `key`.
+
+        Raises:
+            StoreUnavailableError: if Redis does not reply.
+        """
+        self.execute(commands.give_back(self.record_key(key, task_id), task_id))
+
+
+def is_built_in(task: Task | type[Task]) -> bool:
+    """Returns whether `task` is one of Celery's own, such as ``celery.chord_unlock``.
+
+    They have an idempotent class if the app's ``task_cls`` is one.
+    """
+    return str(task.__module__).startswith("celery.")  # None in code that is run by exec()
+
+
+def _values_of(task: Task | type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
+    if is_built_in(task):
+        yield "idempotency_enabled", False
+        return
+    # A function that is an attribute of the class does not become a method.
+    owner, own = (task, {}) if isinstance(task, type) else (type(task), vars(task))
+    for option in OPTIONS:
+        value = own.get(option, getattr(owner, option, None))
+        if value is None:
+            value = app.conf.get(option)
+        if value is not None:
+            yield option, value
+
+
+def check_option_names(app: Celery) -> None:
+    """Rejects settings that are named like an option but do not exist.
+
+    Raises:
+        SettingsError: naming the setting and the most similar option.
+    """
+    known = (*OPTIONS, *settings.APP_OPTIONS)
+    settings.check_names(_options_in(app), "the Celery configuration", known)
+
+
+def _options_in(app: Celery) -> Iterator[str]:
+    """Yields the settings that are named like options of this package, without namespace.
+
+    In Django's settings, another upper-case name without the namespace belongs to another library.
+    """
+    namespace = (app.namespace or "").rstrip("_").lower() + "_"
+    for name in map(str, app.conf.keys()):
+        if name.startswith(SIMILAR_PREFIX):
+            yield name
+        elif name.lower().startswith(namespace + SIMILAR_PREFIX):
+            yield name.lower().removeprefix(namespace)
+        elif not app.namespace and name.startswith("CELERY_IDEMPOTENCY_"):
+            raise SettingsError(
+                f"the Celery configuration: {name} has no effect without namespace='CELERY'; "
+                f"its name here is {name.removeprefix('CELERY_').lower()}"
+            )
+        elif name.isupper() and name.lower() in _UNMISTAKABLE:
+            raise SettingsError(
+                f"the Celery configuration: {name} has no effect; "
+                f"its name here is {namespace.upper() + name if app.namespace else name.lower()}"
+            )
+
+
+def attributes_of(task: Task | type[Task]) -> Iterator[str]:
+    """Yields the attributes that are named like options, without methods and properties."""
+    for name in dir(task):
+        if name.startswith(SIMILAR_PREFIX) and not _is_code(inspect.getattr_static(task, name)):
+            yield name
+
+
+def _is_code(value: Any) -> bool:
+    return inspect.isroutine(value) or isinstance(value, property)
+
+
+def _check_prefixes(task: Any, where: str) -> None:
+    """Rejects an option without its prefix, the spelling of functions, which would have no effect.
+
+    An argument of the decorator is one unless a base class has the name, an attribute of a class
+    unless the name is a common word.
+
+    Raises:
+        SettingsError: naming the option.
+    """
+    inherited: set[str] = set()
+    for cls in reversed(task.__mro__):
+        attributes = vars(cls)
+        if hasattr(cls, "idempotency_configuration"):
+            is_decorated = "__wrapped__" in attributes
+            for name in _UNPREFIXED.intersection(attributes) - inherited:
+                if is_decorated or not (name in _COMMON_WORDS or _is_code(attributes[name])):
+                    raise SettingsError(
+                        f"{where}: {name} has no effect on a task, whose option is {PREFIX}{name}; "
+                        "an attribute of your own needs another name"
+                    )
+        inherited.update(attributes)
+
+
+def resolve(options: Settings, where: str, default: str, accept: frozenset[str]) -> Settings:
+    """Returns `options` with serializer and database, after checking serializer and compression.
+
+    The database of `transaction` is not connected yet.
+
+    Args:
+        where: the task, for the error message.
+        default: the serializer if `options` have none.
+        accept: content types that are accepted when results are read.
+
+    Raises:
+        SettingsError: if one of them is unavailable, or the serializer's content type is not
+            accepted.
+    """
+    serializer = options.serializer or default
+    if serializer not in registry.name_to_type:
+        raise SettingsError(
+            f"{where}: idempotency_serializer: kombu has no serializer {serializer!r}"
+        )
+    try:
+        dumps(None, serializer)
+    except Exception as error:
+        raise SettingsError(
+            f"{where}: idempotency_serializer {serializer!r} cannot be used here: {error}"
+        ) from None
+    if registry.name_to_type[serializer] not in accept:
+        raise SettingsError(
+            f"{where}: idempotency_serializer {serializer!r} writes a content type that is not in "
+            "result_accept_content (or accept_content): add it there, or set another serializer"
+        )
+    if options.compression:
+        try:
+            decompressor(options.compression)
+        except KeyError:
+            raise SettingsError(
+                f"{where}: idempotency_compression must be gzip, bzip2, lzma or zstd, and installed"
+                f", not {options.compression!r}"
+            ) from None
+    database = None if options.transaction is None else Database(options.transaction)
+    return replace(options, serializer=serializer, transaction=database)
+
+
+def accepted_content_types(app: Celery) -> frozenset[str]:
+    """Returns the content types that the app accepts in results."""
+    accept = app.conf.result_accept_content
+    if accept is None:
+        accept = app.conf.accept_content
+    return frozenset(prepare_accept_content(accept))
+
+
+def _check_body(body: Any, name: str) -> None:
+    """Rejects a body that returns before it has run: its key would be completed too early."""
+    if inspect.iscoroutinefunction(body):
+        raise SettingsError(
+            f"{name} is a coroutine function, which Celery does not await: wrap its body in "
+            "asyncio.run() in a plain function, or set idempotency_enabled = False on the task"
+        )
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        raise SettingsError(
+            f"{name} is a generator function, which Celery does not iterate: return a list instead"
+        )
+
+
+def _check_strategy(task: Any, name: str) -> None:
+    """Rejects a class whose messages may not reach the task, such as that of celery-batches."""
+    if task.Strategy != Task.Strategy:
+        owner = next(cls.__name__ for cls in task.__mro__ if "Strategy" in vars(cls))
+        raise SettingsError(
+            f"{name}: {owner} has a Strategy of its own, which may run bodies unprotected: remove "
+            "IdempotentTask from the bases of the task (Idempotency.begin_many() protects the "
+            "entries of a batch), or set idempotency_enabled = False"
+        )
+
+
+def _is_static(task: type[Task]) -> bool:
+    """Returns whether the body does not take ``self``."""
+    return isinstance(inspect.getattr_static(task, "run"), staticmethod)
+
+
+def _signature_of(task: type[Task]) -> inspect.Signature:
+    """Returns the signature of the task's body without ``self``."""
+    signature = inspect.signature(task.run)
+    if _is_static(task):
+        return signature
+    parameters = list(signature.parameters.values())
+    return signature.replace(parameters=parameters[1:])
+
+
+_executors_lock = threading.Lock()
+
+
+def executor_of(app: Celery, options: Settings) -> Executor:
+    """Returns the app's executor for these options; tasks of one store share its connections."""
+    try:
+        config = store_config_of(app, options)
+        identity = config, options.offload_backend, options.encryption_keys
+        with _executors_lock:
+            # A list, because options may not be hashable.
+            executors: list[tuple[tuple[StoreConfig, Any, Any], Executor]]
+            executors = vars(app).setdefault("_idempotency_executors", [])
+            for other_identity, executor in executors:
+                if other_identity == identity:
+                    return executor
+            url, cipher = options.offload_backend, encryption_keys.cipher(options)
+            storage = OffloadStorage(app, url) if url else None
+            codec = PayloadCodec(ResultCodec(app), accepted_content_types(app), storage, cipher)
+            methods = PayloadCodec.decode, PayloadCodec.view
+            decoders = (_decoder(app, codec, method) for method in methods)
+            executor = Executor(RecordStore(config, *decoders), codec)
+            executors.append((identity, executor))
+            return executor
+    except SettingsError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _decoder(
+    app: Celery, codec: PayloadCodec, method: Callable[[PayloadCodec, Record], Any]
+) -> Callable[[Record], Any]:
+    """Returns a function that decodes a record by `method` of its task's codec, or of `codec`.
+
+    A listing reads the records of several tasks, with different keys and storages, in one scan.
+    """
+
+    def decode(record: Record) -> Any:
+        configuration = getattr(app.tasks.get(record.task), "idempotency_configuration", None)
+        own_codec = configuration.executor.codec if configuration else codec
+        return method(own_codec, record)
+
+    return decode
+
+
+def _fusion_obstacle(
+    task: Task | type[Task], app: Celery, options: Settings, store: RecordStore
+) -> str:
+    """Returns the reason why Celery writes the results of `task`; empty if the script can."""
+    if not options.fused_completion:
+        return "idempotency_fused_completion is off"
+    if task.ignore_result:
+        return "its result is not kept (ignore_result)"
+    if options.wait_replicas:
+        return "outcomes wait for replicas"
+    if task._replaces_backend:  # noqa: SLF001
+        return "its class has a backend of its own"
+    backend = app.tasks[task.name].backend
+    kind = f"{type(backend).__module__}.{type(backend).__qualname__}"
+    if kind != _BACKEND:
+        return f"the result backend is not Celery's RedisBackend, but {type(backend).__qualname__}"
+    # A user's client, Sentinels and cluster nodes have no address to compare.
+    if not names_one_server(store.config.url):
+        return "the records are not on a single server with a URL"
+    provider = {"credential_provider": store.config.options.get("credential_provider")}
+    records = store.client.get_connection_kwargs() | provider
+    if _identity(backend.connparams) != _identity(records):
+        return "the records and the results use different servers, databases or users"
+    return ""
+
+
+def _identity(parameters: Mapping[str, Any]) -> list[Any]:
+    return [parameters.get(name) or default for name, default in _IDENTITY.items()]

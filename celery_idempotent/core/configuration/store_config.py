@@ -1,0 +1,189 @@
+"""Chooses the Redis for a task's records: configured, else the result backend, else the broker.
+
+Of a result backend or a broker, the parameters are taken that Celery and kombu have resolved from
+all of their settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from celery import Celery
+from kombu.utils.imports import symbol_by_name
+from kombu.utils.url import url_to_parts
+
+from celery_idempotent.core.configuration import broker
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.url import SENTINEL, parts_of
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.settings import Settings
+
+#: Parameters of a result backend that are in the URL here, or have other values.
+_NOT_OPTIONS = (
+    *("host", "port", "path", "db", "hosts", "connection_class", "decode_responses"),
+    *("max_connections", "socket_timeout", "socket_connect_timeout", "retry_on_timeout"),
+    *("driver_info", "lib_name", "lib_version"),
+)
+#: Transport options that concern connections; the others concern messages.
+_SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
+_CONNECTION_OPTIONS = ("socket_keepalive", "socket_keepalive_options", "client_name")
+
+
+def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
+    """Returns the store configuration for these `options`.
+
+    Args:
+        app: None for callers without an app, whose options must name a server.
+
+    Raises:
+        SettingsError: if no setting names a Redis server, or a setting is invalid.
+    """
+    url, inherited = ("", {}) if options.redis_client else _url_and_options(app, options)
+    client = options.redis_client
+    if isinstance(client, str):
+        try:
+            client = symbol_by_name(client)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise SettingsError(
+                f"idempotency_redis_client {client!r} cannot be imported: {type(error).__name__}"
+            ) from None
+    return StoreConfig(
+        url=url,
+        prefix=options.key_prefix,
+        options=_with_provider({**inherited, **(options.redis_options or {})}),
+        client=client,
+        timeout=options.redis_timeout,
+        wait_replicas=options.wait_replicas,
+    )
+
+
+def _url_and_options(app: Celery | None, options: Settings) -> tuple[str, dict[str, Any]]:
+    if options.redis_url is not None:
+        query: Mapping[str, Any] = {}
+        with suppress(ValueError):  # of an invalid URL, which the store reports
+            query = url_to_parts(next(iter(parts_of(options.redis_url)), "")).query
+        return options.redis_url, _chosen(query, ("credential_provider",))
+    if app and (backend := _redis_backend(app)):
+        return _of_backend(backend, app.conf.result_backend_transport_options or {})
+    if app and broker.uses_redis(app):
+        try:
+            return _of_broker(broker.connection(app))
+        except SettingsError:
+            raise
+        except ValueError:  # quotes the URL
+            raise SettingsError("broker_url has an invalid port or database") from None
+    raise SettingsError(
+        "idempotency_redis_url is not set, and neither the result backend nor the broker is "
+        "Redis: set it to the URL of the Redis server for the records"
+    )
+
+
+def _redis_backend(app: Celery) -> Any:
+    """Returns the app's result backend if it is Celery's for Redis; else None."""
+    named = app.backend_cls or app.conf.result_backend
+    scheme = str(named or "").partition("://")[0].partition("+")[0]
+    # Another backend is not imported: Django may not be ready yet.
+    if not scheme.startswith(("redis", "sentinel", "valkey")) and "." not in scheme:
+        return None
+    from celery.backends.redis import RedisBackend
+
+    try:
+        backend = app.backend
+    except Exception as error:  # quotes the URL
+        hint = "; for Valkey write redis://" if scheme.startswith("valkey") else ""
+        raise SettingsError(
+            f"result_backend cannot be used: Celery raises {type(error).__name__}{hint}"
+        ) from None
+    return backend if isinstance(backend, RedisBackend) else None
+
+
+def _of_backend(backend: Any, transport: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    given = {name: value for name, value in backend.connparams.items() if value is not None}
+    options = {name: value for name, value in given.items() if name not in _NOT_OPTIONS}
+    connection_class, db = given.get("connection_class"), given.get("db", 0)
+    if "path" in given:
+        return _socket(given["path"], db), options
+    tls = connection_class and issubclass(connection_class, backend.connection_class_ssl)
+    if connection_class and not tls:
+        raise SettingsError(
+            f"the result backend's connections are of the class {connection_class.__qualname__}: "
+            "set idempotency_redis_url or idempotency_redis_client for the records"
+        )
+    hosts = [(each["host"], each["port"]) for each in given.get("hosts", ())]
+    if hosts:
+        options |= _chosen(transport, _SENTINEL_OPTIONS) | ({"ssl": True} if tls else {})
+        return _servers(SENTINEL, hosts, db), options
+    return _servers("rediss" if tls else "redis", [(given["host"], given["port"])], db), options
+
+
+def _of_broker(connection: Any) -> tuple[str, dict[str, Any]]:
+    """Returns URL and options of a broker.
+
+    Args:
+        connection: kombu's; it is not open.
+    """
+    transport, scheme = connection.get_transport_cls(), connection.transport_cls
+    is_sentinel = scheme == SENTINEL
+    if len(connection.alt) > 1 and not is_sentinel:
+        raise SettingsError(
+            "broker_url lists several servers, and the records must be on one: set "
+            "idempotency_redis_url"
+        )
+    options = {
+        "username": connection.userid,
+        "password": connection.password,
+        "credential_provider": getattr(connection, "credential_provider", None),  # kombu 5.5
+        **_chosen(connection.transport_options, _CONNECTION_OPTIONS),
+    }
+    host, port, db = connection.hostname, connection.port, connection.virtual_host
+    if "://" in (host or ""):  # a Unix socket
+        parts = url_to_parts(host)
+        options |= {"username": parts.username, "password": parts.password, **parts.query}
+        db = options.pop("virtual_host", db)
+        return _socket(f"/{parts.path}", _database(db)), options
+    hosts = [(host, port)]
+    if is_sentinel:
+        options |= _chosen(connection.transport_options, _SENTINEL_OPTIONS)
+        urls = map(url_to_parts, connection.alt)
+        hosts = [(url.hostname, url.port) for url in urls] or hosts
+    tls = isinstance(connection.ssl, Mapping) or scheme == "valkeys"
+    if tls:
+        options |= dict(connection.ssl or {}) | ({"ssl": True} if is_sentinel else {})
+    hosts = [(host or "localhost", port or transport.default_port) for host, port in hosts]
+    scheme = SENTINEL if is_sentinel else "rediss" if tls else "redis"
+    return _servers(scheme, hosts, _database(db)), options
+
+
+def _chosen(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: options[name] for name in names if options.get(name) is not None}
+
+
+def _socket(path: str, db: int) -> str:
+    return f"redis+socket://{path}?virtual_host={db}"
+
+
+def _servers(scheme: str, addresses: Iterable[tuple[str, int]], db: int) -> str:
+    located = ((f"[{host}]" if ":" in host else host, port) for host, port in addresses)
+    return ";".join(f"{scheme}://{host}:{port}/{db}" for host, port in located)
+
+
+def _database(virtual_host: Any) -> int:
+    return int(str(virtual_host or "").strip("/") or 0)
+
+
+def _with_provider(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns `options` without None; a credential provider replaces user and password."""
+    options = {name: value for name, value in options.items() if value is not None}
+    provider = options.get("credential_provider")
+    if isinstance(provider, str):
+        try:
+            options["credential_provider"] = symbol_by_name(provider)()
+        except Exception as error:
+            raise SettingsError(
+                f"credential_provider {provider!r} cannot be created: {type(error).__name__}"
+            ) from None
+    for name in ("username", "password") if provider else ():
+        options.pop(name, None)
+    return options

@@ -1,0 +1,125 @@
+"""Conflicts: how a duplicate ends while another call holds the key."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import report
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.end import Answer, Drop, End, Reject, Requeue
+from celery_idempotent.core.flow.outcome import Failure
+from celery_idempotent.core.printable import one_line
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.errors import ConflictError, KeyReusedError
+
+#: Seconds before a message is requeued for the first time.
+FIRST_REQUEUE_DELAY = 1.0
+#: The longest delay in seconds of a message that nothing wakes, during another call.
+LONGEST_REQUEUE_DELAY = 5.0
+
+
+def apply_policy(
+    call: ActiveCall,
+    record: Record,
+    *,
+    returns: bool = False,
+    now_ms: int | None = None,
+) -> End:
+    """Applies ``on_conflict`` to the duplicate `call`, and returns its end.
+
+    A copy of the running message is requeued under every policy. It has the same task id: a state
+    of its own would overwrite the state of the running one, and a broker may take its
+    acknowledgement for both, which loses the task if the running one dies.
+
+    Args:
+        returns: requeue the call under every policy: it has begun before, or waits for its turn,
+            and publishers rely on its return.
+        now_ms: the server's time. It lets such a call, or a copy, return when the lease expires, at
+            the latest, since the worker of the execution may be dead.
+    """
+    is_copy, policy = record.task_id == call.task_id, policy_for(call, record, returns=returns)
+    report(table.CONFLICTED, call, record=record, policy=policy)
+    reason = held(call, record)
+    if policy == "raise":
+        report(table.RAISES_CONFLICT, call, reason=reason)
+        return Answer(Failure(reason), record, refused=True)
+    if policy == "ignore":
+        report(table.IGNORED, call, reason=reason)
+        return Drop(record)
+    if policy == "reject":
+        report(table.REJECTED, call, reason=reason)
+        return Reject(str(reason), record)
+    # ``retry``, or ``wait`` when its time is up
+    longest = min(call.settings.lease, LONGEST_REQUEUE_DELAY)
+    if now_ms is not None and (returns or is_copy):
+        left = (record.at_ms - now_ms) / 1000
+        longest = min(max(left, FIRST_REQUEUE_DELAY), call.settings.lease)
+    end = requeue(call, reason, longest)._replace(record=record)
+    # A quiet time ends by itself, and the outcome of another task is not in the record.
+    is_quiet_time = is_copy and record.state is State.RESERVED and not record.awaited
+    if record.state.finished or is_quiet_time:
+        return end
+    return end._replace(fallback=min(_jittered(call.settings.lease), _half_retention(call)))
+
+
+def policy_for(call: ActiveCall, record: Record, *, returns: bool = False) -> str:
+    """Returns the policy for `call` while `record` is held."""
+    is_copy = record.task_id == call.task_id
+    return "retry" if is_copy or returns else call.settings.on_conflict
+
+
+def reused(record: Record, difference: Callable[[bytes], str]) -> KeyReusedError:
+    """Returns the error of a call whose key was used with other arguments.
+
+    Args:
+        difference: as :meth:`.call.Host.difference`.
+    """
+    text = f"{record.key} belongs to task {record.task_id}, which was called with other arguments"
+    differs = difference(record.fingerprint)
+    return KeyReusedError(one_line(f"{text}: {differs}" if differs else text))
+
+
+def held(call: ActiveCall, record: Record) -> ConflictError:
+    """Returns the error of a call whose key another one holds."""
+    where = f" on {record.worker}" if record.worker else ", which has not begun yet"
+    return error(f"{call.key} is held by task {record.task_id}{where}", record)
+
+
+def error(text: str, record: Record) -> ConflictError:
+    """Returns the error of a call while `record` has its key."""
+    return ConflictError(one_line(text), record.task_id)
+
+
+def requeue(call: ActiveCall, reason: BaseException, longest: float | None = None) -> Requeue:
+    """Requeues `call`, with a delay that grows each time.
+
+    Args:
+        longest: the maximum of the delay in seconds; by default the lease. It is never more than
+            half of the time for which an outcome is kept, so that the call still gets that.
+    """
+    data, settings = call.data, call.settings
+    seconds = requeue_delay(data.requeue_count, longest or settings.lease)
+    return Requeue(min(seconds, _half_retention(call)), reason, data.rollback_count)
+
+
+def _half_retention(call: ActiveCall) -> float:
+    """Returns half of the seconds for which an outcome is kept that ends a wait."""
+    settings = call.settings
+    return float("inf") if settings.runs_again else min(settings.result_ttl, settings.error_ttl) / 2
+
+
+def requeue_delay(requeue_count: int, longest: float) -> float:
+    """Returns the seconds until the next delivery: 1, doubled each time, up to `longest`.
+
+    Random jitter subtracts up to a quarter, which spreads the duplicates of a burst.
+    """
+    delay: float = min(
+        FIRST_REQUEUE_DELAY * 2 ** min(requeue_count, 30), max(longest, FIRST_REQUEUE_DELAY)
+    )
+    return _jittered(delay)
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(0.75, 1.0)

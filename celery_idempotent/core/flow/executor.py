@@ -1,0 +1,120 @@
+"""The store, the codec and the runtime that the calls of blocking code share."""
+
+from __future__ import annotations
+
+import contextlib
+
+from celery_idempotent.core.flow.thread import BlockingRuntime
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.payload.codec import PayloadCodec
+from celery_idempotent.core.payload.value_codec import MAX_DECODED
+from celery_idempotent.core.record.payload import Payload, message_field
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.sql.database import Database
+
+#: Maximum bytes of the name of an object.
+_MAX_NAME = 4096
+
+
+class Executor:
+    """The resources that calls in the flow share; for code that blocks."""
+
+    def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
+        self.store = store
+        self.codec = codec
+        self.runtime = BlockingRuntime(store)
+
+    def forget(
+        self,
+        key: Key,
+        shown: Record | str | None = None,
+        database: Database | None = None,
+        owner: str = "",
+        *,
+        force: bool = False,
+    ) -> str:
+        """Deletes the record of `key`, its message, its offloaded values, and its row.
+
+        The transaction that deletes the row is committed after the record is deleted: if Redis or
+        the database is unavailable, nothing is forgotten. A failure in between leaves the row, and
+        duplicates get its outcome.
+
+        Args:
+            shown: as for :func:`commands.forget`.
+            force: also while an execution runs.
+            database: the one with the row of the key, if the task has a transaction.
+            owner: as for :meth:`Database.forget`.
+
+        Returns:
+            ``ok``, ``absent``, ``changed`` or ``running``, the replies of lua/forget.lua.
+
+        Raises:
+            StoreUnavailableError: if Redis or the database is unavailable.
+        """
+        if database is None:
+            return self._forget_record(key, shown, force=force)
+        cases = []
+
+        def forget_record() -> bool:
+            cases.append(self._forget_record(key, shown, force=force))
+            return cases[0] in ("ok", "absent")
+
+        had_row = database.forget(self.store.config.prefix, key, owner, forget_record)
+        if had_row is None:
+            return cases[0] if cases else "changed"
+        return "ok" if had_row else cases[0]
+
+    def record_to_forget(self, key: Key) -> Record | str:
+        """Returns the record of `key` as :meth:`forget` takes it in `shown`.
+
+        Raises:
+            StoreUnavailableError: if Redis is unavailable.
+        """
+        try:
+            return run_sync(self.store.get(key)) or commands.NO_RECORD
+        except CorruptRecordError:
+            return commands.UNREADABLE
+
+    def _forget_record(self, key: Key, shown: Record | str | None, *, force: bool) -> str:
+        reply = run_sync(self.store.execute(commands.forget(key, shown, force=force)))
+        if reply.case == "ok":
+            with contextlib.suppress(CorruptRecordError):
+                record = self.store.record(key, reply.raw)
+                run_sync(self.codec.delete_record_objects(record))
+                if record.state is State.FAILED:
+                    self.delete_message(key, record.task_id)
+        return reply.case
+
+    def delete_message(self, key: Key, task_id: str) -> None:
+        """Deletes the kept message of `task_id`, if there is one.
+
+        Raises:
+            StoreUnavailableError: if Redis is unavailable.
+        """
+        # One that is offloaded is only the name of an object.
+        message = self._read_message(key, task_id, _MAX_NAME)
+        if message is not None:
+            self.store.query("DEL", self.store.name(key.kept_message(task_id)))
+            run_sync(self.codec.delete_object(message, str(key), message_field(task_id)))
+
+    def message(self, key: Key, task_id: str) -> Payload | None:
+        """Returns the message that was kept for `task_id`, beside the record of `key`, or None.
+
+        Raises:
+            StoreUnavailableError: if Redis is unavailable.
+            CorruptRecordError: if it is too large.
+        """
+        message = self._read_message(key, task_id, MAX_DECODED)
+        if message is not None and len(message.to_bytes()) == MAX_DECODED:
+            raise CorruptRecordError(f"{key}: its kept message is too large")
+        return message
+
+    def _read_message(self, key: Key, task_id: str, size: int) -> Payload | None:
+        """Returns the first `size` bytes of a kept message; None if there is none."""
+        name = self.store.name(key.kept_message(task_id))
+        value = self.store.query("GETRANGE", name, 0, size - 1)
+        return Payload.from_bytes(value) if value else None

@@ -1,0 +1,489 @@
+"""The flow: begin, then run, replay or refuse, then settle."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.repeats import like_it
+from celery_idempotent.core.events.report import decide_by, report, report_refused
+from celery_idempotent.core.flow import conflict, replacement
+from celery_idempotent.core.flow.active_call import ActiveCall, Extension
+from celery_idempotent.core.flow.call import Complete, Delegate, Fail, Release
+from celery_idempotent.core.flow.continuation import Continuation
+from celery_idempotent.core.flow.end import (
+    AGAIN,
+    GRANTED,
+    Admission,
+    Answer,
+    Drop,
+    End,
+    Finished,
+    Granted,
+    Held,
+    Reject,
+    Requeue,
+    Settlement,
+)
+from celery_idempotent.core.flow.outcome import Failure, Outcome, Result, restored
+from celery_idempotent.core.flow.replay import replay, replay_or_requeue
+from celery_idempotent.core.flow.soft_limit import SoftLimitReached
+from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.payload.codec import DELEGATED, RESULT_IGNORED
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.payload import ERROR, RESULT, Payload
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.store import breaker, commands
+from celery_idempotent.core.store.commands import Command
+from celery_idempotent.core.store.scripts import Reply
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    LeaseLostError,
+    NotReadyError,
+    StoreUnavailableError,
+)
+
+#: Seconds after which ``on_conflict="wait"`` sends another begin without an invalidation: when the
+#: lease ends, within these limits.
+MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
+
+
+async def execute(call: ActiveCall) -> End:
+    """Runs `call` from its begin to its settlement, and returns how it ends.
+
+    Raises:
+        CorruptRecordError: if the record cannot be read.
+        StoreUnavailableError: if Redis is unavailable, and the policy is ``raise``.
+        BaseException: what a signal handler has raised outside the body.
+    """
+    end = await _part(call, _execute(call))
+    assert end is not None
+    return end
+
+
+async def execute_to_body(call: ActiveCall) -> End | None:
+    """Runs `call` up to its body, which the caller runs; returns the end of a call without one.
+
+    After None, :func:`execute_from_body` must follow, as long as `call.at_body` is true.
+
+    Raises:
+        As :func:`execute`.
+    """
+    return await _part(call, _begin(call))
+
+
+async def execute_from_body(call: ActiveCall, outcome: Outcome) -> End:
+    """Runs `call`, whose body has ended with `outcome`, to its settlement.
+
+    Raises:
+        As :func:`execute`.
+    """
+    call.at_body = False
+    end = await _part(call, _settle(call, outcome))
+    assert end is not None
+    return end
+
+
+async def _execute(call: ActiveCall) -> End:
+    if (end := await _begin(call)) is not None:
+        return end
+    assert call.execution is not None
+    outcome = call.outcome or await call.runtime.run(partial(call.host.run, call.execution))
+    return await _settle(call, outcome)
+
+
+async def _begin(call: ActiveCall) -> End | None:
+    extension: Extension
+    for extension in call.extensions:
+        if (end := await extension.before_begin()) is not None:
+            return end
+    return await begin(call) if call.execution is None else None
+
+
+async def _settle(call: ActiveCall, outcome: Outcome) -> End:
+    try:
+        return await settle(call, outcome)
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        return await settle_again(call, outcome, error)
+
+
+async def _part(call: ActiveCall, part: Coroutine[Any, Any, End | None]) -> End | None:
+    """Runs a part of the flow; an error, or an end of the call, gives back what it was granted."""
+    try:
+        end = await part
+        call.at_body = end is None
+        return end
+    except SoftLimitReached as interrupted:
+        call.unanswered = False  # asking again whether the begin was granted takes too long
+        await give_back(call, interrupted)
+        return conflict.requeue(call, interrupted.error)
+    except GeneratorExit:
+        raise  # the event loop is closed: nothing can be awaited
+    except BaseException as error:
+        call.at_body = False
+        await give_back(call, error)
+        raise
+    finally:
+        if not call.at_body:
+            if call.extensions:
+                call.end_extensions()
+            if call.renewed:
+                call.stop_renewal()
+
+
+async def give_back(call: ActiveCall, error: BaseException) -> None:
+    """Gives back whatever `call` was granted, after a signal handler has raised `error`."""
+    call.end_extensions()
+    decide_by(call, error)
+    await call.give_back()
+
+
+async def begin(call: ActiveCall) -> End | None:
+    """Requests the key; returns None if the call may run, else the end of the call."""
+    since = lease_now()
+    while True:
+        admission = await admit(call)
+        for extension in call.extensions:
+            admission = await extension.admitted(admission)
+        if admission is GRANTED:
+            assert call.execution is not None
+            report(table.TAKEOVER if call.execution.recovered else table.RUN, call)
+            return None
+        if isinstance(admission, Finished):
+            return await replay_or_requeue(call, admission.record, sends=admission.sends)
+        if isinstance(admission, Held):
+            record, reply = admission.record, admission.reply
+            # A message for which the key is reserved may need this very process to begin.
+            waits = call.settings.on_conflict == "wait" and record.state is not State.RESERVED
+            left = since + call.data.wait_timeout - lease_now() if waits else 0.0
+            if left <= 0:
+                return conflict.apply_policy(
+                    call, record, returns=reply.case == "wait", now_ms=reply.now_ms
+                )
+            interval = min(left, _wait_interval(record, reply.now_ms))
+            await call.runtime.wait_for_change(admission.key, reply.raw, interval)
+        elif isinstance(admission, (Answer, Requeue, Drop, Reject)):
+            return admission
+
+
+async def admit(call: ActiveCall) -> Admission:
+    """Sends one begin and returns what its reply permits."""
+    try:
+        reply = await call.send_begin()
+    except StoreUnavailableError as error:
+        return without_store(call, error)
+    if reply.case == "begun":
+        return await _granted(call)
+    try:
+        if reply.case == "corrupt":
+            raise layout.corrupt(str(call.key))
+        record = call.runtime.store.record(call.key, reply.raw)
+    except CorruptRecordError as error:
+        raise report_refused(call, error) from None
+    replaced = record.format == DELEGATED and record.task_id != call.task_id
+    if replaced and await _release_replaced(call, record):
+        return AGAIN
+    if reply.case in ("finished", "send"):
+        return Finished(record, sends=reply.case == "send")
+    if reply.case == "reused":
+        if call.data.generation and record.task_id == call.task_id:
+            # The task has replaced itself with other arguments, under the same key.
+            call.key, call.label = call.key.with_fingerprint(b""), ""
+            return AGAIN
+        return Answer(
+            Failure(report_refused(call, conflict.reused(record, call.host.difference))),
+            record,
+            refused=True,
+        )
+    key = call.key.of_message(record.task_id) if call.key.message else call.key
+    return Held(record, reply, key)
+
+
+async def _granted(call: ActiveCall) -> Admission:
+    """Returns whether an execution that Redis has granted may begin its body."""
+    execution, lease = call.execution, call.lease
+    assert execution is not None
+    assert lease is not None
+    try:
+        if execution.attempt > call.settings.max_attempts:
+            await call.runtime.execute(
+                commands.poison(call.key, call.token, call.settings.error_ms, label=call.label)
+            )
+            call.lease = None
+            return AGAIN
+        if call.must_confirm and not await call.confirm():
+            call.lease = None
+            return AGAIN
+    except StoreUnavailableError as error:
+        call.lease = None  # unless confirmed, it counts as no death
+        return without_store(call, error)
+    call.start_renewal()
+    return GRANTED if lease.trusted else await _begin_again(call, lease)
+
+
+async def _begin_again(call: ActiveCall, lease: Lease) -> Admission:
+    """Begins again, once, because the granted lease had expired when the reply came.
+
+    The process was suspended, or Redis is slow.
+    """
+    if lease.token == call.expired_token:
+        await call.give_back()
+        late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
+        return without_store(call, late)
+    # A begin with the same id returns the current state of the key.
+    call.report(table.BEGINS_AGAIN)
+    call.stop_renewal()
+    call.expired_token, call.lease = lease.token, None
+    return AGAIN
+
+
+async def _release_replaced(call: ActiveCall, record: Record) -> bool:
+    """Releases the key of another task if its replacement has failed; returns whether it has."""
+    error = replacement.error_of(record, call.settings)
+    if error is None:
+        return False
+    report(table.REPLACEMENT_FAILED, call, record=record, error=error)
+    with contextlib.suppress(StoreUnavailableError):  # the next begin also raises it
+        await call.runtime.execute(replacement.release(call.key, record))
+    return True
+
+
+def _wait_interval(record: Record, now_ms: int) -> float:
+    """Returns the seconds until the next begin: a lease that expires causes no invalidation."""
+    left = (record.at_ms - now_ms) / 1000
+    return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
+
+
+def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | Requeue:
+    """Applies ``on_store_error``: runs the call without protection, requeues it, or raises."""
+    policy = call.settings.on_store_error
+    outage = call.runtime.store.node_of(call.key).outage
+    if (number := outage.count_failure()) is not None:
+        event = table.CANNOT_BEGIN if outage.failed_calls == 1 else table.CANNOT_BEGIN_YET
+        report(event, call, error=error, like_it=like_it(number))
+    report(table.BEGIN_FAILED, call, error=error, policy=policy)
+    if policy == "run":
+        report(table.UNPROTECTED, call, error=error)
+        call.run_unprotected()
+        return GRANTED
+    if policy == "raise":
+        raise report_refused(call, error)
+    report(table.STORE_UNAVAILABLE, call)
+    return conflict.requeue(call, error, longest=breaker.MAX_DELAY)
+
+
+async def settle(call: ActiveCall, outcome: Outcome) -> End:
+    """Stores `outcome` or releases the key, and returns the end that counts."""
+    lease = call.lease
+    extension: Extension
+    if not call.protected:
+        for extension in call.extensions:
+            outcome = extension.ran_unprotected(outcome)
+        if isinstance(outcome, Result) and call.host.returns_restored:
+            _, outcome = restored(
+                outcome.value, call.settings, call.codec.values, key=str(call.key)
+            )
+        return Answer(outcome)
+    stopped = isinstance(outcome, Failure) and isinstance(outcome.error, LeaseLostError)
+    if stopped and lease is not None and not lease.trusted:
+        return await _abort(call, outcome)
+    settlement = await settlement_of(call, outcome)
+    for extension in call.extensions:
+        settled = await extension.settling(settlement)
+        if not isinstance(settled, Settlement):
+            return settled
+        settlement = settled
+    if isinstance(settlement.disposition, Release):
+        return await _release(call, settlement, settlement.disposition)
+    return await _store(call, settlement)
+
+
+async def settle_again(call: ActiveCall, outcome: Outcome, error: BaseException) -> End:
+    """Settles after a signal handler has raised `error` in :func:`settle`.
+
+    The body has ended, so its outcome still has to be stored. An error that ends the process is
+    raised afterwards.
+    """
+    if call.settled or not call.protected:
+        raise error
+    exiting = not isinstance(error, Exception)
+    call.writes_once |= exiting
+    try:
+        end = await settle(call, outcome)
+    except Exception as second:
+        if isinstance(outcome, Result) and not call.settled:
+            call.report(table.OUTCOME_UNSAVED, error=second)
+        raise
+    if exiting:
+        raise error
+    call.report(table.ENDED_LATE, error=error)
+    return end
+
+
+async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
+    """Encodes what has to be stored for `outcome`."""
+    if call.steps_body:
+        _ = call.steps  # from now on they are an extension of the call
+    outcome, disposition = call.host.meaning(outcome)
+    settings, key = call.settings, str(call.key)
+    protect: Any = {"key": key, "token": call.token}
+    settlement = Settlement(disposition, outcome, retention_ms=settings.result_ms)
+    if isinstance(disposition, Complete):
+        assert isinstance(outcome, Result)
+        if call.host.returns_restored:
+            payload, settlement.outcome = restored(
+                outcome.value, settings, call.codec.values, key=key
+            )
+            payload = await call.codec.protect(payload, settings, **protect)
+        else:
+            payload = await call.codec.encode_result(outcome.value, settings, **protect)
+        settlement.payload, settlement.backend_result = payload, disposition.backend_result
+        settlement.sending_ms = call.sending_ms if disposition.continues else 0
+        call.stored = payload, RESULT
+    elif isinstance(disposition, Delegate):
+        # The other task has the continuation, so this one has none to send. If the other's result
+        # never comes, a call that waits for it runs when the record expires.
+        format_ = DELEGATED if disposition.stores_result else RESULT_IGNORED
+        settlement.payload = Payload(format_, layout.write_task_id(call.task_id))
+    elif isinstance(disposition, Fail):
+        assert isinstance(outcome, Failure)
+        payload = await call.codec.encode_error(outcome.error, settings, **protect)
+        settlement.payload, settlement.retention_ms = payload, settings.error_ms
+        call.stored = payload, ERROR
+    return settlement
+
+
+async def _store(call: ActiveCall, settlement: Settlement) -> End:
+    """Stores the outcome of the key."""
+    call.writes_once |= settlement.committed
+    command = settle_command(call, settlement)
+    try:
+        reply = await call.write(command)
+    except StoreUnavailableError as error:
+        call.unsaved = None if settlement.committed else error
+        event = table.COMMITTED_ONLY if settlement.committed else table.OUTCOME_UNSAVED
+        call.report(event, error=error)
+        reply = None
+    call.settled = True
+    call.stop_renewal()
+    delegates = isinstance(settlement.disposition, Delegate)
+    lost = reply is not None and reply.case == "lost" and not settlement.committed
+    if reply is None or (lost and delegates):
+        return Answer(settlement.outcome)
+    if lost:
+        await call.discard_stored()
+        return await _resolve_lost_lease(call, reply, settlement.outcome)
+    if settlement.sending_ms:
+        call.continuation = Continuation(call, call.token)
+    _report_stored(call, settlement)
+    for extension in call.extensions:
+        await extension.settled(settlement, reply)
+    written = reply.case == "written"
+    return Answer(settlement.outcome, is_own=not delegates, result_written=written)
+
+
+def settle_command(call: ActiveCall, settlement: Settlement) -> Command:
+    """Returns the command that stores the outcome of the key."""
+    key, token, label, disposition = call.key, call.token, call.label, settlement.disposition
+    payload, retention_ms = settlement.payload, settlement.retention_ms
+    assert payload is not None
+    if isinstance(disposition, Fail):
+        return commands.fail(key, token, payload, retention_ms, label=label)
+    if isinstance(disposition, Delegate):
+        awaited = disposition.awaited
+        return commands.delegate(key, token, payload, awaited, retention_ms, label=label)
+    result, sending_ms = settlement.backend_result, settlement.sending_ms
+    about = key, token, payload, retention_ms, result
+    return commands.complete(*about, label=label, sending_ms=sending_ms)
+
+
+def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
+    payload, execution = settlement.payload, call.execution
+    assert payload is not None
+    if isinstance(settlement.disposition, Delegate):
+        end = "it has replaced itself and gets the outcome of its replacement"
+        report(table.COMPLETED, call, execution, end=end)
+        return
+    failed = isinstance(settlement.disposition, Fail)
+    if not payload.format and (failed or call.settings.store_result):
+        ran = f"ran and raised {type(settlement.error).__name__}" if failed else "ran"
+        call.report(table.NOT_STORED, end=ran, reason=payload.body.decode())
+    if failed:
+        gets = "this error" if payload.format else "ResultNotStoredError"
+        call.report(table.FAILED, error=settlement.error, outcome=gets)
+    else:
+        kept = "its result is stored" if payload.format else "its result is not kept"
+        report(table.COMPLETED, call, execution, end=kept)
+
+
+async def _release(call: ActiveCall, settlement: Settlement, disposition: Release) -> End:
+    """Frees the key, or reserves it for a retry."""
+    outcome, error = settlement.outcome, settlement.error
+    # Before the release, which the heartbeat would take for a lost lease.
+    call.stop_renewal()
+    try:
+        reply = await call.release(disposition)
+    except (StoreUnavailableError, CorruptRecordError) as failure:
+        call.report(table.NOT_RELEASED, error=failure)
+        return Answer(outcome)
+    if reply.case == "ok":
+        hold = disposition.hold
+        call.report(
+            table.RELEASED,
+            end=f"ran and raised {type(error).__name__}" if error else "ran",
+            key_is=f"stays reserved for its retry for {hold:.1f} s" if hold else "is free",
+            error=error,
+            reserved_seconds=hold or None,
+        )
+        return Answer(outcome)
+    if disposition.hold or not isinstance(error, Exception):
+        # The retry is published already, or the process is about to exit.
+        call.report_lease_lost(reply.raw)
+        return Answer(outcome)
+    return await _resolve_lost_lease(call, reply, outcome)
+
+
+async def _abort(call: ActiveCall, outcome: Outcome) -> End:
+    """Ends a call whose body stopped because its lease was lost: as `_resolve_lost_lease`."""
+    call.end_extensions()
+    try:
+        reply = await call.release()
+    except (StoreUnavailableError, CorruptRecordError):
+        return _requeue_lost(call)
+    if reply.case == "ok":
+        return _requeue_lost(call)
+    return await _resolve_lost_lease(call, reply, outcome)
+
+
+async def _resolve_lost_lease(call: ActiveCall, reply: Reply, outcome: Outcome) -> End:
+    """Returns the outcome of the execution that took over; else requeues, or keeps `outcome`."""
+    call.report_lease_lost(reply.raw)
+    record = _winning_record(call, reply)
+    if record is None:
+        return Answer(outcome)
+    # Only a begin can tell whether this call has to send its continuation.
+    if record.state.finished and not call.data.continues:
+        # The other task's replacement may still run; the offload storage may be unavailable.
+        with contextlib.suppress(NotReadyError, StoreUnavailableError):
+            return await replay(call, record)
+    return _requeue_lost(call)
+
+
+def _winning_record(call: ActiveCall, reply: Reply) -> Record | None:
+    try:
+        if not reply.raw:
+            return None
+        return call.runtime.store.record(call.key, reply.raw)
+    except CorruptRecordError:
+        return None
+
+
+def _requeue_lost(call: ActiveCall) -> Requeue:
+    lost = LeaseLostError(f"{call.key}: another execution may run")
+    return conflict.requeue(call, lost)

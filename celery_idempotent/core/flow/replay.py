@@ -1,0 +1,79 @@
+"""Replays: answer a call with the outcome of an earlier one."""
+
+from __future__ import annotations
+
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import report, report_refused
+from celery_idempotent.core.flow import conflict
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.continuation import Continuation
+from celery_idempotent.core.flow.end import Answer, End
+from celery_idempotent.core.flow.outcome import Failure, Result
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    IdempotencyError,
+    NotReadyError,
+    ResultDiscardedError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
+
+
+async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> Answer:
+    """Answers `call` with the outcome that a finished `record` holds.
+
+    The continuation of a message that has completed is sent once; a duplicate sends its own.
+
+    Args:
+        sends: whether the call has the right to send the continuation of `record`.
+
+    Raises:
+        StoreUnavailableError: if the value is offloaded and its storage is unavailable.
+        NotReadyError: if the outcome is the result of another task, which has not ended.
+    """
+    missing: IdempotencyError | None = None
+    try:
+        outcome, failed = await call.codec.decode_outcome(record)
+        if isinstance(outcome, ResultNotStoredError) and record.task_id == call.task_id:
+            missing = outcome
+    except (ResultNotStoredError, CorruptRecordError) as error:
+        missing = error
+    if sends:
+        call.continuation = Continuation(call, record.token)
+    sent = record.state is State.COMPLETED and record.task_id == call.task_id and not sends
+    if missing is not None:
+        try:
+            outcome, failed = call.host.recover_result(record, missing), False
+        except (ResultNotStoredError, CorruptRecordError) as refusal:
+            if isinstance(refusal, ResultDiscardedError):
+                report(table.REPLAYED, call, record=record)
+            else:
+                report_refused(call, refusal)
+            return Answer(
+                Failure(refusal), record, replayed=True, refused=True, continuation_sent=sent
+            )
+        except Exception as recovered:
+            outcome, failed = recovered, True
+    if failed and layout.is_poisoned(record):
+        report_refused(call, outcome)
+    else:
+        report(table.REPLAYED, call, record=record)
+    answer = Result(outcome) if not failed else Failure(outcome)
+    return Answer(answer, record, replayed=True, continuation_sent=sent)
+
+
+async def replay_or_requeue(call: ActiveCall, record: Record, *, sends: bool = False) -> End:
+    """As :func:`replay`; applies the policies if the outcome is not available yet."""
+    try:
+        return await replay(call, record, sends=sends)
+    except NotReadyError:
+        return conflict.apply_policy(call, record)
+    except StoreUnavailableError as error:
+        # There is an outcome, which cannot be fetched: requeue or fail, but never run.
+        report(table.OUTCOME_UNAVAILABLE, call, error=error)
+        if call.settings.on_store_error == "raise":
+            raise report_refused(call, error) from None
+        report(table.STORE_UNAVAILABLE, call)
+        return conflict.requeue(call, error)

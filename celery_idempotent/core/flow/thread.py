@@ -1,0 +1,113 @@
+"""Runs flows in a thread: for tasks, functions and consumers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from celery_idempotent.core.flow.execution import Execution
+from celery_idempotent.core.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.core.flow.soft_limit import (
+    BODY,
+    FLOW,
+    WAIT,
+    SoftLimit,
+    SoftLimitReached,
+    innermost,
+)
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.lease.heartbeat import heartbeat
+from celery_idempotent.core.store.commands import Command
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.scripts import Reply
+
+T = TypeVar("T")
+
+
+class BlockingRuntime:
+    """Runs everything in the calling thread; one instance serves any number of flows."""
+
+    execution = Execution
+
+    def __init__(self, store: RecordStore) -> None:
+        self.store = store
+        self.execute = store.execute
+        self.execute_all = store.execute_all
+        renewer = heartbeat.renewer(store)
+        self.start_renewal, self.stop_renewal = renewer.start_renewal, renewer.stop_renewal
+
+    async def execute_interruptible(self, command: Command) -> Reply:
+        """Returns the reply of the store, unless a soft time limit is reached first."""
+        limit = innermost()
+        try:
+            limit.begin(WAIT)
+            return await self.store.execute(command)
+        finally:
+            limit.phase = FLOW
+
+    async def sleep(self, seconds: float) -> None:
+        """Blocks the thread."""
+        time.sleep(seconds)
+
+    async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
+        """Blocks the thread, unless a soft time limit is reached first."""
+        limit = innermost()
+        try:
+            limit.begin(WAIT)
+            await self.store.wait_for_change(key, seen, seconds)
+        finally:
+            limit.phase = FLOW
+
+    async def run(self, func: Callable[[], T]) -> Outcome:
+        """Returns the outcome of `func`."""
+        limit = innermost()
+        outcome: Outcome | None = None
+        try:
+            try:
+                limit.begin(BODY)
+                outcome = Result(func())
+            except SoftLimitReached:
+                raise
+            except BaseException as error:
+                outcome = Failure(error)
+            limit.phase = FLOW
+        except SoftLimitReached:
+            raise
+        except BaseException as late:
+            # Raised by a signal handler after the body had ended.
+            limit.phase = FLOW
+            outcome = outcome or Failure(late.__context__ or late)
+        return outcome
+
+    def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        """Runs the flow of a step, which `start` creates, and returns its outcome."""
+        return run_flow(start)
+
+
+def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | None = None) -> T:
+    """Runs a flow, which must never be suspended, and returns its value.
+
+    Args:
+        start: creates the flow, once a soft time limit can no longer raise an error here.
+        limit: of the message that the flow belongs to. An error that it still keeps at the end is
+            dropped, since the message has ended. None: a soft time limit applies to an enclosing
+            call, and its error is raised at the end.
+    """
+    own = SoftLimit() if limit is None else limit
+    try:
+        own.enter()
+        flow = start()
+        flow.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    except SoftLimitReached as interrupted:
+        own.take()
+        raise interrupted.error from None
+    finally:
+        own.leave()
+        if limit is None and (error := own.error) is not None:
+            raise error
+    flow.close()
+    raise RuntimeError("a flow in a thread waits for an event loop")

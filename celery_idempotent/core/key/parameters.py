@@ -1,0 +1,177 @@
+"""Binds the arguments of a call to a task's parameters and encodes them canonically."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from inspect import Parameter, Signature
+from typing import Any, NamedTuple
+
+from celery_idempotent.core.key.canonical import (
+    SCALAR_ENCODERS,
+    Budget,
+    NotCanonicalError,
+    canonical,
+)
+
+_NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+class Argument(NamedTuple):
+    """One argument of a call."""
+
+    name: str
+    #: Its canonical bytes; None if its type has none.
+    canonical_bytes: bytes | None
+    #: Whether it equals its default, which leaves it out of fingerprints and all-arguments keys.
+    at_default: bool
+    #: Whether the rule uses it; None if only the rule's own code knows.
+    in_key: bool | None
+
+
+class Parameters:
+    """The parameters of a task's function.
+
+    ``f(1, b=2)``, ``f(1, 2)`` and ``f(a=1, b=2)`` bind to the same mapping. Extra positional
+    arguments are one entry under ``*name`` and extra keyword arguments one under ``**name``, so
+    neither can be mistaken for a parameter.
+
+    Args:
+        signature: of the task's function, without ``self``.
+        normalise: returns a value as the task's serializer restores it: a default must equal
+            the same value passed explicitly.
+    """
+
+    def __init__(self, signature: Signature, normalise: Callable[[Any], Any]) -> None:
+        self.signature = signature
+        parameters = tuple(signature.parameters.values())
+        #: The names that :meth:`bind` may return.
+        self.entry_names = tuple(map(entry_name, parameters))
+        self._names = frozenset(p.name for p in parameters)
+        self._all_named = all(p.kind in _NAMED for p in parameters)
+        self._positional = tuple(
+            p.name for p in parameters if p.kind is Parameter.POSITIONAL_OR_KEYWORD
+        )
+        self._required = frozenset(
+            p.name
+            for p in parameters
+            if p.default is Parameter.empty
+            and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        )
+        self._takes_any_keyword = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
+        self._defaults = {
+            p.name: normalise(p.default) for p in parameters if p.default is not Parameter.empty
+        }
+        self._encoded_defaults = {
+            name: encoded
+            for name, value in self._defaults.items()
+            if (encoded := _encode_if_possible(value))
+        }
+
+    def accepts(self, name: str) -> bool:
+        """Returns whether a call can have an argument of this name."""
+        return name in self._names or self._takes_any_keyword
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments that were passed, by name.
+
+        Raises:
+            TypeError: if the call does not fit the signature, as the call itself would.
+        """
+        if self._all_named and len(args) <= len(self._positional):
+            bound = dict(zip(self._positional, args, strict=False))
+            if bound.keys().isdisjoint(kwargs) and self._names >= kwargs.keys():
+                bound.update(kwargs)
+                if self._required <= bound.keys():
+                    return bound
+        return self._bind_by_signature(args, kwargs)
+
+    def bind_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """As :meth:`bind`, but arguments may be missing."""
+        return self._named(self.signature.bind_partial(*args, **kwargs).arguments)
+
+    def missing(self, bound: Mapping[str, Any]) -> list[str]:
+        """Returns the required parameters that `bound` lacks, in their order."""
+        required = self._required.difference(bound)
+        return [name for name in self.signature.parameters if name in required]
+
+    def _bind_by_signature(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return self._named(self.signature.bind(*args, **kwargs).arguments)
+
+    def _named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        parameters = self.signature.parameters
+        return {entry_name(parameters[name]): value for name, value in arguments.items()}
+
+    def with_defaults(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns every argument that a rule can name, with defaults and extra keywords."""
+        values: dict[str, Any] = {}
+        for name, value in bound.items():
+            if name.startswith("**"):
+                values.update(value)
+        # A positional-only parameter outranks an extra keyword of the same name.
+        values |= self._defaults
+        for name, value in bound.items():
+            values[name.lstrip("*")] = value
+        return values
+
+    def encode(
+        self, bound: Mapping[str, Any], on_error: Callable[[str, NotCanonicalError], bytes]
+    ) -> bytes:
+        """Returns the canonical bytes of all arguments that are not at their default.
+
+        A new parameter with a default therefore changes no key. Encoded values are compared, since
+        a message turns tuples into lists.
+
+        Args:
+            on_error: returns the bytes of an argument that cannot be encoded, or raises.
+        """
+        defaults, encoded_defaults = self._defaults, self._encoded_defaults
+        parts: list[bytes] = []
+        for name in sorted(bound):
+            value = bound[name]
+            if name in defaults and value is defaults[name]:
+                continue
+            try:
+                # Scalars, the common case, are encoded directly.
+                encode = SCALAR_ENCODERS.get(type(value))
+                encoded = encode(value, Budget()) if encode else canonical(value)
+            except NotCanonicalError as error:
+                encoded = on_error(name, error)
+            if name not in encoded_defaults or encoded != encoded_defaults[name]:
+                parts += _encode_name(name), encoded
+        return b"".join(parts)
+
+    def explain(
+        self, bound: Mapping[str, Any], names_in_key: Collection[str] | None
+    ) -> Iterator[Argument]:
+        """Yields how :meth:`encode` treats each argument of a call.
+
+        Args:
+            names_in_key: the arguments that the rule uses; None if unknown.
+        """
+        for name in (*bound, *(other for other in self._defaults if other not in bound)):
+            encoded = _encode_if_possible(bound.get(name, self._defaults.get(name)))
+            at_default = name not in bound or encoded == self._encoded_defaults.get(name, b"")
+            in_key = None if names_in_key is None else name.lstrip("*") in names_in_key
+            yield Argument(name, encoded, at_default, in_key)
+
+
+@lru_cache(1024)
+def _encode_name(name: str) -> bytes:
+    return canonical(name)
+
+
+def entry_name(parameter: Parameter) -> str:
+    """Returns the name of a parameter, with the stars of a variadic one."""
+    if parameter.kind is Parameter.VAR_POSITIONAL:
+        return "*" + parameter.name
+    if parameter.kind is Parameter.VAR_KEYWORD:
+        return "**" + parameter.name
+    return parameter.name
+
+
+def _encode_if_possible(value: Any) -> bytes | None:
+    try:
+        return canonical(value)
+    except NotCanonicalError:
+        return None

@@ -1,0 +1,71 @@
+"""A lease that this process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.store.commands import LeaseExtension
+from celery_idempotent.core.store.record_store import RecordStore
+
+#: Fraction of a lease that is not trusted, since clocks run at different rates.
+MARGIN = 0.05
+
+
+def ignore(_: bytes) -> None:
+    """Does nothing."""
+
+
+class Lease:
+    """The right to run one execution. The heartbeat extends it; the execution's thread reads it.
+
+    Args:
+        store: the store that has the record.
+        extension: the record, the token and the length of the lease.
+        sent_at: seconds of `lease.clock`, read before the request that granted the lease was sent.
+        on_lost: called once with the record, in the heartbeat's thread, when the server replies
+            that the lease is lost. `ignore` replaces it when the renewal stops: `on_lost` refers to
+            the call, the call to the lease, and only the garbage collector would free this cycle.
+    """
+
+    def __init__(
+        self,
+        store: RecordStore,
+        extension: LeaseExtension,
+        sent_at: float,
+        on_lost: Callable[[bytes], None],
+    ) -> None:
+        self.store = store
+        self.extension = extension
+        #: The key of the record, and the fencing token.
+        self.key, self.token = extension.key, extension.token
+        self.on_lost = on_lost
+        self.lost = False
+        self.seconds = seconds = extension.lease_ms / 1000
+        #: Until then, no other execution can have begun (seconds of `lease.clock`).
+        self.trusted_until = sent_at + seconds * (1 - MARGIN)
+        #: From then on, the heartbeat extends the lease (seconds of `lease.clock`).
+        self.due = sent_at + seconds / 3
+
+    @property
+    def trusted(self) -> bool:
+        """Whether no other execution can have begun."""
+        return not self.lost and lease_now() < self.trusted_until
+
+    def renewed(self, sent_at: float) -> None:
+        """Records that the server has extended the lease, by a request sent at `sent_at`."""
+        self.trusted_until = sent_at + self.seconds * (1 - MARGIN)
+        self.due = sent_at + self.seconds / 3
+
+    def unanswered(self) -> None:
+        """Records that a request is being sent: without a reply, another one follows soon.
+
+        If Redis is back after an outage longer than the lease, the next begin waits for a tenth of
+        the lease, see lua/begin.lua. Meanwhile, a request must reach Redis.
+        """
+        self.due = lease_now() + min(1.0, self.seconds / 20)
+
+    @property
+    def due_with_others(self) -> float:
+        """From then on, it joins the round trip of another lease (seconds of `lease.clock`)."""
+        return self.due - self.seconds / 12

@@ -1,0 +1,159 @@
+"""Prepares and restores results and errors as the app's result backend does.
+
+Records hold the type, module and arguments of an error, as Celery's backends encode it. A client
+that can write to Redis must not be able to choose what is executed, or to stop a worker.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import celery.exceptions
+from billiard.exceptions import Terminated, WorkerLostError
+from celery import Celery
+from celery.exceptions import TaskPredicate
+from celery.states import EXCEPTION_STATES, PENDING, READY_STATES
+from celery.utils.serialization import (
+    create_exception_cls,
+    ensure_serializable,
+    get_pickleable_exception,
+)
+from kombu.utils.json import dumps
+
+from celery_idempotent.core.printable import one_line
+from celery_idempotent.errors import NotReadyError, ResultNotStoredError
+
+#: Exceptions that control Celery or its pool; a MemoryError ends a prefork worker. WorkerLostError
+#: is storable, for copies of a lost message: Celery requeues a lost message only once.
+_CONTROL_FLOW = (TaskPredicate, Terminated, MemoryError)
+
+
+def is_storable(cls: object) -> bool:
+    """Whether `cls` is a class of ordinary errors, which do not control Celery or its pool."""
+    if not (isinstance(cls, type) and issubclass(cls, Exception)):
+        return False
+    return not issubclass(cls, _CONTROL_FLOW)
+
+
+def class_of(prepared: Mapping[str, Any]) -> type[Exception] | None:
+    """Returns the class of a stored error; None if this process has not loaded it.
+
+    Neither imports a module nor executes its code.
+
+    Raises:
+        KeyError, TypeError: if `prepared` is not a stored error, or its class not storable.
+    """
+    module, name, arguments = (
+        prepared[field] for field in ("exc_module", "exc_type", "exc_message")
+    )
+    if not (isinstance(module, str) and isinstance(name, str) and isinstance(arguments, list)):
+        raise TypeError("not a stored error")
+    found: Any = sys.modules.get(module)
+    for attribute in name.split("."):
+        # Not getattr: a module may import others on access.
+        found = vars(found).get(attribute) if isinstance(found, (ModuleType, type)) else None
+    if found is None:
+        return None
+    if not is_storable(found):
+        raise TypeError(f"{module}.{name} is not an error that is stored")
+    cls: type[Exception] = found
+    return cls
+
+
+class ResultCodec:
+    """Encodes as the result backend does, so that a replay equals what the first caller got.
+
+    Args:
+        app: has the result backend; without an app, values are unchanged, and errors are encoded
+            as in Celery's backends.
+    """
+
+    def __init__(self, app: Celery | None = None) -> None:
+        self.app = app
+
+    def prepare_error(self, error: BaseException) -> dict[str, Any]:
+        """Returns type, module and arguments; non-JSON arguments become their repr.
+
+        Celery's tracer replaces unpicklable exceptions before any backend gets them.
+        """
+        if self.app:
+            error = get_pickleable_exception(error)
+        # Not by the backend's own method: its serializer may not be JSON.
+        return {
+            "exc_type": type(error).__qualname__,
+            "exc_message": ensure_serializable(error.args, dumps),
+            "exc_module": type(error).__module__,
+        }
+
+    @property
+    def content_type(self) -> str | None:
+        """The content type of the results in the result backend; None without an app."""
+        return self.app.backend.content_type if self.app else None
+
+    def result_of(self, task_id: str, seconds: float) -> Any:
+        """Returns the result of a task that replaced this one `seconds` ago. May block.
+
+        Raises:
+            NotReadyError: if the task has not finished. Without an app, no task is replaced.
+            ResultNotStoredError: if the backend cannot return the result, may have deleted it, or
+                holds an error that would affect the worker, such as WorkerLostError.
+            Exception: what the task raised.
+        """
+        if self.app is None:
+            raise NotReadyError(task_id)
+        result = self.app.AsyncResult(task_id)
+        task = f"task {one_line(task_id)}"
+        try:
+            state, value = result.state, result.result
+        except Exception as error:
+            raise ResultNotStoredError(
+                f"{task} replaced this one, and the result backend cannot return its result"
+            ) from error
+        expires = self.app.backend.expires
+        if state == PENDING and expires and seconds > expires:
+            # The result has probably expired: waiting for it would never end.
+            raise ResultNotStoredError(
+                f"{task} replaced this one, and the result backend no longer has its "
+                "result: set result_expires to at least idempotency_result_ttl"
+            )
+        if state not in READY_STATES:
+            raise NotReadyError(task_id)
+        if state in EXCEPTION_STATES:
+            if not is_storable(type(value)) or isinstance(value, WorkerLostError):
+                raise ResultNotStoredError(
+                    f"{task} replaced this one, and has failed with {type(value).__name__}, which "
+                    "is not raised again, because it would control the worker"
+                )
+            raise value
+        return value
+
+    def restore_error(self, prepared: dict[str, Any]) -> BaseException:
+        """Returns the exception that ``AsyncResult.get()`` would raise, with its arguments.
+
+        If this process has not loaded its class, a class of the same name is created.
+
+        Raises:
+            Exception: any, if `prepared` is not a stored error.
+        """
+        name, arguments = prepared["exc_type"], prepared["exc_message"]
+        cls = class_of(prepared)
+        error: BaseException
+        if self.app and cls:
+            error = self.app.backend.exception_to_python(prepared)
+            if type(error).__qualname__ != name:
+                return error
+        else:
+            module = celery.exceptions.__name__ if self.app else prepared["exc_module"]
+            cls = cls or create_exception_cls(name, module)
+            try:
+                error = cls(*arguments)
+            except Exception:
+                # Its constructor does not take the arguments in `args`.
+                error = cls.__new__(cls)
+        # A constructor may build a message from its arguments. Called with that message, it would
+        # build a longer one each time that the error is stored and restored.
+        BaseException.__init__(error, *arguments)
+        return error

@@ -1,0 +1,296 @@
+"""Commands on a record: each transition as a value, for every transport."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.record import layout, traceparent
+from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.store.scripts import Script, load
+
+#: The keys of a script: the record of the key or message, the slot and the turn of the key.
+RECORD, SLOT, TURN = "record", "slot", "turn"
+_EMPTY = Payload("", b"")
+#: In the arguments of a command: the server time after which a copy of it does nothing.
+DEADLINE: Any = object()
+#: Passed to `forget` for a record that cannot be read.
+UNREADABLE = "?"
+#: Passed to `forget` if there was no record.
+NO_RECORD = "0"
+
+
+class Command(NamedTuple):
+    """One call of a script. Sent twice, a command gets the same reply twice, except `forget`."""
+
+    script: Script
+    key: Key
+    #: In the order of the script's head; the name of the task's result follows.
+    keys: tuple[str, ...]
+    #: In the order of the script's head.
+    arguments: list[Any]
+    #: Name of the task's result in its result backend, if the script also writes that.
+    result_name: str | bytes = b""
+
+
+class BackendResult(NamedTuple):
+    """A task's result, as its result backend stores it in the Redis of the records."""
+
+    name: str | bytes
+    meta: str | bytes
+    #: Seconds; 0: never.
+    expires: int
+
+
+class LeaseExtension(NamedTuple):
+    """The extension of one lease."""
+
+    key: Key
+    token: int
+    lease_ms: int
+    retention_ms: int
+
+
+def begin(
+    key: Key,
+    *,
+    execution_id: bytes,
+    task_id: str,
+    generation: int = 0,
+    worker: str,
+    label: str = "",
+    lease_ms: int,
+    retention_ms: int,
+    hold_ms: int = 0,
+    replaces: int = 0,
+) -> Command:
+    """Requests the right to run; lua/begin.lua lists the replies.
+
+    Args:
+        retention_ms: how long a dead execution is remembered.
+        hold_ms: if the messages of the key are deduplicated when they are published: how long this
+            one keeps its reservation, at least, if it has to wait.
+        replaces: as in lua/begin.lua.
+    """
+    arguments = [
+        execution_id,
+        layout.write_task_id(task_id),
+        generation,
+        key.fingerprint,
+        _worker(worker),
+        layout.write_tail(label=label) if label else b"",
+        lease_ms,
+        lease_ms + retention_ms,
+        hold_ms,
+        DEADLINE,
+        replaces,
+    ]
+    keys = (RECORD, SLOT, TURN) if key.message else (RECORD, SLOT) if hold_ms else (RECORD,)
+    return Command(load("begin"), key, keys, arguments)
+
+
+def extend(lease: LeaseExtension, step: bytes = b"") -> Command:
+    """Extends a lease, and stores a finished step: ``ok`` or ``lost``."""
+    key, token, lease_ms, retention_ms = lease
+    arguments = [token, lease_ms, lease_ms + retention_ms, step]
+    return Command(load("extend"), key, (RECORD, TURN) if key.message else (RECORD,), arguments)
+
+
+def _settle(
+    key: Key,
+    token: int,
+    letter: str,
+    *,
+    retention_ms: int = 0,
+    at_ms: int = 0,
+    owner: int | str = "",
+    payload: Payload = _EMPTY,
+    label: str = "",
+    result: BackendResult | None = None,
+) -> Command:
+    current = traceparent.current if letter in "VTE" else None
+    tail = layout.write_tail(payload.format, label, current() if current else "")
+    name, meta, expires = result or (b"", b"", 0)
+    keys = (RECORD, TURN) if letter == "W" and key.message else (RECORD,)
+    arguments = [token, letter, at_ms, owner, tail, payload.body, retention_ms, meta, expires]
+    return Command(load("settle"), key, keys, arguments, name)
+
+
+def complete(
+    key: Key,
+    token: int,
+    result: Payload,
+    retention_ms: int,
+    backend_result: BackendResult | None = None,
+    *,
+    label: str = "",
+    sending_ms: int = 0,
+) -> Command:
+    """Stores the result: ``ok`` or ``lost``; ``written`` if it also stores `backend_result`.
+
+    Args:
+        sending_ms: how long sending the continuation may take; 0: there is none. `backend_result`
+            is only for a task without a continuation.
+    """
+    return _settle(
+        key,
+        token,
+        "T" if sending_ms else "V",
+        at_ms=sending_ms,
+        payload=result,
+        label=label,
+        retention_ms=retention_ms,
+        result=backend_result,
+    )
+
+
+def mark_sent(key: Key, token: int) -> Command:
+    """Records that the continuation of a completed execution was sent: ``ok`` or ``lost``."""
+    return _settle(key, token, "V")
+
+
+def fail(key: Key, token: int, error: Payload, retention_ms: int, *, label: str = "") -> Command:
+    """Stores an error as the outcome: ``ok`` or ``lost``."""
+    return _settle(key, token, "E", payload=error, label=label, retention_ms=retention_ms)
+
+
+def poison(key: Key, token: int, retention_ms: int, *, label: str = "") -> Command:
+    """Stores that the executions of the key have died: ``ok`` or ``lost``."""
+    return fail(key, token, Payload("", layout.POISONED), retention_ms, label=label)
+
+
+def delegate(
+    key: Key, token: int, task_id: Payload, generation: int, retention_ms: int, *, label: str = ""
+) -> Command:
+    """Stores that another task's outcome is that of the key: ``ok`` or ``lost``.
+
+    Args:
+        task_id: of the other task, and the format that says whether it stores its result.
+        generation: of the first message of this task that continues under the key.
+    """
+    options: dict[str, Any] = {"payload": task_id, "label": label, "retention_ms": retention_ms}
+    return _settle(key, token, "D", owner=generation, **options)
+
+
+def release(key: Key, token: int, *, retention_ms: int) -> Command:
+    """Frees the key: ``ok`` or ``lost``.
+
+    Args:
+        retention_ms: how long finished steps are kept for the next execution.
+    """
+    return _settle(key, token, "", retention_ms=retention_ms)
+
+
+def reserve_retry(
+    key: Key, token: int, *, hold_ms: int, retention_ms: int, generation: int
+) -> Command:
+    """Reserves the key of an execution for its retry: ``ok`` or ``lost``.
+
+    Args:
+        hold_ms: how long the key is reserved.
+        retention_ms: how long the record is kept; longer than `hold_ms` if there are steps.
+        generation: of the retry.
+    """
+    return _settle(key, token, "W", at_ms=hold_ms, owner=generation, retention_ms=retention_ms)
+
+
+def write_result(key: Key, result: BackendResult) -> Command:
+    """Stores `result` for a replay and leaves the record as it is: ``written`` or ``ok``."""
+    return _settle(key, 0, "V", result=result)
+
+
+def without_backend_result(command: Command) -> Command:
+    """Returns `command` without the backend result: it only completes the record."""
+    return command._replace(arguments=[*command.arguments[:7], b"", 0], result_name=b"")
+
+
+def stores_outcome(command: Command) -> bool:
+    """Returns whether `command` stores the outcome of an execution."""
+    return command.script.name == "settle" and command.arguments[1] in ("V", "T", "E", "D")
+
+
+def is_durable(command: Command) -> bool:
+    """Returns whether the write of `command` must not be lost: a begin, a step or an outcome."""
+    name = command.script.name
+    return name == "begin" or (name == "extend" and command.arguments[3]) or stores_outcome(command)
+
+
+def abandon(key: Key, task_id: str, worker: str, *, grace_ms: int, reason: str) -> Command:
+    """Ends the lease of a worker process that died or is about to: ``ok`` or ``lost``.
+
+    ``sending`` if the execution had ended and only its continuation was still being sent.
+
+    Args:
+        reason: how the execution ends, one of ``layout.ENDS``; `Record.ended_by` until the next
+            begin.
+    """
+    arguments = [layout.write_task_id(task_id), _worker(worker), grace_ms, reason]
+    return Command(load("abandon"), key, (RECORD,), arguments)
+
+
+def reserve(
+    key: Key,
+    task_id: str,
+    hold_ms: int,
+    *,
+    label: str = "",
+    after_running: bool = False,
+    arguments: bytes = b"",
+    keep_ms: int = 0,
+    quiet_ms: int = 0,
+    max_wait_ms: int = 0,
+) -> Command:
+    """Reserves the key for a message to be published; lua/queue.lua lists the replies.
+
+    Args:
+        key: of the message's record.
+        hold_ms: how long the key is reserved; 0 gives the reservation back.
+        after_running: whether a message is needed while a call runs, for a key that may run again.
+        arguments: these four as in lua/queue.lua.
+    """
+    keys = (SLOT, RECORD, TURN) if key.message and not after_running else (SLOT, RECORD)
+    return Command(
+        load("queue"),
+        key,
+        keys,
+        [
+            layout.write_task_id(task_id),
+            DEADLINE,
+            hold_ms,
+            key.fingerprint,
+            layout.write_tail(label=label),
+            arguments,
+            keep_ms,
+            quiet_ms,
+            max_wait_ms,
+        ],
+    )
+
+
+def give_back(key: Key, task_id: str) -> Command:
+    """Ends the reservation of a message that will not begin: ``reserved``."""
+    return reserve(key, task_id, 0)
+
+
+def forget(key: Key, shown: Record | str | None = None, *, force: bool = False) -> Command:
+    """Deletes the record; lua/forget.lua lists the replies.
+
+    Args:
+        shown: delete only a record that still has this state and token; ``UNREADABLE``: only one
+            that cannot be read; ``NO_RECORD``: none; None: any.
+        force: also while an execution runs.
+    """
+    token: Any = shown or ""
+    letters = ""
+    if isinstance(shown, Record):
+        token, letters = shown.token, layout.letters_of(shown.state)
+    keys = (RECORD,) if key.message else (RECORD, SLOT)
+    return Command(load("forget"), key, keys, [DEADLINE, token, letters, "1" if force else ""])
+
+
+@lru_cache(64)
+def _worker(name: str) -> bytes:
+    """Returns the end of `name` that fits in the record's field, including the pid."""
+    return name.encode()[-255:].decode(errors="ignore").encode()

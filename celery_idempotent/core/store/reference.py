@@ -1,0 +1,111 @@
+"""References: from the task id of a duplicate to the record that it found.
+
+A record names only the task that executed, but monitoring also shows the ids of its duplicates.
+Each duplicate therefore writes a key to Redis, named by a digest of its task id. It expires with
+the record if both have the same retention.
+
+References may be missing, since errors of writing them are ignored. They serve searches by task
+id; besides, only the check of a revoked or expired message reads them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from celery_idempotent.core.key.key import letters
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.record import Record
+
+#: Precedes the digest, where a record's name has the quoted name of its task.
+MARK = "@"
+
+#: How a duplicate ended; their first letters are stored.
+REPLAYED, IGNORED, CONFLICT = "replayed", "ignored", "conflict"
+DEAD_LETTERED, OTHER_ARGUMENTS, WAITING = "dead-lettered", "other arguments", "waiting"
+_SENTENCES = {
+    REPLAYED: "got the outcome of",
+    IGNORED: "was ignored, because of",
+    CONFLICT: "failed with ConflictError, because of",
+    DEAD_LETTERED: "was rejected and dead-lettered, because of",
+    OTHER_ARGUMENTS: "failed with KeyReusedError: other arguments than",
+    WAITING: "was requeued until the end of",
+}
+_ENDS = {end[0].encode(): end for end in _SENTENCES}
+#: Bytes before the task id.
+_FIXED = 11
+
+
+class Reference(NamedTuple):
+    """The record that a duplicate found."""
+
+    #: A `Record.key`.
+    key: str
+    #: What became of the duplicate: `REPLAYED` and so on.
+    end: str
+    #: Of the record's execution.
+    task_id: str
+    token: int
+    attempt: int
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it got the record's outcome; if not, the record only kept it from running."""
+        return self.end == REPLAYED
+
+    @property
+    def description(self) -> str:
+        """The end of a sentence about the duplicate."""
+        return f"{_SENTENCES[self.end]} task {self.task_id} (attempt {self.attempt})"
+
+
+def name(prefix: str, task_id: str) -> str:
+    """Returns the name of the reference of `task_id` in Redis."""
+    digest = letters(b"reference" + task_id.encode(errors="surrogatepass"))
+    return f"{prefix}:{MARK}{digest}"
+
+
+def command(
+    prefix: str, task_id: str, record: Record, end: str, retention_ms: int
+) -> tuple[Any, ...]:
+    """Returns the command that writes a reference from `task_id` to `record`.
+
+    Args:
+        end: what became of the duplicate.
+        retention_ms: milliseconds to keep it, counted from the outcome if there is one.
+    """
+    expiry = (
+        ("PXAT", record.at_ms + retention_ms) if record.state.finished else ("PX", retention_ms)
+    )
+    return "SET", name(prefix, task_id), write(record, end), *expiry
+
+
+def write(record: Record, end: str) -> bytes:
+    """Returns the bytes of a reference to `record`."""
+    task_id = layout.write_task_id(record.task_id)
+    return b"".join(
+        (
+            end[0].encode(),
+            record.attempt.to_bytes(1, "big"),
+            record.token.to_bytes(7, "big"),
+            len(task_id).to_bytes(2, "big"),
+            task_id,
+            record.key.encode(),
+        )
+    )
+
+
+def read(raw: bytes) -> Reference | None:
+    """Returns the reference that `raw` holds; None if it is damaged or from a newer version."""
+    end = _FIXED + int.from_bytes(raw[9:_FIXED], "big")
+    if raw[:1] not in _ENDS or not _FIXED < end < len(raw):
+        return None
+    try:
+        return Reference(
+            key=raw[end:].decode(),
+            end=_ENDS[raw[:1]],
+            task_id=layout.read_task_id(raw[_FIXED:end]),
+            token=int.from_bytes(raw[2:9], "big"),
+            attempt=raw[1],
+        )
+    except ValueError:
+        return None

@@ -1,0 +1,328 @@
+"""The base of all transports, and the transport to a single server or a Sentinel master.
+
+The latter uses redis-py's connections without its client. For every command, the client polls the
+socket for a closed connection, takes locks and records metrics, which takes longer than Redis does.
+Here, a command that fails on a closed connection is resent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import redis
+import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_idempotent.core.clock import monotonic
+from celery_idempotent.core.store import scripts
+from celery_idempotent.core.store.clock import Deadline, ServerClock
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.transport.connection import aclose_client, connect, result_of
+from celery_idempotent.core.store.transport.per_loop import PerLoop, PerProcess
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+
+class BaseTransport:
+    """Base of both transports, which send commands to Redis and return the replies.
+
+    The methods of a blocking transport never suspend, so `run_sync` can run them. A command may
+    reach the server more than once: see :class:`celery_idempotent.core.store.commands.Command`.
+
+    Args:
+        timeout: seconds that a command may take, resends included; the config's by default.
+        is_async: for event loops; each loop has its own connections.
+        retry: resend a command whose reply does not arrive within half the timeout.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        timeout: float | None = None,
+        *,
+        is_async: bool = False,
+        retry: bool = True,
+        clock: ServerClock | None = None,
+    ) -> None:
+        self.config = config
+        #: Of the server; shared with other transports to it.
+        self.clock = clock or ServerClock()
+        self.is_async = is_async
+        self.timeout = config.timeout if timeout is None else timeout
+        self._retry = retry
+        self._library: Any = redis.asyncio if is_async else redis
+
+    def node_of(self, name: str) -> str:
+        """Returns the node of a cluster that has the record `name`; empty if unknown, or none."""
+        return ""
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits."""
+        if self.is_async:
+            await asyncio.sleep(seconds)
+        else:
+            time.sleep(seconds)
+
+    async def close_idle(self) -> None:
+        """Closes the connections that no call uses, as far as redis-py can."""
+
+    def with_timeout(self, timeout: float, *, retry: bool = True) -> Self:
+        """Returns a transport with connections of its own, and with another timeout."""
+        options: Any = {"is_async": self.is_async, "retry": retry, "clock": self.clock}
+        return type(self)(self.config, timeout, **options)
+
+    def scoped(
+        self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None
+    ) -> PerLoop[T]:
+        """Returns a scope whose values may hold connections of this transport."""
+        return PerLoop(make, close) if self.is_async else PerProcess(make, close)
+
+
+#: Calls of one process or event loop that are under way, each on a connection of its own; others
+#: wait.
+MAX_CONNECTIONS = 100
+
+
+class _Turns:
+    """Lets `MAX_CONNECTIONS` calls take turns."""
+
+    def __init__(self, *, is_async: bool) -> None:
+        self._is_async = is_async
+        semaphore: Any = asyncio.Semaphore if is_async else threading.Semaphore
+        self._free = semaphore(MAX_CONNECTIONS)
+        #: When a turn last ended with a reply.
+        self._replied_at = 0.0
+
+    async def begin(self, timeout: float) -> None:
+        """Waits for a turn.
+
+        Raises:
+            RedisTimeoutError: if no turn has ended with a reply for `timeout` seconds.
+        """
+        since = monotonic()
+        if self._is_async:
+            await self._free.acquire()
+        elif not self._free.acquire(blocking=False):
+            while not self._free.acquire(timeout=timeout):
+                self._check(since, timeout)
+        try:
+            self._check(since, timeout)
+        except RedisTimeoutError:
+            self._free.release()
+            raise
+
+    def _check(self, since: float, timeout: float) -> None:
+        if monotonic() - max(since, self._replied_at) > timeout:
+            raise RedisTimeoutError(f"none of {MAX_CONNECTIONS} connections got a reply")
+
+    def end(self, *, replied: bool) -> None:
+        """Ends the caller's turn."""
+        if replied:
+            self._replied_at = monotonic()
+        self._free.release()
+
+
+#: Seconds before each resend. The first is immediate: the connection may just have been stale.
+RESEND_DELAYS = (0.0, 0.1)
+
+
+class ServerTransport(BaseTransport):
+    """A pool of connections for any number of threads; reuses the last used connection first.
+
+    Raises:
+        SettingsError: if the config is invalid.
+    """
+
+    def __init__(self, config: StoreConfig, timeout: float | None = None, **options: Any) -> None:
+        super().__init__(config, timeout, **options)
+        wait = self.timeout / 2 if self._retry else self.timeout
+        make = partial(_Pool, config, wait, self._library, self.clock)
+        make()  # checks the config without opening a connection
+        self._pool = self.scoped(make, _Pool.aclose)
+        self._turns = self.scoped(partial(_Turns, is_async=self.is_async), None)
+
+    async def send(
+        self,
+        *commands: Sequence[Any],
+        followup: Sequence[Any] = (),
+        deadline: Deadline | None = None,
+    ) -> list[Any]:
+        """Sends `commands` in one round trip; returns the replies, with errors as values.
+
+        If the server has not loaded a script, all are sent once more. To a cluster, the calls of
+        scripts take one round trip for each node that has a record. If only some of these nodes
+        reply, the errors of the others are also values.
+
+        Args:
+            followup: a command to send after a single call, on the same connection.
+            deadline: of `commands`, which are packed anew for each copy, and in their arguments.
+
+        Raises:
+            RedisError, OSError: if no server replies, even after all resends.
+        """
+        if followup:
+            commands = *commands, followup
+        started_at = monotonic()
+        for delay in (*RESEND_DELAYS, None):
+            replies: list[Any] = []
+            turns = self._turns.get()
+            await turns.begin(self.timeout)
+            try:
+                replies = await self.send_once(commands)
+                break
+            except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
+                # The other idle connections have most likely been lost with this one.
+                await self._pool.get().close_idle()
+                if delay is None or monotonic() - started_at > 0.6 * self.timeout:
+                    raise
+            finally:
+                turns.end(replied=bool(replies))
+            await self.sleep(max(delay, deadline.left() if deadline else 0.0))
+        # The server was flushed or restarted, or is a new master.
+        if NoScriptError in map(type, replies) and (loading := with_sources(commands)) != commands:
+            return await self.send(*loading, deadline=deadline)
+        return replies
+
+    async def ping(self, node: str = "") -> None:
+        """Checks that the server replies, or a node of a cluster.
+
+        Raises:
+            RedisError, OSError: if it does not.
+        """
+        (reply,) = await self.send(("PING",))
+        if isinstance(reply, Exception):
+            raise reply
+
+    async def send_once(self, commands: Sequence[Sequence[Any]], *, wait: bool = True) -> list[Any]:
+        """Sends commands without resending them.
+
+        Args:
+            wait: for the replies. Otherwise the next command on the connection drops them: the
+                commands may be lost, and error replies are ignored.
+        """
+        pool, count = self._pool.get(), len(commands)
+        try:
+            connection, unread = pool.idle.pop()
+        except IndexError:
+            connection, unread = await pool.connect(), 0
+        replies: list[Any] = []
+        # Once there is a connection: deadlines begin when the commands are packed.
+        packed = b"".join(map(pack, commands))
+        try:
+            sent = connection.send_packed_command([packed], check_health=False)
+            if self.is_async:
+                await sent
+            while wait and len(replies) < count:
+                try:
+                    reply = connection.read_response(disable_decoding=True)
+                    if self.is_async:
+                        reply = await reply
+                except ResponseError as error:
+                    if isinstance(error, ReadOnlyError) and not unread:
+                        raise
+                    reply = error
+                if isinstance(reply, list) and reply and isinstance(reply[0], bytes):
+                    # A RESP3 push message, which redis-py before 6 with hiredis returns like a
+                    # reply. No command sent here replies with such a list.
+                    continue
+                if unread:
+                    unread -= 1
+                else:
+                    replies.append(reply)
+        except BaseException:
+            # After an interruption, a reply may still arrive; no other command must read it.
+            await result_of(connection.disconnect(True))
+            raise
+        pool.idle.append((connection, 0 if wait else unread + count))
+        if pool.closed:  # meanwhile
+            await pool.close_idle()
+        return replies
+
+    async def close_idle(self) -> None:
+        """See `BaseTransport`."""
+        await self._pool.get().close_idle()
+
+    def pool_of(self, name: str) -> Any:
+        """Returns redis-py's connection pool for the server that has the record `name`."""
+        return self._pool.get().pool
+
+    async def aclose(self) -> None:
+        """Closes the connections (of the running loop); the next command reconnects."""
+        await self._pool.aclose()
+
+
+class _Pool:
+    """The connections of a process or an event loop."""
+
+    def __init__(
+        self, config: StoreConfig, timeout: float, library: Any, clock: ServerClock
+    ) -> None:
+        self._clock = clock
+        self._client = connect(config, timeout=timeout, retries=0, library=library)
+        # The pool's make_connection is not used: since redis-py 8 it counts all connections made,
+        # including lost ones, and refuses more than a limit.
+        self.pool = self._client.connection_pool
+        #: Connections, each with its number of unread replies.
+        self.idle: list[tuple[Any, int]] = []
+        self.closed = False
+
+    async def connect(self) -> Any:
+        connection = self.pool.connection_class(**self.pool.connection_kwargs)
+        await result_of(connection.connect())
+        try:
+            await result_of(connection.send_command("TIME"))
+            seconds, microseconds = await result_of(connection.read_response(disable_decoding=True))
+            self._clock.read(int(seconds) * 1000 + int(microseconds) // 1000)
+        except BaseException:
+            await result_of(connection.disconnect(True))
+            raise
+        return connection
+
+    async def close_idle(self, *, nowait: bool = True) -> None:
+        while self.idle:
+            connection, _ = self.idle.pop()
+            await result_of(connection.disconnect(nowait))
+
+    async def aclose(self) -> None:
+        self.closed = True
+        await self.close_idle(nowait=False)
+        await aclose_client(self._client)
+
+
+def with_sources(commands: tuple[Sequence[Any], ...]) -> tuple[Sequence[Any], ...]:
+    """Returns `commands` with the source in the first call of each script, which loads it."""
+    sources = dict(scripts.sources)
+    return tuple(
+        ("EVAL", source, *command[2:])
+        if command[0] == "EVALSHA" and (source := sources.pop(command[1], None))
+        else command
+        for command in commands
+    )
+
+
+#: The bytes before an argument, by its size; the line break ends the previous argument.
+_SIZES = [b"\r\n$%d\r\n" % size for size in range(256)]
+
+
+def pack(command: Sequence[Any]) -> bytes:
+    """Encodes a command as an array of bulk strings.
+
+    redis-py's encoder has the same result but takes several times as long.
+    """
+    parts = [b"*%d" % len(command)]
+    for argument in command:
+        data = argument if type(argument) is bytes else str(argument).encode()
+        size = len(data)
+        parts += _SIZES[size] if size < 256 else b"\r\n$%d\r\n" % size, data
+    parts.append(b"\r\n")
+    return b"".join(parts)

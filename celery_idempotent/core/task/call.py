@@ -1,0 +1,530 @@
+"""A message of a task, as a call of the flow.
+
+Celery keeps the request of a task in the task's own thread. Code of the task that runs in another
+thread finds its call in the context, if the thread has the context of the body
+(``asyncio.to_thread``, anyio, ``contextvars.copy_context().run``).
+
+Celery's tracer also works before the flow (it may store the state STARTED) and after it (it stores
+the result). A soft time limit that is raised there must not become the outcome. Therefore a message
+has one `SoftLimit` from the start of its task to the end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+from celery import Task, current_task
+from celery.app.task import Context
+from celery.canvas import Signature
+from celery.exceptions import Ignore, Reject, Retry
+from celery.states import FAILURE, PROPAGATE_STATES, SUCCESS
+from celery.utils.nodenames import gethostname
+from kombu.utils.encoding import bytes_to_str
+
+from celery_idempotent.core import shared_counters
+from celery_idempotent.core.clock import monotonic
+from celery_idempotent.core.configuration import broker
+from celery_idempotent.core.configuration.configuration import TaskConfiguration
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import report
+from celery_idempotent.core.flow import soft_limit
+from celery_idempotent.core.flow.active_call import ActiveCall, Plan
+from celery_idempotent.core.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
+from celery_idempotent.core.flow.end import Answer, Drop, End, Requeue
+from celery_idempotent.core.flow.execution import Execution
+from celery_idempotent.core.flow.flow import execute
+from celery_idempotent.core.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.core.flow.soft_limit import SoftLimit
+from celery_idempotent.core.flow.thread import run_flow
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.payload.result_codec import is_storable
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.store import reference
+from celery_idempotent.core.store.commands import BackendResult
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.task import (
+    canvas,
+    ended_message,
+    message_headers,
+    outbox,
+    overrides,
+    republish,
+)
+from celery_idempotent.core.task.key_resolution import resolve_key
+from celery_idempotent.core.task.message_headers import DEDUPLICATED, MessageHeaders, Waits
+from celery_idempotent.core.task.republish import (
+    RequeuePause,
+    hold_for,
+    longest_wait,
+    seconds_until,
+)
+from celery_idempotent.errors import IdempotencyError, KeyReusedError, StoreUnavailableError
+from celery_idempotent.extensions.shadow import Shadow
+
+#: The current call.
+call_of_context: ContextVar[Any] = ContextVar("idempotent_call", default=None)
+#: The call whose result a script has stored; reset when Celery would store it again.
+result_written: ContextVar[Any] = ContextVar("idempotent_result_written", default=None)
+#: The calls of messages that this process runs.
+running: set[Any] = set()
+
+
+class TaskCall:
+    """One message of a task, in the worker that has received it."""
+
+    #: Callers read the value from the result backend, which serializes it.
+    returns_restored = False
+
+    def __init__(
+        self,
+        task: Task,
+        configuration: TaskConfiguration,
+        request: Context,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Key,
+        headers: MessageHeaders,
+    ) -> None:
+        self.sender, self._configuration, self._request = task, configuration, request
+        self._args, self._kwargs = args, kwargs
+        settings = configuration.settings
+        if headers.result_ttl is not None:
+            settings = replace(settings, result_ttl=headers.result_ttl)
+        #: In the type that its publisher has passed. The body may change `request.id`.
+        self._message_id = request.id
+        task_id = message_headers.id_text(request.id)
+        self.rescheduled: Release | None = None
+        #: Set if the task has replaced itself: the other task has its id and its continuation.
+        self.replaced: Delegate | None = None
+        #: Functions that publish the replacement once the transaction is committed.
+        self.replacements: list[Callable[[], Any]] = []
+        #: Why the replacement can never be published.
+        self._refusal: Exception | None = None
+        self.ending: BaseException | None = None
+        self.execution: Execution | None = None
+        self.began_at = monotonic()
+        hold_ms = settings.hold_ms
+        if hold_ms and request.expires is not None:
+            hold_ms = max(1, min(hold_ms, round(seconds_until(request.expires) * 1000)))
+        self.data = Call(
+            sender=task,
+            key=configuration.record_key(key, task_id),
+            settings=settings,
+            task_id=task_id,
+            worker=worker_name(request.hostname, os.getpid()),
+            wait_timeout=0.0,
+            label=configuration.label.of(args, kwargs) if configuration.label else "",
+            generation=canvas.generation_of(request),
+            hold_ms=hold_ms,
+            requeue_count=headers.requeue_count,
+            rollback_count=headers.rollback_count,
+            # Read now, since older versions of Celery empty `request.chain` when they send it.
+            # In shadow, Celery sends the continuation regardless of the record.
+            continues=not configuration.in_shadow and canvas.has_continuation(request),
+            soft_limit=None if request.is_eager else soft_limit_of(request),
+        )
+        self._waits, self._forgets, plan = headers.waits, headers.forgets, configuration.plan
+        if self._forgets:
+            plan = ended_message.plan_of_rerun(configuration, self._forgets)
+        if configuration.in_shadow:
+            request.idempotency_without_body = False
+            finding = message_headers.finding_of(task_id, request.headers)
+            plan = Plan(plan.steps, (partial(Shadow, finding == DEDUPLICATED),))
+        executor = configuration.executor
+        #: In the flow.
+        self.active = ActiveCall(self.data, self, executor.runtime, executor.codec, plan)
+
+    @property
+    def in_flow(self) -> TaskCall:
+        """This call. Celery and this package find the id of its message in the request again."""
+        self._request.id = self._message_id
+        return self
+
+    def execute(self) -> Any:
+        """Takes the message through the flow; returns or raises its outcome."""
+        end: End | None = None
+        try:
+            end = self._flow()
+            return self._perform(end)
+        except BaseException as error:
+            self._return_to_queue(error)
+            raise
+        finally:
+            began = self.active.token or isinstance(end, Requeue)
+            if self.data.settings.deduplicates and not began and shared_counters.current:
+                shared_counters.current.note_unbegun()
+
+    def _return_to_queue(self, error: BaseException) -> None:
+        """Raises Reject if the pool has killed the greenlet of a message that is not revoked.
+
+        Celery would acknowledge the message, for example in a cold shutdown.
+        """
+        greenlet = sys.modules.get("greenlet")
+        if greenlet is not None and isinstance(error, greenlet.GreenletExit):
+            from celery.worker.state import revoked
+
+            if not self._request.is_eager and self._request.id not in revoked:
+                raise Reject("the greenlet was killed", requeue=True) from None
+
+    def _flow(self) -> End:
+        outer_call = call_of_context.get()
+        try:
+            call_of_context.set(self)
+            if not self._request.is_eager:
+                running.add(self)
+            return run_flow(partial(execute, self.active), self.data.soft_limit)
+        finally:
+            self._request.id = self._message_id
+            running.discard(self)
+            call_of_context.set(outer_call)
+
+    def run(self, execution: Execution) -> Any:
+        """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""
+        self.execution = execution
+        self._request.idempotency_without_body = False
+        self.sender.before_start(self.data.task_id, self._args, self._kwargs)
+        return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
+
+    def _backend_result(self, value: Any) -> BackendResult | None:
+        """Returns the result for the script to write; None if that is left to Celery."""
+        request = self._request
+        if (
+            request.is_eager
+            or request.ignore_result
+            or self.data.continues
+            or self._configuration.fusion_obstacle
+        ):
+            return None
+        try:
+            backend = self.sender.backend
+            meta = backend._get_result_meta(  # noqa: SLF001 - no public method returns it
+                result=backend.encode_result(value, SUCCESS),
+                state=SUCCESS,
+                traceback=None,
+                request=request,
+            )
+            meta["task_id"] = bytes_to_str(self._message_id)
+            name, encoded = backend.get_key_for_task(self._message_id), backend.encode(meta)
+        except Exception:
+            return None  # Celery will report that it cannot be encoded
+        fits = len(encoded) <= self.data.settings.max_result_size
+        return BackendResult(name, encoded, backend.expires or 0) if fits else None
+
+    def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
+        """Returns the outcome of the body, and the consequence for the key.
+
+        A retry reserves the key for its task id. Errors of ``idempotency_replay_errors`` are
+        stored. All others release the key.
+        """
+        if isinstance(outcome, Result):
+            if self.rescheduled is not None:
+                return outcome, self.rescheduled
+            if self.ending is None:
+                request = self._request
+                if request.is_eager and isinstance(outcome.value, Retry):
+                    return outcome, self._reserved_for(outcome.value)
+                follows = bool(request.callbacks or request.chain or request.chord)
+                result = None if follows else self._backend_result(outcome.value)
+                return outcome, Complete(follows or not self.data.continues, result)
+            outcome = Failure(self.ending)
+        error = outcome.error
+        if ended := self.replaced or self.rescheduled:
+            return outcome, ended
+        if isinstance(error, Retry):
+            return outcome, self._reserved_for(error)
+        if isinstance(error, (Ignore, Reject)):
+            return outcome, Release()
+        if isinstance(error, self.data.settings.replay_errors):
+            return outcome, Fail()
+        return outcome, Release(died=not self._request.is_eager and _exits_by_itself(error))
+
+    def replacement(self, sig: Signature) -> Delegate:
+        """Prepares `sig` to replace the task, and returns the consequence for the key."""
+        in_shadow, request = self._configuration.in_shadow, self._request
+        generation = (self.data.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS
+        canvas.mark_replaced(sig, self.active.key, request)
+        if not in_shadow and not request.is_eager:
+            # An earlier end of this task id would be taken for the end of the replacement, and free
+            # the key.
+            try:
+                if self.sender.AsyncResult(self.data.task_id).state in PROPAGATE_STATES:
+                    self.sender.backend.forget(self.data.task_id)
+            except Exception as error:
+                report(table.RESULT_UNREADABLE, self.active, error=error)
+        last = canvas.last_signature(sig)
+        return Delegate(
+            generation,
+            last is None or not canvas.ignores_result(last) or self._completes_key(last),
+        )
+
+    def publish_with_commit(self, replacement: Signature) -> bool:
+        """Publishes `replacement` after the commit of the body's transaction, if it has one."""
+        transactional = self.data.settings.transaction is not None
+        if not transactional or self._request.is_eager or self._configuration.in_shadow:
+            return False
+        self.replacements.append(replacement.delay)
+        return True
+
+    def _completes_key(self, sig: Signature) -> bool:
+        """Returns whether `sig`, which replaces the task, will complete its key."""
+        configuration, request = self._configuration, self._request
+        if sig.task != self.active.key.task:
+            return False
+        try:
+            options = message_headers.of_options(
+                sig.task, self.data.task_id, sig.options, in_shadow=configuration.in_shadow
+            )
+            headers = options.get("headers")
+            key, _ = resolve_key(
+                configuration, self.data.task_id, headers, sig.args, sig.kwargs, request=request
+            )
+        except (IdempotencyError, TypeError):
+            return False  # the execution of `sig` will raise the error
+        return key is not None and key.digest == self.active.key.digest
+
+    def retry_published(self, retry: Retry) -> None:
+        """Notes that `retry` was published: the key is reserved for it, however this run ends."""
+        held = self._reserved_for(retry)
+        if self.rescheduled is None or held.hold > self.rescheduled.hold:
+            self.rescheduled = held
+
+    def _reserved_for(self, retry: Retry) -> Release:
+        options = retry.sig.options if retry.sig else {"eta": retry.when}
+        # The body may have changed the number of its retries.
+        depth = self.data.generation - self.data.generation % canvas.GENERATIONS
+        awaited = depth + int(options.get("retries") or self._request.retries + 1)
+        delay = {} if self._request.is_eager else options
+        return Release(hold_for(delay, self.data.settings.lease), awaited)
+
+    def recover_result(self, record: Record, error: IdempotencyError) -> Any:
+        """Returns or raises the outcome that the result backend has, for a redelivered message.
+
+        Callers may have read that outcome: the redelivery must not end with another error.
+
+        Raises:
+            IdempotencyError: `error`, if the backend has no outcome.
+        """
+        if record.task_id == self.data.task_id and not self._request.is_eager:
+            result = self.sender.AsyncResult(self.data.task_id)
+            try:
+                state, value = result.state, result.result
+            except Exception as backend_error:
+                raise error from backend_error
+            if state == SUCCESS:
+                return value
+            if state == FAILURE and is_storable(type(value)):
+                raise value
+        raise error
+
+    def difference(self, fingerprint: bytes) -> str:
+        """Describes how the arguments differ from those of another call with the key."""
+        rule, key = self._configuration.rule, self.active.key
+        return rule.difference(self._args, self._kwargs, key, fingerprint)
+
+    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
+        """Returns the messages that `functions` publish on commit."""
+        return outbox.store(str(self.active.key), self.sender.app, functions)
+
+    def publish_messages(self, messages: Any) -> None:
+        """Publishes what :meth:`store_messages` returned."""
+        error = outbox.publish(str(self.active.key), self.sender.app, self.data.task_id, messages)
+        if self.replaced is not None:
+            self._refusal = error
+
+    def _perform(self, end: End) -> Any:
+        """Carries out `end` after the flow; returns or raises the outcome of the message."""
+        written = end.record is not None and self._refer_to(end.record, end)
+        if isinstance(end, Answer):
+            if isinstance(end.outcome, Failure) and self._has_ended(end, end.outcome.error):
+                self._keep_message()
+            if end.continuation_sent:
+                canvas.drop_continuation(self._request)
+            if end.result_written or written:
+                result_written.set(self)
+            return (Failure(self._refusal) if self._refusal else end.outcome).get()
+        # Suppresses Celery's log line, which would not show how this delivery ends.
+        self._request.idempotency_end_logged = True
+        if isinstance(end, Requeue):
+            self.requeue(end)
+        elif not isinstance(end, Drop):
+            self._keep_message()
+            raise Reject(end.reason, requeue=False)
+        raise Ignore  # Celery acknowledges the message; its task id gets no state
+
+    def _has_ended(self, answer: Answer, error: BaseException) -> bool:
+        """Returns whether the execution of this task id has ended the key with `error`."""
+        record = answer.record
+        if record is None:
+            return answer.is_own and isinstance(error, self.data.settings.replay_errors)
+        return record.state is State.FAILED and record.task_id == self.data.task_id
+
+    def _keep_message(self) -> None:
+        """Keeps the message for a person to rerun, unless it is a replacement."""
+        request, in_shadow = self._request, self._configuration.in_shadow
+        may_store = self.data.settings.store_result and not request.replaced_task_nesting
+        if may_store and not (request.is_eager or in_shadow):
+            ended_message.keep(self.active, request)
+
+    def _refer_to(self, record: Record, end: End) -> bool:
+        """Writes a reference from this task id to the `record` of another one.
+
+        It also writes the result of a replay, if that saves a round trip. It writes nothing if the
+        record is this task id's own. Returns whether the result was written.
+        """
+        if record.task_id == self.data.task_id:
+            return False
+        replay = end if isinstance(end, Answer) and end.replayed else None
+        settings, failed = self.data.settings, record.state is State.FAILED
+        retention_ms = settings.error_ms if failed else settings.result_ms
+        if not record.state.finished:
+            retention_ms += settings.lease_ms
+        store = self._configuration.executor.store
+        prefix, task_id = store.config.prefix, self.data.task_id
+        became = self._became(end)
+        refer = reference.command(prefix, task_id, record, became, retention_ms)
+        if replay is not None and isinstance(replay.outcome, Result):
+            result = self._backend_result(replay.outcome.value)
+            if result and run_sync(store.write_result(self.active.key, result, refer)):
+                return True
+        store.refer(refer)
+        return False
+
+    def _became(self, end: End) -> str:
+        """Returns what became of this duplicate, for its reference."""
+        if isinstance(end, Answer):
+            is_reused = isinstance(end.outcome, Failure) and isinstance(
+                end.outcome.error, KeyReusedError
+            )
+            refused = reference.OTHER_ARGUMENTS if is_reused else reference.CONFLICT
+            return reference.REPLAYED if end.replayed else refused
+        if isinstance(end, Requeue):
+            return reference.CONFLICT if self._request.is_eager else reference.WAITING
+        return reference.IGNORED if isinstance(end, Drop) else reference.DEAD_LETTERED
+
+    def requeue(self, end: Requeue) -> None:
+        """Publishes the message again under its id; afterwards this copy can be acknowledged.
+
+        The order matters: a broker may acknowledge the original together with a copy. If publishing
+        fails, this copy is requeued; if the broker is not available for that either, it will
+        redeliver the copy on its own.
+        """
+        if self._request.is_eager:
+            report(table.RAISES, self.active, reason=end.reason)
+            raise end.reason
+        seconds, record, waits = end.seconds, end.record, None
+        if end.fallback and record and not broker.quorum_queues(self.sender.app):
+            since_ms = self._waits.since_ms if self._waits else time.time_ns() // 1_000_000
+            seconds, waits = end.fallback, Waits(since_ms, record.token, record.task_id[:255])
+        headers = message_headers.with_derived_key(
+            self._request.headers,
+            self.active.key,
+            self.data.task_id,
+            requeue_count=self.data.requeue_count + 1,
+            rollback_count=end.rollback_count,
+            forgets=self._forgets,
+            waits=waits,
+        )
+
+        # Its expiry is kept only in a header. Celery would also pass it to the broker, which drops
+        # every expired message; a worker still runs one whose execution began before that.
+        task, request, expires = self.sender, self._request, self._request.expires
+        if expires and task.app.conf.task_protocol == 2:
+            headers, expires = {**headers, "expires": expires}, None
+        pause = RequeuePause(task, request, self.began_at)
+        seconds = min(seconds, longest_wait(task.app))
+        options = {
+            "countdown": seconds,
+            "retries": request.retries,
+            "headers": headers,
+            "expires": expires,
+            "add_to_parent": False,
+        }
+        while True:
+            try:
+                adapted = republish.adapt_to_delayed_delivery(task.app, request, options)
+                signature = task.signature_from_request(
+                    request, request.args, request.kwargs, **adapted
+                )
+                with republish.confirming_producer(task.app) as producer:
+                    signature.apply_async(producer=producer)
+                break
+            except Exception as error:
+                if not pause.wait(error):
+                    report(table.RETURNED, self.active, error=str(error), reason=end.reason)
+                    message = f"{end.reason}; and the message cannot be published again: {error}"
+                    raise Reject(message, requeue=True) from None
+        outage = self._configuration.executor.store.node_of(self.active.key).outage
+        in_outage = outage.failed_calls and isinstance(end.reason, StoreUnavailableError)
+        event = table.REQUEUED_IN_OUTAGE if in_outage else table.REQUEUED
+        unless = " unless woken" if waits else ""
+        report(event, self.active, seconds=seconds, unless=unless, reason=end.reason)
+
+
+def call_in_context(task: Task) -> TaskCall | None:
+    """Returns the call of `task` that this context belongs to; None for a plain call.
+
+    Raises:
+        IdempotencyError: if the task is running in this process, and this thread has no context: it
+            may belong to any of the running calls, or to none.
+    """
+    call = call_of_context.get()
+    if call is not None:
+        return call.in_flow if call.sender.name == task.name else None
+    if not current_task and any(
+        other.execution is not None and other.sender.name == task.name for other in tuple(running)
+    ):
+        raise IdempotencyError(
+            f"self.idempotency of {task.name} is not available in this thread: take "
+            "`execution = self.idempotency` in the task's body, and pass that to the thread"
+        )
+    return None
+
+
+def soft_limit_of(request: Context) -> SoftLimit:
+    """Returns the soft limit of the message of `request`."""
+    limit: SoftLimit = request.__dict__.setdefault("idempotency_soft_limit", SoftLimit())
+    return limit
+
+
+def _soft_limit_of_current_message() -> SoftLimit | None:
+    task = current_task
+    if not task or not hasattr(task, "idempotency_enabled"):
+        return None
+    request = task.request_stack.top
+    # An eager call has the limit of the message whose task made the call.
+    if request is None or request.called_directly or request.is_eager:
+        return None
+    return soft_limit_of(request)
+
+
+soft_limit.of_message = _soft_limit_of_current_message
+
+
+def acknowledged(task: Task, after: str) -> bool:
+    """Returns whether a message of `task` is acknowledged after a ``failure`` or ``timeout``."""
+    either = task.acks_on_failure_or_timeout
+    acks = getattr(task, f"acks_on_{after}", either)  # one option for both before Celery 5.7
+    return not task.acks_late or bool(acks)
+
+
+@lru_cache(16)
+def worker_name(nodename: str | None, pid: int) -> str:
+    """Returns ``nodename/pid``, the name of a process that runs executions."""
+    return f"{nodename or gethostname()}/{pid}"
+
+
+def _exits_by_itself(error: BaseException) -> bool:
+    """Returns whether the body ends its process; a shutdown of the worker does not count.
+
+    On shutdown, Celery raises a subclass of SystemExit; on a signal, billiard's code is negative.
+    """
+    if type(error) is SystemExit:
+        return not (isinstance(error.code, int) and error.code < 0)
+    return isinstance(error, KeyboardInterrupt)

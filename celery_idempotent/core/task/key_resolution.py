@@ -1,0 +1,97 @@
+"""Resolves the key of a call from its message.
+
+The task, the worker's request and the publisher all use this module, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery.app.task import Context
+
+from celery_idempotent.core.configuration.configuration import TaskConfiguration
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.task import call_options, canvas, message_headers
+from celery_idempotent.core.task.message_headers import NO_HEADERS, MessageHeaders
+from celery_idempotent.errors import KeyRuleError
+
+
+def resolve_key(
+    configuration: TaskConfiguration,
+    task_id: str,
+    headers: Mapping[str, Any] | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    request: Context | None = None,
+) -> tuple[Key | None, MessageHeaders]:
+    """Returns the key of a call (None for an unprotected one) and its parsed headers.
+
+    A key that the message carries takes precedence over the task's rule: a message that is
+    published again keeps its key, even if the rule has changed since.
+
+    Args:
+        configuration: of the task.
+        headers: the custom headers of the message.
+        request: of a received message; the call may be a part of a canvas that has replaced a task
+            with the same key.
+
+    Raises:
+        KeyRuleError: if the rule cannot derive a key from the arguments, or the message has an
+            invalid explicit key; SettingsError: if it has an invalid result_ttl.
+        TypeError: if the arguments do not fit the task's signature.
+    """
+    if not configuration.settings.enabled:
+        return None, NO_HEADERS
+    parsed = (
+        MessageHeaders.read(configuration.rule.task, task_id, headers) if headers else NO_HEADERS
+    )
+    if parsed.explicit_key is False:
+        return None, parsed
+    if parsed.key is not None:
+        return parsed.key, parsed
+    id_in_key = task_id
+    if request is not None and request.is_eager:
+        # Celery gives all links of an eager chain the same id; their arguments differ.
+        id_in_key = f"{task_id} {args!r} {kwargs!r}"
+    key = configuration.rule.derive(
+        args, kwargs, task_id=id_in_key, explicit_key=parsed.explicit_key
+    )
+    if request is not None and request.headers:
+        key = canvas.key_in_canvas(key, request, task_id)
+    return key, parsed
+
+
+def resolve_received_key(
+    configuration: TaskConfiguration,
+    request: Context,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Key | None, MessageHeaders]:
+    """As :func:`resolve_key`, for a message that a worker runs; binds its headers.
+
+    Raises:
+        KeyRuleError: also if the publisher has put a key where it is not read or, in shadow, has
+            passed an invalid option.
+        TypeError: if the arguments do not fit the task's signature.
+    """
+    task, enabled = configuration.rule.task, configuration.settings.enabled
+    task_id = message_headers.id_text(request.id)
+    if enabled:
+        names = (*(request.headers or ()), *(request.properties or ()), *kwargs)
+        if call_options.names_any(names):
+            call_options.check_message(configuration.rule, request, kwargs)
+        if configuration.in_shadow:
+            finding = message_headers.finding_of(task_id, request.headers)
+            if finding == message_headers.REFUSED:
+                raise KeyRuleError(f"{task}: an option of the call cannot be used")
+    if request.headers:
+        # Because the body may forward them. A key that was published by name is not bound yet.
+        try:
+            request.headers = message_headers.bind(task, task_id, request.headers)
+        except KeyRuleError:
+            if enabled:
+                raise
+            request.headers = message_headers.without_keys(request.headers)
+    return resolve_key(configuration, task_id, request.headers, args, kwargs, request=request)

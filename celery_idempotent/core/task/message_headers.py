@@ -1,0 +1,320 @@
+"""The headers in which a message carries its key and the retention of its result.
+
+``idempotency_key`` is the explicit key of the call (text, or a list of texts), or False for a call
+without protection. ``idempotency_result_ttl`` is a number of seconds. A publisher without the code
+of the task may set these two. Only this package writes ``idempotency``, into messages with one of
+them, and with the derived key into those of a deduplicated publish and those that are published
+again, so that a deploy in between does not change the key. It is one text:
+``message.explicit`` or ``message.explicit.key.fingerprint.requeue_count``. A ``requeue_count`` of
+``5-2`` includes two requeues caused by the database. A rerun appends the token of the outcome that
+it replaces.
+
+A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so they are
+bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
+the explicit key that came with it. A bound ``idempotency_result_ttl`` is ``seconds message``. Any
+other message ignores them, except for an explicit key that was set since.
+
+``idempotency_waits`` is written into a message that is put back because of a conflict, and bound to
+it: ``message since token holder``.
+
+In shadow mode the publisher notes in ``idempotency_shadow`` that it would not have published the
+message, or that an option of the call cannot be used. The worker counts it.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from celery_idempotent.core.key.canonical import digest
+from celery_idempotent.core.key.explicit import message_form
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.errors import IdempotencyError, KeyRuleError
+from celery_idempotent.settings import check_value
+
+EXPLICIT_KEY_HEADER = "idempotency_key"
+RESULT_TTL_HEADER = "idempotency_result_ttl"
+DERIVED_KEY_HEADER = "idempotency"
+SHADOW_HEADER = "idempotency_shadow"
+WAITS_HEADER = "idempotency_waits"
+#: Findings of the publisher of a message in shadow.
+DEDUPLICATED, REFUSED = "deduplicated", "refused"
+
+_BINDING = re.compile(
+    r"([A-Za-z0-9_-]{11})\.((?:[A-Za-z0-9_-]{11})?)(?:\.(.*))?",
+    re.ASCII | re.DOTALL,
+)
+_DERIVED_KEY = re.compile(
+    r"(~?[A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})(?:-([0-9]{1,9}))?"
+    r"(?:\.([0-9]{1,17}))?",
+    re.ASCII,
+)
+_SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,20})?)(?: ([A-Za-z0-9_-]{11}))?", re.ASCII)
+_WAITS = re.compile(r"([A-Za-z0-9_-]{11}) ([0-9]{1,13}) ([0-9]{1,17}) (.*)", re.ASCII | re.DOTALL)
+_OWN_HEADERS = frozenset({EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER, DERIVED_KEY_HEADER, WAITS_HEADER})
+#: RabbitMQ's headers about dead-lettering and requeues.
+_DEATH = re.compile(r"x-((first-|last-)?death|delivery-count)")
+
+
+class Waits(NamedTuple):
+    """What a message waits for that was put back because of a conflict."""
+
+    #: Milliseconds since the epoch when it was put back first.
+    since_ms: int
+    #: Of the execution that holds the key.
+    token: int
+    #: Id of its task.
+    task_id: str
+
+
+class MessageHeaders(NamedTuple):
+    """The contents of the headers of one message."""
+
+    #: The key that the caller supplies; False switches protection off for this call.
+    explicit_key: Any = None
+    #: Seconds; None for the task's option.
+    result_ttl: float | None = None
+    #: The key that a deduplicated publish, or an earlier delivery of the message, has derived.
+    key: Key | None = None
+    requeue_count: int = 0
+    #: How many of these requeues followed a rollback by the database.
+    rollback_count: int = 0
+    #: The token of the outcome that is forgotten before this message begins; 0: none.
+    forgets: int = 0
+    waits: Waits | None = None
+
+    @classmethod
+    def read(cls, task: str, task_id: str, headers: Mapping[str, Any] | None) -> MessageHeaders:
+        """Reads the custom headers of a message of `task`.
+
+        Headers that belong to another message, and a derived key that is damaged or of another
+        version, are ignored.
+
+        Raises:
+            KeyRuleError: if the explicit key cannot be used. Another key must not take its place.
+            SettingsError: if ``idempotency_result_ttl`` cannot be used.
+        """
+        if not headers:
+            return NO_HEADERS
+        explicit, text = headers.get(EXPLICIT_KEY_HEADER), headers.get(DERIVED_KEY_HEADER)
+        derived = None
+        if isinstance(text, str) and (fields := _BINDING.fullmatch(text)):
+            message, explicit_digest, its_derived = fields.groups()
+            if message == _digest_of_message(task, task_id):
+                derived = its_derived
+            elif explicit_digest == _digest_of_explicit(explicit):
+                explicit = None
+        if explicit is not None and explicit is not False:
+            explicit = message_form(task, explicit)
+        carried = cls(explicit, _result_ttl_of(task, task_id, headers))
+        fields = _DERIVED_KEY.fullmatch(derived or "")
+        if fields is None:
+            return carried
+        digest, fingerprint, requeue_count, rollback_count, token = fields.groups()
+        return carried._replace(
+            key=Key(task, digest, bytes.fromhex(fingerprint)),
+            requeue_count=int(requeue_count),
+            rollback_count=int(rollback_count or 0),
+            forgets=int(token or 0),
+            waits=_waits_of(task, task_id, headers),
+        )
+
+    def write(
+        self, task: str, task_id: str, headers: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Returns `headers` with these contents instead of their own, bound to the message."""
+        written = without_keys(headers or {})
+        if self == NO_HEADERS:
+            return written
+        message = _digest_of_message(task, task_id)
+        if self.result_ttl is not None:
+            written[RESULT_TTL_HEADER] = f"{self.result_ttl} {message}"
+        if self.explicit_key is not None:
+            written[EXPLICIT_KEY_HEADER] = self.explicit_key
+        fields = [message, _digest_of_explicit(self.explicit_key)]
+        if self.key is not None:
+            rollbacks = f"-{self.rollback_count}" if self.rollback_count else ""
+            fields += [self.key.digest, self.key.fingerprint.hex()]
+            fields.append(f"{self.requeue_count}{rollbacks}")
+            if self.forgets:
+                fields.append(str(self.forgets))
+        if self.waits is not None:
+            written[WAITS_HEADER] = " ".join(map(str, (message, *self.waits)))
+        if any(fields[1:]):
+            written[DERIVED_KEY_HEADER] = ".".join(fields)
+        return written
+
+
+#: The contents of a message without any of these headers.
+NO_HEADERS = MessageHeaders()
+
+
+def id_text(task_id: Any) -> str:
+    """Returns a task id as text, for a record. Celery also accepts a UUID or bytes."""
+    return task_id.decode(errors="replace") if isinstance(task_id, bytes) else str(task_id)
+
+
+def as_mapping(headers: Any) -> Mapping[str, Any]:
+    """Returns the headers of a call as a mapping. Celery also accepts pairs.
+
+    Raises:
+        TypeError, ValueError: as in Celery, if they are something else.
+    """
+    return headers if isinstance(headers, Mapping) else dict(headers or {})
+
+
+def of_options(
+    task: str, task_id: str, options: dict[str, Any], *, in_shadow: bool
+) -> dict[str, Any]:
+    """Moves the options of a call into its headers, and binds them to it.
+
+    Raises:
+        KeyRuleError: if the explicit key cannot be used.
+        SettingsError: if ``idempotency_result_ttl`` cannot be used.
+    """
+    options = {**options}
+    key, headers = options.pop(EXPLICIT_KEY_HEADER, None), options.pop("headers", None)
+    result_ttl = options.pop(RESULT_TTL_HEADER, None)
+    try:
+        carried = MessageHeaders.read(task, task_id, headers)
+        if key is not None:
+            explicit = key if key is False else message_form(task, key)
+            carried = MessageHeaders(explicit, carried.result_ttl)
+        if result_ttl is not None:
+            result_ttl = check_value(RESULT_TTL_HEADER, result_ttl, task)
+            carried = carried._replace(result_ttl=result_ttl)
+        written = carried.write(task, task_id, headers)
+    except IdempotencyError:
+        if not in_shadow:
+            raise
+        written = with_finding(without_keys(headers or {}), REFUSED, task_id)
+    return {**options, "headers": written} if written or headers else options
+
+
+def with_finding(headers: Mapping[str, Any] | None, finding: str, task_id: str) -> dict[str, Any]:
+    """Returns `headers` with a finding about the message `task_id`; other messages ignore it."""
+    return {**(headers or {}), SHADOW_HEADER: f"{finding} {task_id}"}
+
+
+def finding_of(task_id: str, headers: Mapping[str, Any] | None) -> str:
+    """Returns the finding of the publisher of this message; empty if there is none."""
+    finding, _, found_for = str((headers or {}).get(SHADOW_HEADER)).partition(" ")
+    return finding if found_for == task_id else ""
+
+
+def bind(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns `headers` bound to this message, without those that belong to another one.
+
+    Raises:
+        KeyRuleError: if they hold an explicit key that cannot be used.
+        SettingsError: if they hold an ``idempotency_result_ttl`` that cannot be used.
+    """
+    return MessageHeaders.read(task, task_id, headers).write(task, task_id, headers)
+
+
+def without_keys(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `headers` without those of `MessageHeaders`."""
+    return {name: value for name, value in headers.items() if name not in _OWN_HEADERS}
+
+
+def with_derived_key(
+    headers: Mapping[str, Any] | None,
+    key: Key,
+    task_id: str,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Returns `headers` for a message that is published under `task_id`, or published again.
+
+    Args:
+        fields: other fields of `MessageHeaders`, such as ``requeue_count``.
+    """
+    own = MessageHeaders.read(key.task, task_id, headers)
+    carried = MessageHeaders(own.explicit_key, own.result_ttl, key, **fields)
+    return carried.write(key.task, task_id, _without_deaths(headers))
+
+
+def for_retry(
+    task: str,
+    task_id: str,
+    headers: Mapping[str, Any] | None,
+    new_headers: Mapping[str, Any] | None,
+    key: Key | None = None,
+) -> dict[str, Any]:
+    """Returns the headers of a retry: the message's own or the new ones, with the explicit key.
+
+    Args:
+        key: of the call that is retried.
+
+    Raises:
+        KeyRuleError: if the new ones hold another explicit key.
+    """
+    own, given = MessageHeaders.read(task, task_id, headers), new_headers
+    new = own if given is None else MessageHeaders.read(task, task_id, given)
+    if given is not None and new.key is not None:
+        return dict(given)  # of a message that is requeued
+    if new.explicit_key not in (None, own.explicit_key):
+        raise KeyRuleError(
+            f"{task}: a retry keeps the key of its call; remove idempotency_key from its headers"
+        )
+    result_ttl = new.result_ttl if own.result_ttl is None else own.result_ttl
+    carried = MessageHeaders(own.explicit_key, result_ttl, key or own.key)
+    return carried.write(task, task_id, _without_deaths(headers if given is None else given))
+
+
+def was_requeued(task: str, headers: Mapping[str, Any] | None) -> bool:
+    """Returns whether a message of `task`, with its id in the headers, was requeued."""
+    text = (headers or {}).get(DERIVED_KEY_HEADER)
+    if not isinstance(text, str) or text.count(".") < 4:
+        return False  # most messages
+    try:
+        task_id = id_text((headers or {})["id"])
+        return bool(MessageHeaders.read(task, task_id, headers).requeue_count)
+    except (IdempotencyError, KeyError):
+        return False
+
+
+def _result_ttl_of(task: str, task_id: str, headers: Mapping[str, Any]) -> float | None:
+    """Returns the seconds that belong to this message.
+
+    Raises:
+        SettingsError: if they are not a valid number.
+    """
+    value = headers.get(RESULT_TTL_HEADER)
+    if isinstance(value, str) and (fields := _SECONDS.fullmatch(value)):
+        seconds, message = fields.groups()
+        if message not in (None, _digest_of_message(task, task_id)):
+            return None
+        value = float(seconds)
+    if value is not None:
+        check_value(RESULT_TTL_HEADER, value, task)
+    return value
+
+
+def _waits_of(task: str, task_id: str, headers: Mapping[str, Any]) -> Waits | None:
+    fields = _WAITS.fullmatch(str(headers.get(WAITS_HEADER) or ""))
+    if fields is None or fields[1] != _digest_of_message(task, task_id):
+        return None
+    return Waits(int(fields[2]), int(fields[3]), fields[4])
+
+
+def _digest_of_message(task: str, task_id: str) -> str:
+    return _digest_of("binding", task, task_id)
+
+
+def _digest_of_explicit(explicit: Any) -> str:
+    return "" if explicit is None else _digest_of("own", explicit)
+
+
+def _digest_of(*values: Any) -> str:
+    return urlsafe_b64encode(digest(ascii(values).encode(), 8))[:11].decode()
+
+
+def _without_deaths(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns `headers` without those of RabbitMQ about dead-lettering and requeues.
+
+    RabbitMQ drops a message that is dead-lettered in a cycle. A message with these headers that
+    waits in the queues of the delayed delivery looks like one.
+    """
+    return {name: value for name, value in (headers or {}).items() if not _DEATH.match(name)}

@@ -1,1 +1,0 @@
-"""Monitoring for operators: start-up checks, inspect commands, events and statistics."""

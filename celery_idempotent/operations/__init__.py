@@ -1,0 +1,1 @@
+"""What operators use: records, calls, workers, the command line and doctor."""

@@ -1,0 +1,1 @@
+"""Finds, explains and changes single calls, and counts all of them."""

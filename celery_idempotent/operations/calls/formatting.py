@@ -1,0 +1,183 @@
+"""Formats records, times and sizes for people, and records for programs as JSON documents.
+
+The fields of the documents are stable: see docs/reference/command-line.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+from kombu.utils.encoding import safe_repr
+
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.printable import plural
+from celery_idempotent.core.record import layout, steps
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.errors import IdempotencyError, KeyRuleError
+from celery_idempotent.operations.records.reader import RecordView
+
+_UNITS = {"": "seconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def parse_duration(text: str) -> timedelta:
+    """Returns the duration that ``90``, ``90s``, ``10m``, ``2h`` or ``1d`` describes.
+
+    A number without a unit is in seconds.
+
+    Raises:
+        ValueError: if it has another form or is too long.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration: write 90s, 10m, 2h or 1d")
+    try:
+        return timedelta(**{_UNITS[match[2]]: float(match[1])})
+    except OverflowError:
+        raise ValueError(f"{text!r} is too long: write less than 1000000000d") from None
+
+
+def relative_time(moment: datetime | None, now: datetime) -> str:
+    """Returns ``3 min 20 s ago`` or ``in 23 h``, as the dashboard's countdowns do."""
+    if moment is None:
+        return "–"
+    seconds = (moment - now).total_seconds()
+    text = _units(abs(seconds))
+    return f"in {text}" if round(seconds) > 0 else f"{text} ago"
+
+
+def _units(seconds: float) -> str:
+    """Returns the two largest units, such as ``1 d 2 h``."""
+    left, parts = round(seconds), []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        number, left = divmod(left, size)
+        parts.append((number, unit))
+    first = next((n for n, (number, _) in enumerate(parts) if number), 3)
+    shown = parts[first : first + 2]
+    return " ".join(f"{number} {unit}" for number, unit in shown if number) or "0 s"
+
+
+def absolute_time(moment: datetime | None, now: datetime) -> str:
+    """Returns ``2026-11-21 15:45:49 UTC, 3 min ago``."""
+    if moment is None:
+        return "–"
+    return f"{utc(moment)}, {relative_time(moment, now)}"
+
+
+def utc(moment: datetime) -> str:
+    """Returns ``2026-11-21 15:45:49 UTC``."""
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def duration(seconds: float) -> str:
+    """Returns ``2 min 30 s``; short durations as ``250 ms`` or ``2.5 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 10 and seconds % 1 else _units(seconds)
+
+
+def size(number: float | None) -> str:
+    """Returns ``1.2 MB``."""
+    import humanize
+
+    if number is None:
+        return "–"
+    text: str = humanize.naturalsize(number)
+    return text
+
+
+def deaths(record: Record) -> str:
+    """Returns ``2 earlier executions died``; empty if none did."""
+    if layout.is_poisoned(record):
+        return f"{plural(record.attempt, 'execution')} died"
+    died = record.attempt - 1
+    return f"{plural(died, 'earlier execution')} died" if died > 0 else ""
+
+
+def run_time(record: Record) -> str:
+    """Returns how long the execution took; empty if unfinished or unknown."""
+    if record.started_at is None or record.finished_at is None or layout.is_poisoned(record):
+        return ""
+    # Rounding can make it negative: milliseconds at the end, microseconds at the start.
+    return duration(max(0.0, (record.finished_at - record.started_at).total_seconds()))
+
+
+def finished_steps(record: Record | None) -> list[str]:
+    """Returns the names of the finished steps of an unfinished execution."""
+    if record is None or record.state.finished:
+        return []
+    try:
+        return list(steps.read(record.body, record.key))
+    except IdempotencyError:  # only the beginning of a long record was read
+        return []
+
+
+def view_fields(view: RecordView) -> dict[str, Any]:
+    """Returns the fields of a record; the state of an unreadable one is ``CORRUPT``.
+
+    If it was found by a duplicate's task id, ``duplicate`` has the duplicate's reference.
+    """
+    key = view.key
+    fields = key_fields(key, view.state) if view.record is None else record_fields(view.record)
+    if view.reference is None:
+        return fields
+    duplicate = {"replayed": view.reference.replayed} | view.reference._asdict()
+    return fields | {"duplicate": duplicate}
+
+
+def key_fields(key: Key, state: str) -> dict[str, Any]:
+    """Returns the fields of a key whose record is absent or unreadable."""
+    return {"key": str(key), "explicit": key.explicit, "task": key.task, "state": state}
+
+
+_FIELDS = (
+    *("key", "label", "explicit", "task", "state", "task_id", "worker", "token", "attempt"),
+    *("started_at", "finished_at", "deadline", "ended_by", "expires_at"),
+)
+
+
+def record_fields(record: Record) -> dict[str, Any]:
+    """Returns all fields except the outcome. Times are ISO 8601 in UTC."""
+    values = ((name, getattr(record, name)) for name in _FIELDS)
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value for name, value in values
+    } | {"state": record.state.value}
+
+
+def outcome_fields(record: Record | None) -> dict[str, Any]:
+    """Returns ``result``, ``error`` with type and message, or ``not_stored`` with the reason."""
+    if record is None or not record.state.finished:
+        return {}
+    try:
+        outcome = record.result
+    except IdempotencyError as error:
+        return {"not_stored": str(error)}
+    if record.state is State.FAILED:
+        return {"error": {"type": type(outcome).__name__, "message": _message(outcome)}}
+    return {"result": outcome if _is_serializable(outcome) else safe_repr(outcome)}
+
+
+def key_error(error: KeyRuleError) -> str:
+    """Returns `error` with the message of its cause, for the person who gave the arguments."""
+    cause = error.__cause__
+    return str(error) if cause is None else f"{error} ({type(cause).__name__}: {_message(cause)})"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        # A decoded exception may lack the attributes that its __str__ needs.
+        text: str = safe_repr(error)
+        return text
+
+
+def _is_serializable(value: Any) -> bool:
+    """Whether strict JSON with ``default=str`` accepts `value`: no NaN, no tuple as key."""
+    try:
+        json.dumps(value, allow_nan=False, default=str)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""``show``: one record with its decoded outcome."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import click
+
+from celery_idempotent.core.record.record import State
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.operations.calls import formatting
+from celery_idempotent.operations.calls.lookup import SqlOutcome, outcome_or_error, record_document
+from celery_idempotent.operations.cli import console
+from celery_idempotent.operations.cli.command import (
+    AppCommand,
+    CallKey,
+    Tasks,
+    key_option,
+    print_json,
+)
+from celery_idempotent.operations.cli.target import RECORD_HELP, resolve_records
+from celery_idempotent.operations.records.reader import RecordView
+
+
+@click.command(
+    cls=AppCommand,
+    help=f"Show a record, and the outcome that its duplicates receive.\n\n{RECORD_HELP}",
+)
+@click.argument("names", nargs=-1, required=True, metavar="RECORD")
+@key_option
+def show(tasks: Tasks, names: tuple[str, ...], explicit_key: CallKey, as_json: bool) -> None:
+    """Shows records. Its help is the text above, a part of which is shared."""
+    for key, view, *_ in resolve_records(tasks, names, explicit_key):
+        outcome = outcome_or_error(tasks, key)
+        document = record_document(key, view, outcome)
+        if as_json:
+            print_json(document)
+            continue
+        absent = {"key": str(key), "state": "ABSENT: Redis has no record of this key"}
+        fields = (absent if view is None else _fields(view)) | _database_fields(outcome)
+        console.create().print(console.grid(fields | _outcome(document)))
+
+
+def _database_fields(outcome: SqlOutcome | IdempotencyError | None) -> dict[str, str]:
+    if not isinstance(outcome, SqlOutcome):
+        return {"database": str(outcome or "")}
+    row, now = outcome.row, outcome.now
+    return {
+        "database": f"{outcome.name}: {row.state}{', expired' if row.expired else ''}",
+        "  task id": row.task_id,
+        "  finished": formatting.absolute_time(outcome.finished_at, now),
+        "  kept until": formatting.absolute_time(outcome.expires_at, now),
+    }
+
+
+def _fields(view: RecordView) -> dict[str, str]:
+    """Returns the fields; those without a value are not printed."""
+    record, now = view.record, view.now
+    fields = {} if view.reference is None else {"duplicate": view.reference.description}
+    fields["key"] = str(view.key)
+    if record is None:
+        state = "CORRUPT: the record cannot be read; forget the key to let it run again"
+        return fields | {"state": state}
+    deaths = formatting.deaths(record)
+    fields |= {
+        "label": record.label,
+        "state": record.state.value,
+        "task id": record.task_id,
+        "worker": record.worker or "–",
+        "token": str(record.token),
+        "attempt": f"{record.attempt}: {deaths}" if deaths else str(record.attempt),
+        "started": formatting.absolute_time(record.started_at, now),
+    }
+    if record.deadline is not None:
+        label = "lease" if record.state is State.STARTED else "reserved"
+        verb = "expired" if view.is_past_deadline else "until"
+        fields[label] = f"{verb} {formatting.absolute_time(record.deadline, now)}"
+        with contextlib.suppress(IdempotencyError):
+            waiting = run_sync(view.store.slot(view.key))
+            is_next = waiting is not None and waiting.task_id != record.task_id
+            fields["next"] = waiting.task_id if waiting and is_next else ""
+        fields["ended by"] = (record.ended_by or "").replace("_", " ")
+        fields["finished steps"] = ", ".join(formatting.finished_steps(record))
+    else:
+        fields["finished"] = formatting.absolute_time(record.finished_at, now)
+        fields["duration"] = formatting.run_time(record)
+    return fields | {"kept until": formatting.absolute_time(record.expires_at, now)}
+
+
+def _outcome(outcome: dict[str, Any]) -> dict[str, str]:
+    if "not_stored" in outcome:
+        return {"result": f"not stored: {outcome['not_stored']}"}
+    if "error" in outcome:
+        return {"error": "{type}: {message}".format(**outcome["error"])}
+    return {"result": repr(outcome["result"])} if "result" in outcome else {}

@@ -1,0 +1,122 @@
+"""Compares the keys of this code with another version's snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
+
+from celery import Celery
+
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.operations.doctor import key_snapshot
+from celery_idempotent.operations.doctor.finding import Check, Finding, Severity, applying
+from celery_idempotent.operations.doctor.key_snapshot import Sample, Snapshot
+
+
+def check(app: Celery, before: Mapping[str, Snapshot]) -> Iterator[Finding]:
+    """Yields the changes of each task from the snapshots `before` to this code."""
+    tasks = {task.name: task for task in app_tasks.tasks(app)}
+    for name in sorted({*before, *tasks}):
+        yield from applying(
+            name,
+            Check(name not in tasks, "task-removed", Severity.WARNING,
+                "the snapshot has this task, and this code has no idempotent task of that name",
+                "@app.task(name=…) with the old name, if the task was renamed or moved",
+                "workers with this code discard its messages, or run them without a key; "
+                "under another name its keys are new: duplicates of earlier calls run again"),
+            Check(name not in before and _is_enabled(tasks[name]), "task-added", Severity.NOTE,
+                "this code has the task, and the snapshot does not",
+                "nothing, if it is new; if it was renamed, @app.task(name=…) with the old name",
+                "until they are updated, workers of the other version discard its messages, or run "
+                "them without a key"),
+        )  # fmt: skip
+        if name in tasks and name in before and _is_enabled(tasks[name]):
+            yield from _check_task(tasks[name], before[name])
+
+
+def _is_enabled(task: IdempotentTaskLike) -> bool:
+    """Whether the task's keys matter; otherwise the finding `disabled` covers it."""
+    return task.idempotency_configuration.settings.enabled
+
+
+def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]:
+    """Yields the most important change of the task."""
+    now = key_snapshot.of_task(task)
+    is_known = bool(before.samples and now.samples)
+    changes = _changes(task, before) if is_known else ()
+    differences, defaults = _differences(before, now), _changed_defaults(before, now)
+    retention = f"{task.idempotency_configuration.settings.result_ttl:g} s"
+    found = applying(
+        task.name,
+        Check(not is_known, "keys-unknown", Severity.NOTE,
+            "its keys cannot be compared, because its rule raises an error for the sample calls "
+            f"({differences})",
+            "type annotations from which sample arguments can be made",
+            "a change of its keys goes unnoticed"),
+        Check("keys" in changes or before.prefix != now.prefix, "keys-changed", Severity.WARNING,
+            f"its keys differ from those of the snapshot ({differences})",
+            "the previous rule and parameters; or, at a time when no duplicate of an earlier call "
+            "can arrive, stop all workers of one version before the first of the other starts",
+            "while workers of both versions run, a call and its duplicate may both run; afterwards "
+            "a duplicate of an earlier call runs again, until its outcome would have expired "
+            f"({retention})"),
+        Check("refused" in changes, "calls-refused", Severity.WARNING,
+            f"calls that the snapshot's version accepts do not fit this code ({differences})",
+            "a default for each new parameter, and a rule that also derives a key from "
+            "the old calls",
+            "messages that are in the queue, or that publishers of the other version send, fail"),
+        Check("fingerprints" in changes, "fingerprints-changed", Severity.WARNING,
+            f"its keys are those of the snapshot, but its fingerprints are not ({differences})",
+            "the previous names of the parameters; a new parameter with a default changes nothing",
+            "a duplicate of a call from the other version is refused with KeyReusedError, until "
+            f"the outcome has expired ({retention})"),
+        Check(defaults, "defaults-changed", Severity.WARNING,
+            f"the default of {', '.join(defaults)} has changed, and the keys of calls without it "
+            "have not",
+            "the previous default, or another name for the parameter",
+            "a call that leaves it out means something else, and gets the outcome of an earlier "
+            "call; a call that passes the old default has a new key"),
+    )  # fmt: skip
+    return islice(found, 1)
+
+
+def _changes(task: IdempotentTaskLike, before: Snapshot) -> Collection[str]:
+    """Returns the changes for the snapshot's calls: keys, fingerprints, refused."""
+    changes = set()
+    for sample in before.samples:
+        try:
+            now = Sample.of(task.idempotency_configuration.rule, sample.args, sample.kwargs)
+        except (KeyRuleError, TypeError):
+            changes.add("refused")
+        else:
+            if now.digest != sample.digest:
+                changes.add("keys")
+            elif now.fingerprint != sample.fingerprint:
+                changes.add("fingerprints")
+    return changes
+
+
+def _changed_defaults(before: Snapshot, now: Snapshot) -> list[str]:
+    """Returns the names of the parameters whose default differs."""
+    return [
+        name
+        for name, default in before.parameters.items()
+        if default and now.parameters.get(name) not in (None, "", default)
+    ]
+
+
+def _differences(before: Snapshot, now: Snapshot) -> str:
+    """Describes the code changes that a snapshot shows."""
+    parts = []
+    for label, old, new in (
+        ("rule", before.rule, now.rule),
+        ("prefix", before.prefix, now.prefix),
+        ("parameters", ", ".join(before.parameters), ", ".join(now.parameters)),
+    ):
+        if old != new:
+            parts.append(f"{label}: {old or 'none'} → {new or 'none'}")
+    if defaults := _changed_defaults(before, now):
+        parts.append(f"defaults: {', '.join(defaults)}")
+    return "; ".join(parts) or "rule, names of parameters and prefix are the same"

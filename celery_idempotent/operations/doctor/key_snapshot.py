@@ -1,0 +1,194 @@
+"""Snapshots of the key rules of an app, to compare the keys of two versions of its code.
+
+A snapshot holds sample calls of each task and their keys. The samples are made from the parameters'
+types, never from real calls, so a snapshot contains no user data. It holds the digest of a default,
+not the value. Equal code yields equal snapshots.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from inspect import Parameter
+from typing import Any
+
+from kombu.utils import json as kombu_json
+
+from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.core.key.canonical import NotCanonicalError, canonical, digest
+from celery_idempotent.core.key.parameters import entry_name
+from celery_idempotent.core.key.rule import KeyRule
+from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.operations.doctor.tasks import type_hints
+from celery_idempotent.settings import SHADOW_SUFFIX
+
+#: Document version; others are refused.
+VERSION = 1
+
+#: Samples by type; parameters of unknown type get the text, or a mapping if the rule raises.
+_SAMPLES: dict[type, Any] = {
+    int: 7,
+    float: 0.5,
+    str: "sample",
+    bytes: b"sample",
+    Decimal: Decimal("0.5"),
+    datetime: datetime(2000, 1, 2, 3, 4, 5, tzinfo=timezone.utc),
+    date: date(2000, 1, 2),
+    uuid.UUID: uuid.UUID(int=7),
+    list: ["sample"],
+    tuple: ["sample"],
+    dict: {"sample": 7},
+}
+_DEFAULT_BYTES = 8
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample call and its key."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    digest: str
+    #: In hexadecimal.
+    fingerprint: str
+
+    @classmethod
+    def of(cls, rule: KeyRule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sample:
+        """Returns the call with the key that `rule` derives for it.
+
+        Raises:
+            KeyRuleError: if the rule derives none.
+            TypeError: if the call does not fit the task.
+        """
+        key = rule.derive(args, kwargs, task_id="sample")
+        return cls(args, kwargs, key.digest, key.fingerprint.hex())
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The rule of one task, and the keys of its sample calls."""
+
+    #: As `explain` returns it.
+    rule: str
+    #: Prefix of names in Redis.
+    prefix: str
+    #: Digests of the defaults, by parameter; None for no default.
+    parameters: Mapping[str, str | None]
+    #: Empty if the rule raised an error for every call.
+    samples: Sequence[Sample]
+
+
+def of_task(task: IdempotentTaskLike) -> Snapshot:
+    """Returns the snapshot of one task."""
+    configuration = task.idempotency_configuration
+    parameters = configuration.rule.signature.parameters.values()
+    return Snapshot(
+        configuration.rule.description,
+        # A task that leaves shadow starts without records, as intended.
+        configuration.settings.key_prefix.removesuffix(SHADOW_SUFFIX),
+        {entry_name(parameter): _default_digest(parameter) for parameter in parameters},
+        list(_samples(task)),
+    )
+
+
+def document_of(tasks: Sequence[IdempotentTaskLike]) -> dict[str, Any]:
+    """Returns the snapshots of `tasks` as one JSON document."""
+    snapshots = {}
+    for task in tasks:
+        snapshot = of_task(task)
+        parameters = [{"name": n, "default": d} for n, d in snapshot.parameters.items()]
+        snapshots[task.name] = asdict(snapshot) | {"parameters": parameters}
+    # kombu's JSON, as used in messages, also represents dates, decimals and UUIDs.
+    encoded = kombu_json.dumps({"celery_idempotent_keys": VERSION, "tasks": snapshots})
+    return json.loads(encoded)  # type: ignore[no-any-return]
+
+
+def read(text: str) -> dict[str, Snapshot]:
+    """Returns the snapshots in a document, by task.
+
+    Raises:
+        ValueError: if `text` is not such a document.
+    """
+    try:
+        document = kombu_json.loads(text)
+        if document["celery_idempotent_keys"] != VERSION:
+            raise ValueError(f"version {document['celery_idempotent_keys']!r} is not {VERSION}")
+        snapshots = {}
+        for task, fields in document["tasks"].items():
+            parameters = {each["name"]: each["default"] for each in fields.pop("parameters")}
+            samples = [Sample(**sample) for sample in fields.pop("samples")]
+            snapshots[task] = Snapshot(**fields, parameters=parameters, samples=samples)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    return snapshots
+
+
+def _samples(task: IdempotentTaskLike) -> Iterator[Sample]:
+    """Yields a call with only the required arguments, and one with all."""
+    configuration = task.idempotency_configuration
+    rule = configuration.rule
+    # Its arguments are not serialized, which would copy the mappings that record what is read.
+    recording = KeyRule(rule.task, configuration.settings.key, rule.signature, lambda *call: call)
+    named = [p for p in rule.signature.parameters.values() if p.kind not in _VARIADIC]
+    required = [parameter for parameter in named if parameter.default is Parameter.empty]
+    for chosen in (required, named) if required != named else (named,):
+        for of_unknown_type in (str, _Mapping):
+            call = _call(task, chosen, of_unknown_type)
+            try:
+                Sample.of(recording, *call)
+                yield Sample.of(rule, *kombu_json.loads(kombu_json.dumps(call)))
+            except (KeyRuleError, TypeError):
+                continue  # the rule expects arguments of other types
+            break
+
+
+def _call(
+    task: IdempotentTaskLike, parameters: Sequence[Parameter], of_unknown_type: type
+) -> tuple[list[Any], dict[str, Any]]:
+    rule, hints = task.idempotency_configuration.rule, type_hints(task)
+    args, kwargs = [], {}
+    for number, parameter in enumerate(parameters):
+        value = _value(parameter, hints.get(parameter.name), of_unknown_type)
+        # Two parameters of one type need different values to yield different keys.
+        if type(value) in (int, str):
+            value += type(value)(number)
+        if parameter.kind is Parameter.KEYWORD_ONLY:
+            kwargs[parameter.name] = value
+        else:
+            args.append(value)
+    extra = (name for name in rule.names or () if name not in rule.signature.parameters)
+    return args, kwargs | dict.fromkeys(extra, "sample")
+
+
+def _value(parameter: Parameter, hint: Any, of_unknown_type: type) -> Any:
+    if hint is None and parameter.default is not Parameter.empty:
+        hint = type(parameter.default)
+    if hint is bool:
+        return parameter.default is not True  # never the default, which keys omit
+    for kind in (hint, typing.get_origin(hint), *typing.get_args(hint)):
+        if isinstance(kind, type) and kind in _SAMPLES:
+            return _SAMPLES[kind]
+    return _SAMPLES.get(of_unknown_type, of_unknown_type())
+
+
+class _Mapping(dict[str, Any]):
+    """Creates each item that a rule reads."""
+
+    def __missing__(self, name: str) -> str:
+        self[name] = "sample"
+        return "sample"
+
+
+def _default_digest(parameter: Parameter) -> str | None:
+    if parameter.default is Parameter.empty:
+        return None
+    try:
+        return digest(b"default" + canonical(parameter.default), _DEFAULT_BYTES).hex()
+    except NotCanonicalError:
+        return "?"

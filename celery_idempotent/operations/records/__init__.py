@@ -1,0 +1,1 @@
+"""Reads many records and server properties."""

@@ -1,0 +1,1 @@
+"""Monitoring in a worker: start-up checks, inspect commands and events."""

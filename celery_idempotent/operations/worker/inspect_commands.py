@@ -1,0 +1,287 @@
+"""Commands for ``celery inspect`` that return a worker's leases, counters and findings.
+
+The worker's main process replies, while its pool processes run the tasks. It reads leases from the
+records, which each process's heartbeat renews. A frozen process therefore does not prevent a
+report of its lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from celery import Celery
+from celery.worker import state as worker_state
+from celery.worker.control import inspect_command
+
+from celery_idempotent.core import shared_counters
+from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.core.configuration.broker import connection_error, within
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.lease.lease import MARGIN
+from celery_idempotent.core.printable import plural
+from celery_idempotent.core.record.layout import corrupt
+from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.operations import doctor
+from celery_idempotent.operations.records.reader import RecordReader
+from celery_idempotent.redelivery import renewal
+from celery_idempotent.waking import room
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a worker waits for Redis, which blocks its main process.
+READ_TIMEOUT = 1.0
+#: Seconds for the broker to transport request and reply, besides the workers' timeout.
+BROKER_TIMEOUT = 1.0
+
+
+class _ActiveCall(NamedTuple):
+    """A message that may hold a lease."""
+
+    request: Any
+    key: Key
+
+
+@inspect_command()
+def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
+    """List the leases that the worker's processes hold, with their age and heartbeat health."""
+    calls: dict[RecordStore, list[_ActiveCall]] = defaultdict(list)
+    for request in tuple(worker_state.active_requests):
+        # A call without a key, or whose key cannot be derived, has no lease.
+        with contextlib.suppress(Exception):
+            if (key := request.idempotency_key()) is not None:
+                store = request.task.idempotency_configuration.executor.store
+                calls[store].append(_ActiveCall(request, key))
+    try:
+        return [lease for store, active in calls.items() for lease in _leases(store, active)]
+    except IdempotencyError as error:
+        return {"error": str(error)}
+
+
+@inspect_command()
+def idempotency_counts(state: Any) -> dict[str, dict[str, int]]:
+    """Count executions, replays, conflicts and so on, by task, since the worker started."""
+    counters = shared_counters.current
+    if counters is None:
+        return {}
+    return {task: dict(counter) for task, counter in counters.totals().items()}
+
+
+@inspect_command()
+def idempotency_redelivery(state: Any) -> dict[str, Any]:
+    """Count the messages whose redelivery the worker prevents, and show when it last did so."""
+    return {} if renewal.current is None else renewal.current.snapshot()
+
+
+@inspect_command()
+def idempotency_waiting(state: Any) -> list[dict[str, Any]]:
+    """List the keys for which messages wait in the worker: how many, since when, for which task."""
+    return [] if room.current is None else room.current.snapshot()
+
+
+@inspect_command()
+def idempotency_doctor(state: Any) -> list[dict[str, str]]:
+    """Run the checks of `doctor` and `health` in the worker, with its clock and its network."""
+    leases = idempotency_leases(state)
+    leases = leases if isinstance(leases, list) else []
+    findings = doctor.check_all(state.app, idempotency_counts(state), leases)
+    return [finding.to_json() for finding in findings]
+
+
+#: Names of the commands, as Celery's command line accepts them.
+COMMANDS = tuple(
+    command.__name__
+    for command in (
+        idempotency_leases,
+        idempotency_counts,
+        idempotency_redelivery,
+        idempotency_waiting,
+        idempotency_doctor,
+    )
+)
+
+
+class Worker(NamedTuple):
+    """A worker's replies."""
+
+    leases: list[dict[str, Any]]
+    #: Counters by task.
+    counts: dict[str, dict[str, int]]
+    #: What `idempotency_redelivery` returns; empty if the worker renews no messages.
+    redelivery: dict[str, Any]
+    #: Why its leases are unknown; empty if they are known.
+    error: str = ""
+    #: What `idempotency_waiting` returns.
+    waiting: Sequence[dict[str, Any]] = ()
+
+    @classmethod
+    def of(
+        cls, leases: Any, counts: Any, redelivery: Any, waiting: Any, tasks: Container[str]
+    ) -> Worker:
+        """Returns a worker from its replies: a failed or unknown command returns an error.
+
+        Workers of earlier versions may lack a command.
+
+        Args:
+            tasks: the names of the tasks whose leases and counters are kept.
+        """
+        leases_known, counts_known = isinstance(leases, list), "error" not in counts
+        return cls(
+            [each for each in leases if each["task"] in tasks] if leases_known else [],
+            {t: each for t, each in counts.items() if each and t in tasks} if counts_known else {},
+            redelivery if "messages_held" in redelivery else {},
+            leases.get("error", "") if isinstance(leases, dict) else "",
+            [w for w in waiting if w["task"] in tasks] if isinstance(waiting, list) else (),
+        )
+
+
+class Replies(NamedTuple):
+    """Replies of the workers to the commands."""
+
+    #: By name: those that have replied about leases and counts.
+    workers: dict[str, Worker]
+    #: Why the workers could not be asked; empty otherwise.
+    failure: str = ""
+
+    @property
+    def error(self) -> str:
+        """Why there are no replies; empty if there are."""
+        return "" if self.workers else self.failure or "No worker replied"
+
+    @property
+    def totals(self) -> dict[str, Counter[str]]:
+        """The summed counters by task."""
+        totals: dict[str, Counter[str]] = defaultdict(Counter)
+        for worker in self.workers.values():
+            for task, counter in worker.counts.items():
+                totals[task].update(counter)
+        return dict(totals)
+
+    @property
+    def leases(self) -> list[dict[str, Any]]:
+        """The leases of all workers."""
+        return [lease for worker in self.workers.values() for lease in worker.leases]
+
+    def waiting(self, key: str) -> str:
+        """Describes the messages that wait for `key`; empty if there are none."""
+        lines = [w for worker in self.workers.values() for w in worker.waiting if w["key"] == key]
+        if not lines:
+            return ""
+        number, since = sum(w["messages"] for w in lines), min(w["since"] for w in lines)
+        return f"{plural(number, 'message')}, since {since}"
+
+    @property
+    def messages_held(self) -> int | None:
+        """How many messages the workers hold; None if no worker renews them."""
+        redelivery = [worker.redelivery for worker in self.workers.values()]
+        numbers = [reply["messages_held"] for reply in redelivery if reply]
+        return sum(numbers) if numbers else None
+
+
+def ask(app: Celery, timeout: float) -> Replies:
+    """Asks the app's workers for their leases, their counters, and the messages that they hold.
+
+    Workers of other apps on the same broker also reply; they have none of this app's tasks.
+
+    Args:
+        timeout: seconds to wait for the workers; 0 asks none.
+    """
+
+    def broadcast(command: str) -> dict[str, Any]:
+        # Not from the app's pool: broadcast threads that each hold one pooled connection can wait
+        # forever for another one.
+        with app.connection_for_write() as connection:
+            mailbox = app.control.mailbox(connection)
+            mailbox.producer_pool = None
+            replies = mailbox.multi_call(command, timeout=timeout)
+        return {worker: reply for by_worker in replies or () for worker, reply in by_worker.items()}
+
+    def run() -> Replies:
+        # First, since a broadcast would try to connect forever.
+        if error := connection_error(app, BROKER_TIMEOUT):
+            return Replies({}, f"The broker {error}")
+        try:
+            with ThreadPoolExecutor() as pool:
+                leases, counts, redelivery, waiting = pool.map(broadcast, COMMANDS[:4])
+        except Exception as lost:
+            return Replies({}, f"The workers cannot be asked: {lost}")
+        tasks = {task.name for task in app_tasks.tasks(app)}
+        workers = {
+            name: Worker.of(
+                leases[name], counts[name], redelivery.get(name, {}), waiting.get(name), tasks
+            )
+            for name in leases.keys() & counts.keys()
+            # A worker counts all tasks of its app.
+            if not counts[name] or "error" in counts[name] or counts[name].keys() & tasks
+        }
+        return Replies(workers)
+
+    if not timeout:
+        return Replies({}, "No worker was asked")
+    silent = Replies({}, "The broker does not reply")
+    return within(2 * BROKER_TIMEOUT + timeout, run, silent)
+
+
+def _leases(store: RecordStore, calls: list[_ActiveCall]) -> Iterator[dict[str, Any]]:
+    with RecordReader.open(store, READ_TIMEOUT) as reader:
+        views = reader.get({call.key for call in calls})
+    for call in calls:
+        if view := views.get(call.key):
+            if view.record is None:
+                raise corrupt(str(call.key))
+            if lease := _lease(call, view.record, view.now):
+                yield lease
+
+
+def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
+    """Returns the fields of a lease; empty for a call without one.
+
+    Duplicates that wait or are refused have none. A call can lose its lease only to an execution
+    that begins at least one lease later.
+    """
+    pid, task = call.request.worker_pid, call.request.task
+    holds = record.state is State.STARTED and record.task_id == call.request.text_id
+    lease = task.idempotency_configuration.settings.lease
+    counters = shared_counters.current
+    if counters and pid in counters.frozen_processes() and not record.worker.endswith(f"/{pid}"):
+        holds = False  # the message was redelivered
+    elif not holds:
+        active = time.time() - (call.request.time_start or math.inf)
+        other = (now - record.started_at).total_seconds() if record.started_at else 0.0
+        if active - other < lease:
+            return {}
+    fields: dict[str, Any] = {
+        "task": task.name,
+        "task_id": call.request.id,
+        "pid": pid,
+        "key": record.key,
+        "label": record.label,
+    }
+    if not holds:
+        lost = {"heartbeat": "lost", "held_by": record.task_id, "state": record.state.value}
+        return fields | lost
+    assert record.deadline is not None
+    assert record.started_at is not None
+    remaining = (record.deadline - now).total_seconds()
+    # A renewal is due after a third of the lease; a failed one is retried soon.
+    heartbeat = "healthy" if remaining > lease / 2 else "late" if remaining > 0 else "expired"
+    return fields | {
+        "worker": record.worker,
+        "token": record.token,
+        "attempt": record.attempt,
+        "since": record.started_at.isoformat(),
+        "held_seconds": round((now - record.started_at).total_seconds(), 3),
+        "lease_until": record.deadline.isoformat(),
+        "trusted_seconds": round(max(0.0, remaining - MARGIN * lease), 3),
+        "extended_seconds_ago": round(lease - remaining, 3),
+        "heartbeat": heartbeat,
+    }

@@ -1,1 +1,0 @@
-"""Reads many records and server properties, for operators and monitoring."""
