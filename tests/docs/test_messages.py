@@ -61,10 +61,10 @@ def test_each_finding_is_registered_and_has_an_entry_in_the_runbook() -> None:
         found = re.findall(named, file.read_text("utf-8"))
         return {next(filter(None, names)) for names in found}
 
-    every = set().union(*map(findings, (PACKAGE / "doctor").glob("*.py")))
+    every = set().union(*map(findings, (PACKAGE / "operations" / "doctor").glob("*.py")))
     assert sorted(every) == sorted(NAMES)
     # `doctor --against` alone finds changed keys.
-    described = every - findings(PACKAGE / "doctor/key_changes.py")
+    described = every - findings(PACKAGE / "operations/doctor/key_changes.py")
     assert sorted(described - set(re.findall(r'id="finding-([\w-]+)"', runbook))) == []
 
 

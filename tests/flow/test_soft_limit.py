@@ -91,9 +91,9 @@ class Story:
 
 #: The lines at which a limit counts as reached in the body.
 AT_THE_BODY = (
-    "flow/thread.py::run",
-    "task/call.py::run",
-    "task/overrides.py::run",
+    "core/flow/thread.py::run",
+    "core/task/call.py::run",
+    "core/task/overrides.py::run",
 )
 
 
