@@ -1,4 +1,4 @@
-"""Writes generated tables into the pages of docs/, between marks."""
+"""Writes generated tables into the pages of docs/contributing/, between marks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from labs.benchmarks.measure import FIGURES
 from labs.benchmarks.report import Report
 
-DOCS = Path(__file__).parents[2] / "docs"
-#: Folder of the plots and the raw values, in docs/.
+DOCS = Path(__file__).parents[2] / "docs/contributing"
+#: Folder of the plots and the raw values, in docs/contributing/.
 FOLDER = "benchmarks"
 VALUES = f"{FOLDER}/figures.json"
 

@@ -71,7 +71,7 @@ class Report:
         return table
 
     def markdown(self) -> str:
-        """Returns the table of docs/outages.md."""
+        """Returns the table of docs/contributing/outages.md."""
         lines = [HEADINGS, ["---"] + ["--:"] * (len(HEADINGS) - 1)]
         lines += [_line(outage, verdict) for outage, verdict in self.verdicts.items()]
         chosen = [heading not in NOT_ON_THE_PAGE for heading in HEADINGS]

@@ -293,7 +293,7 @@ def test_the_figures_are_about_those_measured() -> None:
             size: int(figure.replace(",", ""))
             for size, figure in re.findall(row, (ROOT / page).read_text("utf-8"), flags=re.M)
         }
-        for page in ("docs/how-to/sizing-redis.md", "docs/scaling.md")
+        for page in ("docs/how-to/sizing-redis.md", "docs/contributing/scaling.md")
     )
     assert len(about) == 4
     for size, figure in about.items():
