@@ -32,9 +32,40 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def python_blocks(page: Path) -> list[str]:
-    """Returns the Python blocks of a page, those in lists included."""
-    found = re.findall(r"^( *)```python\n(.*?)^\1```$", page.read_text("utf-8"), flags=re.S | re.M)
+#: A file that a page quotes, and the text of the first line that it quotes.
+QUOTE = re.compile(
+    r'^```{literalinclude} (\S+)\n:language: (\w+)\n(?::start-at: "(.+)"\n)?```$', flags=re.M
+)
+
+
+def full_text(page: Path) -> str:
+    """Returns the page, with the files that it quotes as code blocks."""
+
+    def code(match: re.Match[str]) -> str:
+        text = (page.parent / match[1]).read_text("utf-8")
+        start = text.index(f"\n{match[3]}") + 1 if match[3] else 0
+        return f"```{match[2]}\n{text[start:]}```"
+
+    return QUOTE.sub(code, page.read_text("utf-8"))
+
+
+def section(text: str, title: str) -> str:
+    """Returns the part of a page below this title, up to the next one of its level or above."""
+    found = re.finditer(r"^```.*?^```$|^(#+) ([^\n]+)$", text, flags=re.S | re.M)
+    titles = [match for match in found if match[1]]
+    (first,) = [match for match in titles if match[2] == title]
+    after = [m for m in titles if m.start() > first.start() and len(m[1]) <= len(first[1])]
+    return text[first.end() : after[0].start() if after else None]
+
+
+def python_blocks(page: Path, title: str = "") -> list[str]:
+    """Returns the Python blocks of a page or of its section, those in lists included."""
+    text = full_text(page)
+    found = re.findall(
+        r"^( *)```python\n(.*?)^\1```$",
+        section(text, title) if title else text,
+        flags=re.S | re.M,
+    )
     return [textwrap.dedent(block) for _, block in found]
 
 

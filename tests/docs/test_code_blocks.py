@@ -44,6 +44,21 @@ def test_options_in_python_blocks_exist(page: Path) -> None:
         assert {name.lower() for name in names} <= {*OPTIONS, *APP_OPTIONS, *OTHER_NAMES}
 
 
+def test_quoted_files_run() -> None:
+    """Those of other libraries only if these are installed."""
+    code = """if True:
+        import runpy, sys
+        for path in sys.argv[1:]:
+            try:
+                runpy.run_path(path)
+            except ModuleNotFoundError as error:
+                if error.name not in ("celery_once", "celery_singleton"):
+                    raise
+    """
+    files = sorted((ROOT / "docs/examples").rglob("*.py"))
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, *map(str, files)], check=True)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_python_blocks_pass_a_type_check(tmp_path: Path) -> None:

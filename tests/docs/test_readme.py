@@ -77,7 +77,7 @@ def test_a_record_is_read_and_forgotten(
 ) -> None:
     names["charge"].delay(42, amount=999)
 
-    exec(block_with(TASK, "charge.idempotency_record(42, amount=999)  #"), names)
+    exec(block_with(TASK, "record = charge.idempotency_record(42, amount=999)"), names)
     assert names["record"].result == "charged"
 
     names["charge"].delay(42, amount=999)

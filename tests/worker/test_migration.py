@@ -11,7 +11,7 @@ import pytest
 from celery import shared_task
 
 from celery_idempotent import IdempotentTask
-from tests.docs.pages import ROOT, block_with
+from tests.docs.pages import ROOT
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
@@ -44,12 +44,12 @@ def retry_once(self: Any, order: str, countdown: float) -> str:
 
 
 def _base_class(library: str) -> Any:
-    guide = ROOT / f"docs/migrating-from-celery-{library}.md"
+    example = ROOT / f"docs/examples/from_celery_{library}.py"
     names: dict[str, Any] = {"__name__": __name__}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's, of escape sequences in celery-once
-            exec(block_with(guide, "class TransitionalTask"), names)
+            exec(example.read_text("utf-8"), names)
     except ModuleNotFoundError:
         return None
     return names["TransitionalTask"]

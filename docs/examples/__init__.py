@@ -1,0 +1,1 @@
+"""The longer examples of the pages, which quote these files."""
