@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.core.key.rule import TASK_ID
 from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.task.result import CallOutcome, outcome_of
+from celery_idempotent.core.task.publish.result import CallOutcome, outcome_of
 from celery_idempotent.core.task.task import IdempotentTask
 from celery_idempotent.errors import (
     ConflictError,

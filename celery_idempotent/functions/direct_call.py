@@ -20,8 +20,8 @@ from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.outcome import Failure, Outcome, that_has_run
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.record.record import Record
-from celery_idempotent.core.task import outbox
-from celery_idempotent.core.task.call import worker_name
+from celery_idempotent.core.task.publish import outbox
+from celery_idempotent.core.task.receive.call import worker_name
 from celery_idempotent.errors import IdempotencyError, TransactionError
 from celery_idempotent.settings import Settings
 

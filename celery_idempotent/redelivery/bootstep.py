@@ -9,7 +9,7 @@ from celery import bootsteps
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration import broker as configured_broker
-from celery_idempotent.core.task import request
+from celery_idempotent.core.task.receive import request
 from celery_idempotent.redelivery import broker as brokers
 from celery_idempotent.redelivery import renewal
 from celery_idempotent.redelivery.held import HeldMessages

@@ -14,8 +14,8 @@ from celery_idempotent.core import shared_counters
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.lease.clock import lease_now
-from celery_idempotent.core.task import request
-from celery_idempotent.core.task.message_headers import EXPLICIT_KEY_HEADER
+from celery_idempotent.core.task.message.message_headers import EXPLICIT_KEY_HEADER
+from celery_idempotent.core.task.receive import request
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from celery import Celery, bootsteps
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration import broker as configured_broker
 from celery_idempotent.core.flow.conflict import LONGEST_REQUEUE_DELAY
-from celery_idempotent.core.task import request
+from celery_idempotent.core.task.receive import request
 from celery_idempotent.waking import room
 
 logger = logging.getLogger(__name__)

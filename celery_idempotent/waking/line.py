@@ -15,7 +15,7 @@ from celery_idempotent.core.store import reference
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.tracking import HEAD, InvalidationListener
-from celery_idempotent.core.task.message_headers import Waits
+from celery_idempotent.core.task.message.message_headers import Waits
 
 #: Seconds for which a message that was woken keeps others from being woken, in all workers.
 CLAIM_SECONDS = 1.0

@@ -28,7 +28,7 @@ from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.record.record import utc
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.tracking import POLL_INTERVAL, InvalidationListener
-from celery_idempotent.core.task.message_headers import Waits
+from celery_idempotent.core.task.message.message_headers import Waits
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.waking.line import CLAIM_SECONDS, Line, Waiter
 

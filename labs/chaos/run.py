@@ -23,7 +23,7 @@ from celery import Celery
 from celery.states import READY_STATES
 from redis.exceptions import RedisError
 
-from celery_idempotent.core.task.result import RecordResult
+from celery_idempotent.core.task.publish.result import RecordResult
 from labs.chaos import schedule
 from labs.chaos.app import (
     CONFIG_VARIABLE,

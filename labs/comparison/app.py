@@ -120,7 +120,7 @@ def _die_with_parent(**_: object) -> None:
 
 def _disconnect_signals() -> None:
     """Removes the overhead of celery-idempotent, which Celery loads as a command-line plugin."""
-    from celery_idempotent.core.task import canvas
+    from celery_idempotent.core.task.message import canvas
 
     task_success.disconnect(canvas.mark_continuation_sent)
     task_postrun.disconnect(canvas.free_frames)

@@ -17,7 +17,11 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 from redis import Redis
 
 from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.task.message_headers import MessageHeaders, bind, with_derived_key
+from celery_idempotent.core.task.message.message_headers import (
+    MessageHeaders,
+    bind,
+    with_derived_key,
+)
 from celery_idempotent.errors import IdempotencyError
 from labs.hostile.messages import CALLS, FAILS, NAME, RETRIES, Worker, worker
 

@@ -13,8 +13,8 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.payload import Payload
 from celery_idempotent.core.store import commands
-from celery_idempotent.core.task.canvas import REPLACED_HEADER
-from celery_idempotent.core.task.republish import seconds_until
+from celery_idempotent.core.task.message.canvas import REPLACED_HEADER
+from celery_idempotent.core.task.publish.put_back import seconds_until
 from tests.flow.deliveries import Deliveries, End, Offer, begin_elsewhere
 
 Make = Callable[..., IdempotentTask]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import ConflictError, IdempotentTask
-from celery_idempotent.core.task import republish
+from celery_idempotent.core.task.publish import put_back
 from tests.flow.deliveries import Offer, begin_elsewhere, meta_of
 from tests.servers.redis_server import RedisServer
 
@@ -153,7 +153,7 @@ class TestOwnCall:
     def test_does_not_catch_that_a_retry_cannot_be_published(
         self, offer: Offer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(republish, "REQUEUE_PAUSE", 0.01)
+        monkeypatch.setattr(put_back, "REQUEUE_PAUSE", 0.01)
 
         class Unretryable(Catching):
             abstract = True

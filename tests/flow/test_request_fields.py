@@ -11,8 +11,8 @@ from celery import Task
 from celery.signals import task_prerun
 
 from celery_idempotent import IdempotentTask, State
-from celery_idempotent.core.task import ended_message
-from celery_idempotent.core.task.request import IdempotentRequest
+from celery_idempotent.core.task.publish import kept_message
+from celery_idempotent.core.task.receive.request import IdempotentRequest
 from tests.flow.deliveries import Offer
 
 
@@ -180,7 +180,7 @@ def test_a_failed_call_with_such_an_id_is_kept_for_a_rerun(offer: Offer) -> None
     task_id = uuid4()
     deliveries.deliver(deliveries.publish("raises", task_id=task_id))
 
-    kept = ended_message.find(
+    kept = kept_message.find(
         deliveries.task, deliveries.task.idempotency_key_of("raises"), str(task_id)
     )
     assert kept is not None

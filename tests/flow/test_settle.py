@@ -21,7 +21,7 @@ from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.commands import Command
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
-from celery_idempotent.core.task import ended_message
+from celery_idempotent.core.task.publish import kept_message
 from celery_idempotent.testing import IsolatedRecords
 from tests.flow.deliveries import Offer, begin_elsewhere
 from tests.servers.redis_server import RedisServer
@@ -386,10 +386,10 @@ def test_a_rerun_that_meets_no_store_comes_back_as_a_rerun(
     message = deliveries.publish("1")
     assert deliveries.deliver(message).state == "failure"
     record = deliveries.task.idempotency_record("1")
-    kept = ended_message.find(deliveries.task, key, message.id)
+    kept = kept_message.find(deliveries.task, key, message.id)
     assert record is not None
     assert kept is not None
-    ended_message.publish(kept, key, record.token)
+    kept_message.publish(kept, key, record.token)
 
     with monkeypatch.context() as patch:
         patch.setattr(configuration.executor.store, "get", get)

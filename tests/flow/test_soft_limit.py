@@ -92,8 +92,8 @@ class Story:
 #: The lines at which a limit counts as reached in the body.
 AT_THE_BODY = (
     "core/flow/thread.py::run",
-    "core/task/call.py::run",
-    "core/task/overrides.py::run",
+    "core/task/receive/call.py::run",
+    "core/task/receive/user_methods.py::run",
 )
 
 

@@ -10,8 +10,8 @@ import redis
 
 from celery_idempotent import ConflictError, Decision, Idempotency, KeyReusedError, KeyRuleError
 from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.task import message_headers
-from celery_idempotent.core.task.message_headers import MessageHeaders
+from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.task.message.message_headers import MessageHeaders
 from tests.servers.redis_server import RedisServer
 
 #: A key that a caller brings, and data that must not appear anywhere either.

@@ -9,8 +9,8 @@ from celery.app.task import Context
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, anonymous
-from celery_idempotent.core.task import canvas, message_headers
-from celery_idempotent.core.task.message_headers import MessageHeaders
+from celery_idempotent.core.task.message import canvas, message_headers
+from celery_idempotent.core.task.message.message_headers import MessageHeaders
 from celery_idempotent.operations.doctor import key_changes, key_snapshot
 from tests.golden import cases
 from tests.golden.cases import Case

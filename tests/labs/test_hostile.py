@@ -6,7 +6,7 @@ import pytest
 
 from celery_idempotent.core.key import canonical
 from celery_idempotent.core.record import layout
-from celery_idempotent.core.task import ended_message
+from celery_idempotent.core.task.publish import kept_message
 from labs.hostile import damage, forged, keys, messages
 from tests.conftest import exhaustive_except
 from tests.servers.redis_server import RedisServer
@@ -71,7 +71,7 @@ def test_a_wrong_error_of_a_damaged_record_is_found(monkeypatch: pytest.MonkeyPa
 def test_a_forger_gets_clear_errors(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     monkeypatch.setattr(forged, "BOMB", 3_000_000)
     if broken == "headers":
-        monkeypatch.setattr(ended_message, "_NOT_KEPT", frozenset())
+        monkeypatch.setattr(kept_message, "_NOT_KEPT", frozenset())
         monkeypatch.setattr(forged.Forger, "message", lambda *_: EVIL)
     elif broken == "memory":
         monkeypatch.setattr(forged, "MAX_MEGABYTES", -1)

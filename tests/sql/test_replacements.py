@@ -12,7 +12,7 @@ from celery.worker.request import Request
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.store import commands
-from celery_idempotent.core.task import outbox
+from celery_idempotent.core.task.publish import outbox
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
 from tests.flow.deliveries import Deliveries, End

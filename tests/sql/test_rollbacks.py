@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.task import message_headers
+from celery_idempotent.core.task.message import message_headers
 from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
 from tests.flow.deliveries import Deliveries, End
 from tests.sql.conftest import each_kind_in_full

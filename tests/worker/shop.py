@@ -19,7 +19,7 @@ from celery.signals import task_failure, task_success, worker_init
 from redis import CredentialProvider
 
 from celery_idempotent import IdempotentTask, signals
-from celery_idempotent.core.task import republish
+from celery_idempotent.core.task.publish import put_back
 from tests.servers.program import die_with_parent
 from tests.worker import canvas_tasks, tasks  # noqa: F401 (registers them)
 from tests.worker.ledger import Ledger
@@ -48,7 +48,7 @@ def make_app(settings: Mapping[str, Any]) -> Celery:
     """Returns the app; its tasks are shared, so every app has them."""
     app = Celery("shop", set_as_current=False)
     app.conf.update(settings)
-    republish.CONFIRM_TIMEOUT = settings.get("shop_confirm_timeout", republish.CONFIRM_TIMEOUT)
+    put_back.CONFIRM_TIMEOUT = settings.get("shop_confirm_timeout", put_back.CONFIRM_TIMEOUT)
     return app
 
 

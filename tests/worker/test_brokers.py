@@ -14,8 +14,8 @@ import pytest
 from celery import Celery
 from kombu import Connection, Queue
 
-from celery_idempotent.core.task import republish
-from celery_idempotent.core.task.republish import confirming_producer
+from celery_idempotent.core.task.publish import put_back
+from celery_idempotent.core.task.publish.put_back import confirming_producer
 from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
@@ -61,7 +61,7 @@ class TestRequeueToRabbitMQ:
 
     @pytest.fixture
     def app(self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Celery:
-        monkeypatch.setattr(republish, "CONFIRM_TIMEOUT", 1)
+        monkeypatch.setattr(put_back, "CONFIRM_TIMEOUT", 1)
         return Celery("confirming", broker=proxy.url, set_as_current=False)
 
     @pytest.fixture

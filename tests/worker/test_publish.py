@@ -18,7 +18,7 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import ConflictError, KeyReusedError, ResultNotStoredError, State, outcome_of
-from celery_idempotent.core.task.result import RecordResult
+from celery_idempotent.core.task.publish.result import RecordResult
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import hand_over, report, ship

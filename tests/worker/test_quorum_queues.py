@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 from celery.result import AsyncResult
 
-from celery_idempotent.core.task.republish import PAUSE_FACTOR, REQUEUE_PAUSE
+from celery_idempotent.core.task.publish.put_back import PAUSE_FACTOR, REQUEUE_PAUSE
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
 from tests.worker.harness import Shop, check_retry

@@ -21,7 +21,7 @@ from kombu import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.task import request
+from celery_idempotent.core.task.receive import request
 from celery_idempotent.redelivery.broker import RedisBroker, shorten_lock
 from celery_idempotent.redelivery.held import HeldMessages
 from celery_idempotent.redelivery.renewal import Renewal

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent import StoreUnavailableError
-from celery_idempotent.core.task.republish import REQUEUE_PAUSE
+from celery_idempotent.core.task.publish.put_back import REQUEUE_PAUSE
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop

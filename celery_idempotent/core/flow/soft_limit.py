@@ -105,7 +105,7 @@ def at_row(work: Callable[[], T]) -> T:
 
 
 #: Returns the limit of the current message, for a task that is not in the flow; set by
-#: :mod:`celery_idempotent.core.task.call`.
+#: :mod:`celery_idempotent.core.task.receive.call`.
 of_message: Callable[[], SoftLimit | None] | None = None
 
 

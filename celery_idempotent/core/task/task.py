@@ -31,24 +31,18 @@ from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.key.rule import TASK_ID
 from celery_idempotent.core.record.record import Record
 from celery_idempotent.core.store.run_sync import run_sync
-from celery_idempotent.core.task import (
-    call_options,
-    canvas,
-    celery_log,
-    message_headers,
-    overrides,
-    publish,
-    republish,
-)
-from celery_idempotent.core.task.call import (
+from celery_idempotent.core.task.message import call_options, canvas, message_headers
+from celery_idempotent.core.task.message.key_resolution import resolve_received_key
+from celery_idempotent.core.task.message.message_headers import id_text
+from celery_idempotent.core.task.publish import dedupe, put_back
+from celery_idempotent.core.task.publish.put_back import RequeuePause
+from celery_idempotent.core.task.receive import celery_log, user_methods
+from celery_idempotent.core.task.receive.call import (
     TaskCall,
     call_in_context,
     result_written,
     soft_limit_of,
 )
-from celery_idempotent.core.task.key_resolution import resolve_received_key
-from celery_idempotent.core.task.message_headers import id_text
-from celery_idempotent.core.task.republish import RequeuePause
 from celery_idempotent.errors import (
     ConflictError,
     IdempotencyError,
@@ -183,7 +177,7 @@ class IdempotentTask(Task):
     _configurations: ClassVar[dict[Any, TaskConfiguration]] = {}
     #: Whether a subclass replaces `backend`, so that only Celery writes its results.
     _replaces_backend = False
-    #: A function that finds the ``__call__`` of a subclass, and its replacement: see overrides.py.
+    #: A function that finds the ``__call__`` of a subclass, and its replacement: see user_methods.
     _own_call: Any = None
     _wrapped_call: Any = None
 
@@ -218,7 +212,7 @@ class IdempotentTask(Task):
     @classmethod
     def _wrap_if_enabled(cls, configuration: TaskConfiguration) -> TaskConfiguration:
         if configuration.settings.enabled:
-            overrides.wrap(cls, IdempotentTask)
+            user_methods.wrap(cls, IdempotentTask)
         return configuration
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -227,9 +221,9 @@ class IdempotentTask(Task):
         A ``__call__`` of a subclass runs inside the execution, and reaches the body through this
         method.
         """
-        if self._own_call and (running := overrides.current(self)):
+        if self._own_call and (running := user_methods.current(self)):
             # Called as super().__call__. If the body calls the task again, that is another call.
-            return overrides.run_as(None, running.body, args, kwargs)
+            return user_methods.run_as(None, running.body, args, kwargs)
         request = self.request_stack.top
         # Celery sets `_protected` when a request reaches its body: from then on, a call of the task
         # is a plain function call.
@@ -273,11 +267,11 @@ class IdempotentTask(Task):
         """
         settings = self.idempotency_configuration.settings
         if settings.transaction is None:
-            return overrides.run(self, body, args, kwargs)
+            return user_methods.run(self, body, args, kwargs)
         execution = unprotected()
         reset = _plain_execution.set(execution)
         try:
-            work = partial(overrides.run, self, body, args, kwargs)
+            work = partial(user_methods.run, self, body, args, kwargs)
             return run_plain(settings, execution, work)
         finally:
             _plain_execution.reset(reset)
@@ -287,7 +281,11 @@ class IdempotentTask(Task):
         if not self.idempotency_configuration.settings.enabled:
             return super().start_strategy(app, consumer, **options)
         # Imported here, since programs that only publish do not need it.
-        from celery_idempotent.core.task.request import ending_unreadable, request_class, scheduling
+        from celery_idempotent.core.task.receive.request import (
+            ending_unreadable,
+            request_class,
+            scheduling,
+        )
 
         self.Request = request_class(self)
         with scheduling(consumer):
@@ -374,7 +372,7 @@ class IdempotentTask(Task):
         try:
             options = self._bind_headers("apply_async", text_id, kwargs, options)
         except KeyRuleError as error:
-            publish.report_publish_refused(About(self, self.name, text_id), error)
+            dedupe.report_publish_refused(About(self, self.name, text_id), error)
             raise
         if headers := canvas.with_replaced_keys(text_id, options.get("headers")):
             options["headers"] = headers
@@ -383,7 +381,7 @@ class IdempotentTask(Task):
         send = partial(
             super().apply_async, args, kwargs, task_id=task_id, producer=producer, shadow=shadow
         )
-        return publish.publish(self, args, kwargs, text_id, options, send, has_own_id=has_own_id)
+        return dedupe.publish(self, args, kwargs, text_id, options, send, has_own_id=has_own_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
         """Runs a call eagerly, as Celery does, with the same protection as in a worker."""
@@ -471,9 +469,9 @@ class IdempotentTask(Task):
             return super().signature_from_request(request, *args, **options)
         if call is not None:
             request.idempotency_headers_again = options["headers"]
-        options = republish.adapt_to_delayed_delivery(self.app, request, options)
+        options = put_back.adapt_to_delayed_delivery(self.app, request, options)
         signature = super().signature_from_request(request, *args, **options)
-        republish.copy_properties(signature, request, options)
+        put_back.copy_properties(signature, request, options)
         return signature
 
     def replace(self, sig: Signature) -> Any:

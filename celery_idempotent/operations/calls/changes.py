@@ -17,8 +17,8 @@ from celery_idempotent.core.payload.value_codec import DATA_ONLY, dump
 from celery_idempotent.core.printable import one_line, printable
 from celery_idempotent.core.record.record import State
 from celery_idempotent.core.store.commands import NO_RECORD, UNREADABLE
-from celery_idempotent.core.task import ended_message, republish
-from celery_idempotent.core.task.ended_message import Part
+from celery_idempotent.core.task.publish import kept_message, put_back
+from celery_idempotent.core.task.publish.kept_message import Part
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
 from celery_idempotent.operations.calls.lookup import Target
 from celery_idempotent.operations.records.query import read_view
@@ -120,7 +120,7 @@ class EndedCall(NamedTuple):
     @property
     def parts(self) -> list[Part]:
         """What running it again publishes: the call, then its continuation."""
-        return [] if self.message is None else [*ended_message.parts(self.message)]
+        return [] if self.message is None else [*kept_message.parts(self.message)]
 
     @property
     def message_id(self) -> str:
@@ -166,7 +166,7 @@ def find_ended(tasks: Sequence[IdempotentTaskLike], target: Target) -> EndedCall
         return None
     configuration = task.idempotency_configuration
     if duplicate:
-        message = ended_message.find(task, key, duplicate)
+        message = kept_message.find(task, key, duplicate)
         if message is not None:
             return EndedCall(key, task, duplicate, None, 0, view, message)
     if view is not None and configuration.settings.runs_again and view.record is not None:
@@ -177,7 +177,7 @@ def find_ended(tasks: Sequence[IdempotentTaskLike], target: Target) -> EndedCall
     if found is None or not State(found.state).finished:
         return None
     state = State(found.state)
-    message = ended_message.find(task, key, found.task_id)
+    message = kept_message.find(task, key, found.task_id)
     is_kept = message is not None
     if message is None:
         message = _from_result_backend(task, key, found.task_id, state, found.token)
@@ -240,8 +240,8 @@ def rerun(call: EndedCall | None, *, user: str) -> str:
     what = one_line(f"{call.state or 'rejected'}, {call.summary}")
     try:
         key = call.key.with_fingerprint(record.fingerprint if record else b"")
-        task_id = ended_message.publish(call.message, key, call.token)
-    except republish.broker_errors(call.task.app) as error:
+        task_id = kept_message.publish(call.message, key, call.token)
+    except put_back.broker_errors(call.task.app) as error:
         raise StoreUnavailableError(
             f"{call.key}: its message cannot be published: {type(error).__name__}; try "
             "again: the call cannot run twice"

@@ -14,7 +14,7 @@ from celery.exceptions import Retry
 from celery.utils import uuid
 
 from celery_idempotent import IdempotentTask, KeyRuleError
-from celery_idempotent.core.task import call_options
+from celery_idempotent.core.task.message import call_options
 from celery_idempotent.errors import SettingsError
 
 

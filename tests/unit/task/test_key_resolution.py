@@ -10,10 +10,10 @@ from celery.app.task import Context
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.task import message_headers
-from celery_idempotent.core.task.canvas import REPLACED_HEADER, generation_of
-from celery_idempotent.core.task.key_resolution import resolve_key
-from celery_idempotent.core.task.message_headers import MessageHeaders
+from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.task.message.canvas import REPLACED_HEADER, generation_of
+from celery_idempotent.core.task.message.key_resolution import resolve_key
+from celery_idempotent.core.task.message.message_headers import MessageHeaders
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 ID = "8416e7e8-c045-46d0-9617-5bdf6316b681"

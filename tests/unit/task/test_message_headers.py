@@ -11,8 +11,8 @@ import pytest
 from celery.app.task import Context
 
 from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.task import message_headers
-from celery_idempotent.core.task.message_headers import MessageHeaders, bind
+from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.task.message.message_headers import MessageHeaders, bind
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from tests.unit.conftest import add, shop
 

@@ -13,7 +13,7 @@ from celery.worker.request import Request
 from celery_idempotent.core import shared_counters
 from celery_idempotent.core.events import report
 from celery_idempotent.core.shared_counters import SharedCounters
-from celery_idempotent.core.task.request import IdempotentRequest, request_class
+from celery_idempotent.core.task.receive.request import IdempotentRequest, request_class
 from tests.unit.conftest import add, shop
 
 

@@ -12,7 +12,7 @@ from celery.app.task import Context
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.task.republish import (
+from celery_idempotent.core.task.publish.put_back import (
     LONGEST_PAUSE,
     RequeuePause,
     hold_for,

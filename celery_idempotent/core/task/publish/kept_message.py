@@ -45,8 +45,9 @@ from celery_idempotent.core.record.payload import message_field
 from celery_idempotent.core.record.record import Record
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.run_sync import run_sync
-from celery_idempotent.core.task import message_headers, republish
-from celery_idempotent.core.task.message_headers import MessageHeaders, id_text
+from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.task.message.message_headers import MessageHeaders, id_text
+from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
 from celery_idempotent.sql.database import Database
 
@@ -259,8 +260,8 @@ def publish(signature: Signature, key: Key, token: int) -> str:
             link["options"].pop("chord", None)
     if queue := options.get("queue"):
         known = signature.app.amqp.queues.get(queue)
-        signature.set(**republish.to_queue(queue), declare=[known] if known else [])
-    with republish.confirming_producer(signature.app) as producer:
+        signature.set(**put_back.to_queue(queue), declare=[known] if known else [])
+    with put_back.confirming_producer(signature.app) as producer:
         signature.set(headers=headers).apply_async(producer=producer)
     return str(task_id)
 

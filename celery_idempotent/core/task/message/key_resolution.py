@@ -12,8 +12,8 @@ from celery.app.task import Context
 
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.task import call_options, canvas, message_headers
-from celery_idempotent.core.task.message_headers import NO_HEADERS, MessageHeaders
+from celery_idempotent.core.task.message import call_options, canvas, message_headers
+from celery_idempotent.core.task.message.message_headers import NO_HEADERS, MessageHeaders
 from celery_idempotent.errors import KeyRuleError
 
 

@@ -19,11 +19,11 @@ from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.core.store import commands
-from celery_idempotent.core.task import message_headers
-from celery_idempotent.core.task.key_resolution import resolve_key
-from celery_idempotent.core.task.message_headers import DEDUPLICATED
-from celery_idempotent.core.task.republish import hold_for
-from celery_idempotent.core.task.result import RecordResult
+from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.task.message.key_resolution import resolve_key
+from celery_idempotent.core.task.message.message_headers import DEDUPLICATED
+from celery_idempotent.core.task.publish.put_back import hold_for
+from celery_idempotent.core.task.publish.result import RecordResult
 from celery_idempotent.errors import (
     CorruptRecordError,
     IdempotencyError,

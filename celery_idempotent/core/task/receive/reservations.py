@@ -24,7 +24,7 @@ from celery_idempotent.core.record.record import State
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.run_sync import run_sync
-from celery_idempotent.core.task.message_headers import MessageHeaders
+from celery_idempotent.core.task.message.message_headers import MessageHeaders
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)

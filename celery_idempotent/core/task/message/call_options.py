@@ -19,7 +19,7 @@ from celery.signals import before_task_publish
 
 from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.key.rule import KeyRule
-from celery_idempotent.core.task.message_headers import (
+from celery_idempotent.core.task.message.message_headers import (
     DERIVED_KEY_HEADER,
     EXPLICIT_KEY_HEADER,
     RESULT_TTL_HEADER,

@@ -49,22 +49,17 @@ from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.core.store import reference
 from celery_idempotent.core.store.commands import BackendResult
 from celery_idempotent.core.store.run_sync import run_sync
-from celery_idempotent.core.task import (
-    canvas,
-    ended_message,
-    message_headers,
-    outbox,
-    overrides,
-    republish,
-)
-from celery_idempotent.core.task.key_resolution import resolve_key
-from celery_idempotent.core.task.message_headers import DEDUPLICATED, MessageHeaders, Waits
-from celery_idempotent.core.task.republish import (
+from celery_idempotent.core.task.message import canvas, message_headers
+from celery_idempotent.core.task.message.key_resolution import resolve_key
+from celery_idempotent.core.task.message.message_headers import DEDUPLICATED, MessageHeaders, Waits
+from celery_idempotent.core.task.publish import kept_message, outbox, put_back
+from celery_idempotent.core.task.publish.put_back import (
     RequeuePause,
     hold_for,
     longest_wait,
     seconds_until,
 )
+from celery_idempotent.core.task.receive import user_methods
 from celery_idempotent.errors import IdempotencyError, KeyReusedError, StoreUnavailableError
 from celery_idempotent.extensions.shadow import Shadow
 
@@ -132,7 +127,7 @@ class TaskCall:
         )
         self._waits, self._forgets, plan = headers.waits, headers.forgets, configuration.plan
         if self._forgets:
-            plan = ended_message.plan_of_rerun(configuration, self._forgets)
+            plan = kept_message.plan_of_rerun(configuration, self._forgets)
         if configuration.in_shadow:
             request.idempotency_without_body = False
             finding = message_headers.finding_of(task_id, request.headers)
@@ -190,7 +185,7 @@ class TaskCall:
         self.execution = execution
         self._request.idempotency_without_body = False
         self.sender.before_start(self.data.task_id, self._args, self._kwargs)
-        return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
+        return user_methods.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def _backend_result(self, value: Any) -> BackendResult | None:
         """Returns the result for the script to write; None if that is left to Celery."""
@@ -370,7 +365,7 @@ class TaskCall:
         request, in_shadow = self._request, self._configuration.in_shadow
         may_store = self.data.settings.store_result and not request.replaced_task_nesting
         if may_store and not (request.is_eager or in_shadow):
-            ended_message.keep(self.active, request)
+            kept_message.keep(self.active, request)
 
     def _refer_to(self, record: Record, end: End) -> bool:
         """Writes a reference from this task id to the `record` of another one.
@@ -448,11 +443,10 @@ class TaskCall:
         }
         while True:
             try:
-                adapted = republish.adapt_to_delayed_delivery(task.app, request, options)
                 signature = task.signature_from_request(
-                    request, request.args, request.kwargs, **adapted
+                    request, request.args, request.kwargs, **options
                 )
-                with republish.confirming_producer(task.app) as producer:
+                with put_back.confirming_producer(task.app) as producer:
                     signature.apply_async(producer=producer)
                 break
             except Exception as error:

@@ -25,7 +25,7 @@ from celery.signals import task_postrun, task_success
 from celery.utils import uuid
 
 from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.task.message_headers import id_text
+from celery_idempotent.core.task.message.message_headers import id_text
 
 #: For each replaced key, by its name: ``fingerprint.id`` of the task that had it.
 REPLACED_HEADER = "idempotency_replaced"

@@ -20,8 +20,9 @@ from kombu import serialization
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import About, report
-from celery_idempotent.core.task import call_options, message_headers, republish
-from celery_idempotent.core.task.canvas import last_signature, signatures
+from celery_idempotent.core.task.message import call_options, message_headers
+from celery_idempotent.core.task.message.canvas import last_signature, signatures
+from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.errors import CorruptRecordError, TransactionError
 
 #: The arguments of `Task.apply_async` by position.
@@ -96,7 +97,7 @@ def publish(
         CorruptRecordError: if they cannot be read.
         Exception: the broker's error.
     """
-    unavailable = republish.broker_errors(app)
+    unavailable = put_back.broker_errors(app)
     try:
         stored = [load(app, message) for message in messages]
     except Exception as error:

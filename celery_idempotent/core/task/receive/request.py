@@ -35,12 +35,13 @@ from celery_idempotent.core.record.record import State
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.run_sync import run_sync
-from celery_idempotent.core.task import canvas, message_headers, reservations
-from celery_idempotent.core.task.call import acknowledged, worker_name
-from celery_idempotent.core.task.celery_log import comes_back
-from celery_idempotent.core.task.key_resolution import resolve_key
-from celery_idempotent.core.task.message_headers import MessageHeaders, Waits
-from celery_idempotent.core.task.republish import CONTENT_TYPE, seconds_until
+from celery_idempotent.core.task.message import canvas, message_headers
+from celery_idempotent.core.task.message.key_resolution import resolve_key
+from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
+from celery_idempotent.core.task.publish.put_back import CONTENT_TYPE, seconds_until
+from celery_idempotent.core.task.receive import reservations
+from celery_idempotent.core.task.receive.call import acknowledged, worker_name
+from celery_idempotent.core.task.receive.celery_log import comes_back
 from celery_idempotent.errors import IdempotencyError
 
 #: Seconds that Celery may take to kill a child after `on_timeout`.

@@ -1,0 +1,1 @@
+"""Receives messages: the request in the main process, the call in the pool."""
