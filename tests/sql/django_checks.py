@@ -28,12 +28,14 @@ def messages(settings: dict[str, Any]) -> list[list[str]]:
     from django.db import connections
     from django.test.utils import override_settings
 
+    plain = settings.pop("PLAIN", {})
     database = {"ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, **settings.pop("DATABASE", {})}
     connections.settings["default"].update(database)
     with override_settings(**{"CELERY_IDEMPOTENCY_TRANSACTION": "default", **settings}):
         app = Celery("shop", broker=sys.argv[2], backend=sys.argv[2])  # the current one from now on
         app.config_from_object("django.conf:settings", namespace="CELERY")
         app.task(name="shop.ship", base=IdempotentTask)(ship)
+        app.task(name="shop.bill", shared=False, **plain)(ship)
         found = checks.run_checks(databases=["default"])
     ours = [message for message in found if str(message.id).startswith("celery_idempotent.")]
     return [[message.id.rpartition(".")[2], message.msg, message.hint] for message in ours]

@@ -49,6 +49,7 @@ MISTAKES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"MIDDLEWARE": [*OTHERS, AUTH, OURS]}, "E003", ("ENGINE",)),
     ({**CORRECT, "MIDDLEWARE": [*OTHERS, OURS, AUTH]}, "E004", ("AuthenticationMiddleware",)),
     ({**CORRECT, "MIDDLEWARE": [*OTHERS, AUTH, OURS, CSRF]}, "E003", ("CsrfViewMiddleware",)),
+    ({"PLAIN": {"idempotency_key": "{order}"}}, "E005", ("shop.bill", "base=IdempotentTask")),
     (
         {**CORRECT, "IDEMPOTENCY_MIDDLEWARE": {**ENGINE, "RETRY_AFTERR": 3}},
         "E003",

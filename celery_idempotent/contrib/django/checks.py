@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from celery_idempotent.contrib.django.tasks import idempotent_tasks, is_loading
+from celery_idempotent.contrib.django.tasks import current_app, idempotent_tasks, is_loading
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.configuration import ConfigurationError
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
@@ -31,7 +31,7 @@ def register() -> None:
 
 
 def check_tasks(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator[CheckMessage]:
-    """Reports invalid options, missing databases, ATOMIC_REQUESTS, and missing tables.
+    """Reports options without effect, invalid ones, databases, ATOMIC_REQUESTS, missing tables.
 
     Args:
         databases: the aliases to connect to. A missing table is a warning, because ``manage.py
@@ -45,6 +45,9 @@ def check_tasks(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator
         hint = "The worker also refuses it. Correct the task or the setting CELERY_…."
         yield Error(str(error), hint=hint, id=f"{TAG}.E001")
         return
+    for name, problem in app_tasks.plain_with_options(current_app()):
+        text = f"{name} is a plain task, and every duplicate runs: {problem}."
+        yield Error(text, hint=f"Set {app_tasks.ADD_BASE}.", id=f"{TAG}.E005")
     for database in named:
         try:
             engine = database.engine

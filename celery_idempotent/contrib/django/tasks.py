@@ -21,7 +21,8 @@ def remember_app() -> None:
     _project_app = app_or_default()
 
 
-def _current_app() -> Any:
+def current_app() -> Any:
+    """Returns this thread's current app, or the project's if the thread has none."""
     app = app_or_default()
     return app if app.set_as_current or _project_app is None else _project_app
 
@@ -32,7 +33,7 @@ def idempotent_tasks() -> list[IdempotentTaskLike]:
     Raises:
         ConfigurationError: for the first invalid option.
     """
-    return app_tasks.load(_current_app())
+    return app_tasks.load(current_app())
 
 
 def is_loading() -> bool:

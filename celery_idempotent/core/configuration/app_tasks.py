@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from celery import Celery
+from celery.utils.functional import firstmethod
 
-from celery_idempotent.core.configuration.configuration import TaskConfiguration, is_built_in
+from celery_idempotent.core.configuration.configuration import (
+    TaskConfiguration,
+    attributes_of,
+    is_built_in,
+)
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.store.record_store import RecordStore, distinct
+from celery_idempotent.settings import PREFIX
 from celery_idempotent.sql.database import Database
 
 _lock = threading.Lock()
+#: The correction of a plain task that has options.
+ADD_BASE = "base=IdempotentTask in its decorator, or IdempotentTask among the bases of its class"
 #: An attribute of apps whose task modules are loaded.
 _LOADED = "_idempotency_loaded"
 
@@ -43,6 +51,18 @@ def tasks(app: Celery) -> list[IdempotentTaskLike]:
         for _, task in sorted(app.tasks.items())
         if hasattr(task, "idempotency_configuration") and not is_built_in(task)
     ]
+
+
+def plain_with_options(app: Celery) -> Iterator[tuple[str, str]]:
+    """Yields the plain tasks that have options of this package, and what is wrong with each."""
+    # Those that the setting gives to every task mean the idempotent ones.
+    of_all = firstmethod("annotate_any")(app.annotations) or ()
+    for name, task in sorted(app.tasks.items()):
+        if hasattr(task, "idempotency_configuration") or is_built_in(task):
+            continue
+        names = {each for each in attributes_of(task) if each.startswith(PREFIX)}
+        if options := sorted(names.difference(of_all)):
+            yield name, f"it has {', '.join(options)}, but its class is not an IdempotentTask"
 
 
 def load(app: Celery) -> list[IdempotentTaskLike]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -337,12 +339,29 @@ def _is_static(task: type[Task]) -> bool:
 
 
 def _signature_of(task: type[Task]) -> inspect.Signature:
-    """Returns the signature of the task's body without ``self``."""
-    signature = inspect.signature(task.run)
-    if _is_static(task):
+    """Returns the signature of the task's body without ``self``, or Django's context."""
+    function, omits_first = task.run, not _is_static(task)
+    if django_task := _django_task(function):
+        function, omits_first = django_task.func, django_task.takes_context
+    signature = inspect.signature(function)
+    if not omits_first:
         return signature
     parameters = list(signature.parameters.values())
     return signature.replace(parameters=parameters[1:])
+
+
+def _django_task(body: Any) -> Any:
+    """Returns the task of ``django.tasks`` that `body` runs; None for one of Celery's own.
+
+    A backend for Celery registers a function that takes any arguments, and refers to the task.
+    """
+    modules = map(sys.modules.get, ("django.tasks.base", "django_tasks.base"))
+    classes = tuple(module.Task for module in modules if module)
+    for cell in (getattr(body, "__closure__", None) or ()) if classes else ():
+        with contextlib.suppress(ValueError):  # the cell is empty
+            if isinstance(cell.cell_contents, classes):
+                return cell.cell_contents
+    return None
 
 
 _executors_lock = threading.Lock()

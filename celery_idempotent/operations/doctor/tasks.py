@@ -11,16 +11,13 @@ from typing import Any
 import billiard
 from celery import Celery
 from celery.backends.base import Backend
-from celery.utils.functional import firstmethod
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.core.configuration.configuration import attributes_of, is_built_in
 from celery_idempotent.core.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 from celery_idempotent.core.key.canonical import has_canonical_bytes
 from celery_idempotent.core.printable import plural
 from celery_idempotent.operations.doctor.finding import Check, Finding, Severity, applying
-from celery_idempotent.settings import PREFIX
 
 #: Heartbeat states of leases under which another execution may begin.
 EXPIRED = ("expired", "lost")
@@ -69,20 +66,11 @@ def check_start_method() -> Iterator[Finding]:
 
 def check_bases(app: Celery) -> Iterator[Finding]:
     """Yields a finding for each plain task that has options of this package."""
-    # Those that the setting gives to every task mean the idempotent ones.
-    of_all = firstmethod("annotate_any")(app.annotations) or ()
-    for name, task in sorted(app.tasks.items()):
-        if hasattr(task, "idempotency_configuration") or is_built_in(task):
-            continue
-        names = {each for each in attributes_of(task) if each.startswith(PREFIX)}
-        if options := sorted(names.difference(of_all)):
-            yield Finding(
-                "no-base", Severity.ERROR, name,
-                f"it has {', '.join(options)}, but its class is not an IdempotentTask",
-                "base=IdempotentTask in its decorator, or IdempotentTask among the bases of its "
-                "class",
-                "it is a plain task: every duplicate runs",
-            )  # fmt: skip
+    for name, problem in app_tasks.plain_with_options(app):
+        yield Finding(
+            "no-base", Severity.ERROR, name,
+            problem, app_tasks.ADD_BASE, "it is a plain task: every duplicate runs",
+        )  # fmt: skip
 
 
 def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[Finding]:
