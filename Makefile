@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Tests spend most of their time waiting: four processes use two cores well, and six if the long tests run too.
 DIST := --dist loadgroup --no-loadscope-reorder
 SPREAD ?= --numprocesses 4 $(DIST)
@@ -114,6 +115,7 @@ lint: .venv/dev  ## Check style, types, import contracts and words of an earlier
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
+	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/codespell celery_idempotent lua examples tests labs docs .github README.md CHANGELOG.md Makefile
 
 .PHONY: docs
@@ -130,10 +132,11 @@ clean:  ## Remove everything that these commands create
 		.mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One stamp file per extra, renewed when pyproject.toml changes. dev includes test, and test includes demo.
+# One stamp file per dependency group, renewed when pyproject.toml changes. dev includes test, and test includes demo.
 .venv/demo .venv/test .venv/dev .venv/docs .venv/peers .venv/bench: pyproject.toml | $(BIN)/python
-	@echo "installing .[$(@F)] into .venv"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(@F)]'
+	@echo "installing the dependency group $(@F) into .venv"
+	@$(PIP) 'pip>=25.1'  # the first one with groups
+	@$(PIP) --editable . --group $(@F)
 	@touch $(if $(filter dev,$(@F)),.venv/demo .venv/test) $(if $(filter test,$(@F)),.venv/demo) $@
 
 $(BIN)/python:

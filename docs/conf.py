@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import celery_idempotent
 
@@ -83,7 +84,16 @@ def _quote_options(app: object, context: object, lines: list[str]) -> None:
     lines[:] = [re.sub(r"(--[a-z-]+)", r"``\1``", line) for line in lines]
 
 
-def setup(app: object) -> None:
-    """Registers the handlers of sources and of commands."""
-    app.connect("source-read", _link_to_source)  # type: ignore[attr-defined]
-    app.connect("sphinx-click-process-description", _quote_options)  # type: ignore[attr-defined]
+def _write_one_file(app: Any, error: Exception | None) -> None:
+    """Writes all pages in the order of the site into one Markdown file, for AI assistants."""
+    if error is None and app.builder.name == "html":
+        sources = [Path(app.env.doc2path(name)) for name in app.env.collect_relations()]
+        pages = [f"<!-- {file.name} -->\n{file.read_text('utf-8')}" for file in sources]
+        (Path(app.outdir) / "llms.txt").write_text("\n".join(pages), "utf-8")
+
+
+def setup(app: Any) -> None:
+    """Registers the handlers of sources, of commands, and of the end of a build."""
+    app.connect("source-read", _link_to_source)
+    app.connect("sphinx-click-process-description", _quote_options)
+    app.connect("build-finished", _write_one_file)

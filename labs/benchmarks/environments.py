@@ -93,7 +93,7 @@ def start_environments(
         }
     except ImportError as error:
         raise MissingDependency(
-            f"{error.name} is not installed: pip install -e '.[bench]'"
+            f"{error.name} is not installed: pip install -e . --group bench"
         ) from None
     if OURS.name in environments:
         configuration = environments[OURS.name].task("no_op").idempotency_configuration

@@ -73,7 +73,7 @@ class Combination:
             uv("venv", "--python", str(find_python(self.python)), str(self.folder))
         uv(
             *("pip", "install", "--python", self.interpreter),
-            *(*self.requirements, "--editable", f"{ROOT}[test]"),
+            *(*self.requirements, "--editable", str(ROOT), "--group", f"{ROOT}/pyproject.toml:test"),
         )
         installed = uv("pip", "freeze", "--python", self.interpreter).splitlines()
         pairs = (line.split("==") for line in installed if "==" in line)

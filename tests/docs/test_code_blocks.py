@@ -64,7 +64,7 @@ def test_quoted_files_run() -> None:
 def test_python_blocks_pass_a_type_check(tmp_path: Path) -> None:
     if importlib.util.find_spec("mypy") is None:
         if os.environ.get("CI") == "true":
-            pytest.fail("mypy is not installed: pip install 'celery-idempotent[dev]'")
+            pytest.fail("mypy is not installed: pip install -e . --group dev")
         pytest.skip("mypy is not installed")
     lines, origins = HEAD.splitlines(), {}
     for page in PAGES:

@@ -15,7 +15,7 @@ from labs.benchmarks.measures import MEASURES, find_measure
 from labs.benchmarks.report import Report, parse_values
 from labs.comparison.contestants import OURS, PLAIN
 
-#: Without the contestants of the extra `bench`.
+#: Without the contestants of the dependency group `bench`.
 WITH_CONTROL = {PLAIN.name: (PLAIN.name, {}), CONTROL: (PLAIN.name, {}), **OURS_BY_DEFAULT}
 WITHOUT_CONTROL = {name: WITH_CONTROL[name] for name in (PLAIN.name, OURS.name)}
 DEDUPED = {
