@@ -32,7 +32,7 @@ OrderFunction = Callable[[int], object]
 
 
 def contestants(bench: Bench) -> dict[str, Call]:
-    """Returns the installed ones; the dependency group `bench` has Powertools and python-redis-lock."""
+    """Returns the installed ones; group `bench` has Powertools and python-redis-lock."""
     completed = bench.run()
     by_client = RecordStore(StoreConfig(client=bench.client), lambda record: record.body)
     calls: dict[str, Call] = {

@@ -32,7 +32,9 @@ def draw(results: Mapping[Measure, MeasureResult], docs: Path, folder: str) -> d
     try:
         import matplotlib as mpl
     except ImportError:
-        raise MissingDependency("matplotlib is not installed: pip install -e . --group bench") from None
+        raise MissingDependency(
+            "matplotlib is not installed: pip install -e . --group bench"
+        ) from None
     mpl.use("svg")
     from matplotlib import pyplot as plt
 

@@ -72,8 +72,8 @@ class Combination:
         if not self.folder.exists():
             uv("venv", "--python", str(find_python(self.python)), str(self.folder))
         uv(
-            *("pip", "install", "--python", self.interpreter),
-            *(*self.requirements, "--editable", str(ROOT), "--group", f"{ROOT}/pyproject.toml:test"),
+            *("pip", "install", "--python", self.interpreter, *self.requirements),
+            *("--editable", str(ROOT), "--group", f"{ROOT}/pyproject.toml:test"),
         )
         installed = uv("pip", "freeze", "--python", self.interpreter).splitlines()
         pairs = (line.split("==") for line in installed if "==" in line)

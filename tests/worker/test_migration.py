@@ -83,7 +83,7 @@ def _without_locks_and_messages(shop: Shop) -> None:
 
 @pytest.fixture(params=OPTIONS)
 def library(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip(f"celery_{request.param}", reason="the dependency group peers is not installed")
+    pytest.importorskip(f"celery_{request.param}", reason="dependency group peers")
     return str(request.param)
 
 
