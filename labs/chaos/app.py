@@ -34,6 +34,7 @@ from celery_idempotent.core.events.report import counters
 from labs.chaos import downstream
 from labs.comparison.contestants import OURS, find_contestant
 from labs.outages.ledger import Ledger
+from labs.rig import late
 from tests.servers.program import die_with_parent
 
 NAME = "labs.chaos.app"
@@ -48,7 +49,9 @@ POLL_INTERVAL = 0.01
 IS_THIS_VERSION = Path(celery_idempotent.__file__).parents[1] == Path(__file__).parents[2]
 
 
-#: The tasks, by ``idempotency_until``.
+#: A task whose key is forgotten after each outcome.
+FORGOTTEN = "chaos.forgotten"
+#: The other tasks, by ``idempotency_until``.
 TASKS = {
     "expired": "chaos.charge",
     "finished": "chaos.charge_in_turn",
@@ -101,11 +104,20 @@ class AppConfig:
         path.touch()
         return Ledger(path)
 
+    @property
+    def late_packets(self) -> Path:
+        """The folder of the plans of late packets."""
+        folder = Path(self.folder) / "late"
+        folder.mkdir(exist_ok=True)
+        return folder
+
 
 def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
     """Returns the app with its tasks."""
     ledger = config.ledger()
     contestant = find_contestant(config.contestant)
+    if contestant is OURS:
+        late.intercept(config.late_packets)
     app = Celery("chaos", set_as_current=False)
     app.conf.update(contestant.settings(config.store))
     app.conf.update(config.settings)
@@ -173,6 +185,11 @@ def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
         task(TASKS["finished"], idempotency_until="finished")(charge)
         collapsing = {"idempotency_until": "started", "idempotency_dedupe_publish": True}
         task(TASKS["started"], **collapsing)(charge)
+
+        @task(FORGOTTEN, idempotency_key="{order}")
+        def forgotten(self: Any, order: str, number: int) -> str:
+            """Has one effect for each `number`."""
+            return begin(self, f"{order} {number}")()
 
     @task("chaos.held")
     def held(self: Any, order: str, until: str, checks: bool) -> str:

@@ -13,6 +13,8 @@ from labs.chaos import downstream
 from labs.chaos.downstream import Request
 from labs.outages.ledger import Ledger
 
+SENDER_KILLED = "sender of a late packet killed"
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -47,6 +49,8 @@ class Evidence:
     observations: Mapping[str, Any]
     executions: Sequence[Execution]
     faults: Sequence[InjectedFault]
+    #: Number of packets that were delivered late, by name.
+    late: Mapping[str, int]
     #: By task id.
     published: Mapping[str, int]
     acknowledged: Mapping[str, int]
@@ -94,7 +98,13 @@ class Evidence:
         evidence = cls(
             json.loads((folder / "observations.json").read_text()),
             executions,
-            [InjectedFault(**line) for line in ledger.read("fault")],
+            [InjectedFault(**line) for line in ledger.read("fault")]
+            + [
+                InjectedFault(SENDER_KILLED, line["at"], line["at"], line["killed"])
+                for line in ledger.read("late")
+                if line["killed"]
+            ],
+            Counter(line["name"] for line in ledger.read("late")),
             Counter(line["task_id"] for line in ledger.read("published")),
             Counter(line["task_id"] for line in ledger.read("acknowledged")),
             completed,

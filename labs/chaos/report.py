@@ -165,6 +165,17 @@ def _duplicates(verdicts: Verdicts) -> str:
     return text
 
 
+def _late(verdicts: Verdicts) -> str:
+    names: Counter[str] = Counter()
+    for verdict in verdicts:
+        names.update(verdict.late)
+    return (
+        f"{names.total():,}: " + ", ".join(f"{names[name]} {name}" for name in sorted(names))
+        if names
+        else "–"
+    )
+
+
 def _completed_twice(verdicts: Verdicts) -> str:
     known = all(verdict.contestant == OURS.name for verdict in verdicts)
     return _sum("completed_twice")(verdicts) if known else "–"
@@ -203,6 +214,7 @@ _SUMMARIES: tuple[tuple[str, Callable[[Verdicts], str]], ...] = (
     ("seeds", lambda verdicts: f"{len(verdicts)}"),
     ("calls / orders", _both("calls", "orders")),
     ("faults injected", _sum("faults")),
+    ("packets delivered late", _late),
     ("executions", _sum("executions")),
     (_VERSIONS, _both("executions_of_previous", "orders_of_both")),
     ("orders lost", _sum("lost")),

@@ -12,10 +12,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +28,11 @@ from celery.states import READY_STATES
 from redis.exceptions import RedisError
 
 from celery_idempotent.core.task.publish.result import RecordResult
+from celery_idempotent.errors import StoreUnavailableError
 from labs.chaos import schedule
 from labs.chaos.app import (
     CONFIG_VARIABLE,
+    FORGOTTEN,
     QUEUE,
     TASKS,
     AppConfig,
@@ -37,11 +43,12 @@ from labs.chaos.app import (
 from labs.chaos.broker import Broker, broker_for
 from labs.chaos.database import Database, ResultBackend, ResultsInStore
 from labs.chaos.downstream import Downstream
-from labs.chaos.schedule import LEASE, ROLLED_BACK, ROLLED_FORWARD, Call, Fault, Schedule
+from labs.chaos.schedule import LEASE, ROLLED_BACK, ROLLED_FORWARD, Fault, Schedule
 from labs.chaos.stores import DURABLE, Single, Store, store_for
 from labs.chaos.workers import Workers
 from labs.comparison.contestants import OURS
 from labs.outages.ledger import Ledger
+from labs.rig.late import Late, Packet
 from tests.packaging.versions.library import Library
 from tests.servers.program import ServerError
 from tests.servers.redis_server import RedisServer
@@ -169,10 +176,12 @@ class _Run:
     ) -> None:
         self._schedule = schedule
         self._config = config
+        self._is_ours = config.contestant == OURS.name
         settings = config.settings | {"result_backend": results.callers_url}
         self._app: Celery = make_app(replace(config, settings=settings))
         self._ledger: Ledger = config.ledger()
         self._broker = broker
+        self._late = Late(config.late_packets, self._note_late)
         self._workers = Workers(config, schedule.shape, self._ledger, previous)
         self._faults = _faults(self._workers, store, broker, results, database)
         #: Each server has one fault at a time.
@@ -195,7 +204,7 @@ class _Run:
             timeout: longest wait for the last result, in seconds.
             quiet_timeout: longest wait without any activity, in seconds.
         """
-        with self._workers:
+        with self._late, self._workers:
             self._workers.wait_until_ready()
             if self._fuses:
                 self._workers.assert_fused_completion()
@@ -205,10 +214,16 @@ class _Run:
                 threading.Thread(target=self._inject, args=(fault,), daemon=True)
                 for fault in self._schedule.faults
             ]
+            if self._is_ours:
+                threads.append(threading.Thread(target=self._plan_late_packets, daemon=True))
+            # A failover may lose a forget.
+            if self._is_ours and self._schedule.shape.store == "single":
+                threads.append(threading.Thread(target=self._forget_orders, daemon=True))
             for thread in threads:
                 thread.start()
             self._supervise_until(lambda: not any(thread.is_alive() for thread in threads), timeout)
             self._faults_ended_at = time.time()
+            self._late.cancel()
             self._supervise_until(lambda: self._settled(quiet_timeout), timeout)
             self._ended.set()
             self._check_results_again()
@@ -242,7 +257,7 @@ class _Run:
         quiet_for = time.time() - self._ledger.changed_at()
         empty = self._broker.messages() == 0
         if not self._waiting:
-            return empty and quiet_for > SETTLED_AFTER
+            return empty and quiet_for > SETTLED_AFTER and not self._late.holds()
         no_messages = empty and self._broker.counts_unacknowledged
         return quiet_for > (QUIET_TIMEOUT_WITHOUT_MESSAGES if no_messages else quiet_timeout)
 
@@ -251,31 +266,81 @@ class _Run:
     def _publish(self) -> None:
         for call in self._schedule.calls:
             self._ended.wait(max(0.0, self._started_at + call.at - time.time()))
-            task = self._app.tasks[TASKS[until_of(call.order, self._config.contestant)]]
-            self._publish_call(task, call)
+            contestant = self._config.contestant
+            task = self._app.tasks[TASKS[until_of(call.order, contestant)]]
+            # A call with a task id of its caller is never collapsed.
+            task_id = None if getattr(task, "idempotency_dedupe_publish", None) else call.task_id
+            unit = partial(unit_of, call.order, contestant=contestant)
+            self._call(task, (call.order, call.seconds, call.ending), unit, task_id)
 
-    def _publish_call(self, task: Any, call: Call) -> None:
-        """Publishes a call, again until the broker accepts it."""
+    def _call(
+        self,
+        task: Any,
+        arguments: tuple[Any, ...],
+        unit_of: Callable[[str], str],
+        task_id: str | None,
+    ) -> str:
+        """Publishes a call, again until the broker accepts it; returns the id of its result.
+
+        Args:
+            unit_of: returns what may have one effect, by the task id.
+        """
         called_at = time.time()
-        # A call with a task id of its caller is never collapsed.
-        task_id = None if getattr(task, "idempotency_dedupe_publish", None) else call.task_id
         while not self._ended.is_set():
             try:
-                arguments = (call.order, call.seconds, call.ending)
                 result = task.apply_async(arguments, task_id=task_id)
             except Exception as error:
                 if type(error).__name__ == "AlreadyQueued":
                     self._rejected += 1
-                    return
+                    break
                 self._ended.wait(PUBLISH_RETRY_INTERVAL)
             else:
-                unit = unit_of(call.order, result.id, self._config.contestant)
+                unit = unit_of(result.id)
                 self._ledger.write("called", order=unit, task_id=result.id)
                 if isinstance(result, RecordResult):
                     self._collapsed.append({"order": unit, "at": called_at})
                 else:
                     self._waiting[result.id] = called_at, unit
+                return str(result.id)
+        return ""
+
+    def _forget_orders(self) -> None:
+        """Forgets a key again and again: each time, its next call runs and the others do not."""
+        task, ends_at = self._app.tasks[FORGOTTEN], self._started_at + self._schedule.calls[-1].at
+        for number in count():
+            # What a late forget of the round before deletes is missed by the second call.
+            called = {self._call_forgotten(task, number)}
+            self._wait_while(self._late.holds, "forget")
+            called.add(self._call_forgotten(task, number))
+            self._wait_while(self._is_unacknowledged, called)
+            if self._ended.is_set() or time.time() > ends_at:
                 return
+            while not self._ended.is_set():
+                try:
+                    task.idempotency_forget(FORGOTTEN, number, force=True)
+                    break
+                except StoreUnavailableError:
+                    self._ended.wait(PUBLISH_RETRY_INTERVAL)
+
+    def _call_forgotten(self, task: Any, number: int) -> str:
+        """Returns the task id of a call that has a result."""
+        unit = f"{FORGOTTEN} {number}"
+        task_id = self._call(task, (FORGOTTEN, number), lambda _: unit, None)
+        self._wait_while(self._waiting.__contains__, task_id)
+        return task_id
+
+    def _is_unacknowledged(self, task_ids: Collection[str]) -> bool:
+        """Whether one of these messages is left; it would run after a forget."""
+        number: Counter[str] = Counter()
+        for line in self._ledger.read("published"):
+            number[line["task_id"]] += 1
+        for line in self._ledger.read("acknowledged"):
+            number[line["task_id"]] -= 1
+        return any(number[task_id] > 0 for task_id in task_ids)
+
+    def _wait_while(self, condition: Callable[[Any], bool], argument: Any) -> None:
+        while condition(argument) and not self._ended.wait(RESULT_POLL_INTERVAL):
+            pass
 
     def _poll_results(self) -> None:
         for task_id in list(self._waiting):
@@ -307,6 +372,14 @@ class _Run:
         return (len(self._results) + len(self._collapsed)) / len(self._schedule.calls)
 
     # Faults
+
+    def _plan_late_packets(self) -> None:
+        for packet in sorted(self._schedule.late, key=attrgetter("at")):
+            self._ended.wait(max(0.0, self._started_at + packet.at - time.time()))
+            self._late.plan(packet.name, packet.seconds, kill=packet.kills)
+
+    def _note_late(self, packet: Packet) -> None:
+        self._ledger.write("late", **asdict(packet))
 
     def _inject(self, fault: Fault) -> None:
         self._ended.wait(max(0.0, self._started_at + fault.at - time.time()))

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from uuid import UUID
 
+from labs.rig.late import PLAIN, SCRIPTS
+
 CALLS_PER_SECOND = 50.0
 #: Every n-th call duplicates an earlier one; half of these a recent one that is probably running.
 DUPLICATE_EVERY = 5
@@ -78,13 +80,26 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class LatePacket:
+    """From `at` on, the first call of a script that the store executes late."""
+
+    at: float
+    #: As in `labs.rig.late`.
+    name: str
+    #: How long it is held back, and whether its sender is killed meanwhile.
+    seconds: float
+    kills: bool
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """The calls and faults of a run."""
+    """The calls and faults of a run, and for celery-idempotent the late packets."""
 
     seed: int
     shape: Shape
     calls: tuple[Call, ...]
     faults: tuple[Fault, ...]
+    late: tuple[LatePacket, ...]
 
     @property
     def orders(self) -> int:
@@ -133,6 +148,12 @@ _WITH_TRANSACTION = {
     "result backend frozen": (1, 0.3, 1.5),
 }
 
+#: How long a packet is late, in seconds, and whether its sender is killed: it arrives soon after
+#: the resend was answered; after a lease has ended; after its sender has died.
+_LATE = ((0.3, 1.5, False), (1.1 * LEASE, 1.1 * LEASE + 3, False), (0.3, 1.1 * LEASE + 2, True))
+#: Mean seconds between late packets of one name.
+_LATE_INTERVAL = 7.0
+
 STORE_KILLED = "store killed"
 ROLLED_FORWARD, ROLLED_BACK = "rolled forward", "rolled back"
 
@@ -164,7 +185,9 @@ def make(seed: int, tasks: int, *, transaction: bool = False, versions: bool = F
             Fault(share * calls[-1].at, kind, share)
             for share, kind in ((1 / 3, ROLLED_FORWARD), (2 / 3, ROLLED_BACK))
         ]
-    return Schedule(seed, shape, calls, tuple(sorted(faults, key=lambda fault: fault.at)))
+    faults.sort(key=lambda fault: fault.at)
+    late = tuple(_late(calls[-1].at, generator))
+    return Schedule(seed, shape, calls, tuple(faults), late)
 
 
 def shape_of(seed: int, generator: random.Random) -> Shape:
@@ -227,6 +250,16 @@ def _faults(shape: Shape, ends_at: float, generator: random.Random) -> Iterator[
     yield Fault(
         round(middle, 2), STORE_KILLED, generator.random(), round(generator.uniform(0.2, 0.8), 2)
     )
+
+
+def _late(ends_at: float, generator: random.Random) -> Iterator[LatePacket]:
+    last = max(ends_at - QUIET_PERIOD, QUIET_PERIOD + 0.1)
+    for name in (*SCRIPTS, PLAIN):
+        moments = generator.sample(_LATE, len(_LATE))
+        for number in range(max(1, round(ends_at / _LATE_INTERVAL))):
+            shortest, longest, kills = moments[number % len(moments)]
+            at = round(generator.uniform(QUIET_PERIOD, last), 2)
+            yield LatePacket(at, name, round(generator.uniform(shortest, longest), 2), kills)
 
 
 def _faults_with_transaction(ends_at: float, generator: random.Random) -> Iterator[Fault]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from labs.chaos import committed, downstream, turns
 from labs.chaos.app import UNIT_SEPARATOR
-from labs.chaos.evidence import Evidence, Execution, InjectedFault
+from labs.chaos.evidence import SENDER_KILLED, Evidence, Execution, InjectedFault
 from labs.chaos.schedule import LEASE, ROLLED_BACK, ROLLED_FORWARD, STORE_KILLED, Schedule
 from labs.comparison.contestants import OURS
 
@@ -31,7 +31,7 @@ UNEXPLAINED = "unexplained"
 
 KILLS = (
     *("child killed", "worker killed", "parent killed", "worker stopped"),
-    *(ROLLED_FORWARD, ROLLED_BACK),
+    *(SENDER_KILLED, ROLLED_FORWARD, ROLLED_BACK),
 )
 #: The minimum time that a lease lasts without an extension; it is extended every third of it.
 MIN_LEASE = LEASE * 2 / 3
@@ -87,6 +87,8 @@ class Verdict:
     overlaps: int = 0
     #: Those of `collapsed` whose other message had begun before the publish.
     swallowed: int = 0
+    #: Number of packets that were delivered late, by name.
+    late: Mapping[str, int] = field(default_factory=dict)
     #: Seconds from the end of each fault to the next effect.
     recovery: Sequence[float] = ()
     #: Seconds from a call to its result.
@@ -211,6 +213,7 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
         swallowed=len(swallowed),
         disagreeing=len(disagreeing),
         miscounted=_miscounted(evidence) if contestant == OURS.name else 0,
+        late=dict(evidence.late),
         recovery=_recovery(evidence),
         median_delay=median(delays),
         longest_delay=delays[-1],

@@ -12,6 +12,7 @@ from labs.chaos.app import CONFIG_VARIABLE, NAME, AppConfig
 from labs.chaos.schedule import Shape
 from labs.comparison.contestants import find_contestant
 from labs.outages.ledger import Ledger
+from labs.rig.processes import children_of, send_signal, with_children
 from tests.packaging.versions.library import Library
 from tests.worker.harness import REPOSITORY, WorkerProcess
 
@@ -82,7 +83,7 @@ class Workers:
     def kill_child(self, target: float, seconds: float) -> list[int]:
         """Kills one process of a pool, preferably a busy one."""
         child = self._choose_child(target)
-        return _send_signal([child], signal.SIGKILL) if child else []
+        return send_signal([child], signal.SIGKILL) if child else []
 
     def kill_worker(self, target: float, seconds: float) -> list[int]:
         """Kills a worker and its pool, as when a host fails."""
@@ -96,7 +97,7 @@ class Workers:
     def kill_parent(self, target: float, seconds: float) -> list[int]:
         """Kills the main process of a worker; its pool exits, too."""
         pids = self._choose_worker(target)
-        _send_signal(pids[:1], signal.SIGKILL)
+        send_signal(pids[:1], signal.SIGKILL)
         return pids
 
     def freeze_child(self, target: float, seconds: float) -> list[int]:
@@ -125,16 +126,16 @@ class Workers:
         for number in range(len(self._workers)):
             if self._libraries[number] is not library:
                 self._libraries[number] = library
-                killed += self._stop(_with_children(self._workers[number].process.pid))
+                killed += self._stop(with_children(self._workers[number].process.pid))
         return killed
 
     def _stop(self, pids: list[int]) -> list[int]:
         """Returns the processes of a worker that had to be killed."""
-        _send_signal(pids[:1], signal.SIGTERM)
+        send_signal(pids[:1], signal.SIGTERM)
         until = time.monotonic() + STOP_SECONDS
         while any(worker.process.pid in pids for worker in self._running()):
             if time.monotonic() > until:
-                return _send_signal(pids, signal.SIGKILL)
+                return send_signal(pids, signal.SIGKILL)
             time.sleep(POLL_INTERVAL)
         return []
 
@@ -143,7 +144,7 @@ class Workers:
         running = self._running()
         if not running:
             return []
-        return _with_children(running[int(target * len(running))].process.pid)
+        return with_children(running[int(target * len(running))].process.pid)
 
     def _choose_child(self, target: float) -> int | None:
         children = [
@@ -162,10 +163,10 @@ class Workers:
     @staticmethod
     def _freeze(pids: list[int], seconds: float) -> list[int]:
         try:
-            _send_signal(pids, signal.SIGSTOP)
+            send_signal(pids, signal.SIGSTOP)
             time.sleep(seconds)
         finally:
-            _send_signal(pids, signal.SIGCONT)
+            send_signal(pids, signal.SIGCONT)
         return pids
 
     def _note_groups(self) -> None:
@@ -181,23 +182,3 @@ class Workers:
                 os.killpg(group, signal.SIGKILL)
         for worker in self._workers:
             worker.process.wait()
-
-
-def _send_signal(pids: list[int], signum: signal.Signals) -> list[int]:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signum)
-    return pids
-
-
-def _with_children(pid: int) -> list[int]:
-    return [pid, *children_of(pid)]
-
-
-def children_of(pid: int) -> list[int]:
-    try:
-        return [
-            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        ]
-    except (FileNotFoundError, ProcessLookupError):
-        return []

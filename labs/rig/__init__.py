@@ -1,0 +1,1 @@
+"""What the laboratories share: packets that arrive late."""
