@@ -40,6 +40,8 @@ from tests.servers.program import die_with_parent
 NAME = "labs.chaos.app"
 CONFIG_VARIABLE = "CHAOS_PLAN"
 QUEUE = "chaos"
+#: Of the calls that are forgotten; they do not wait behind the others.
+QUEUES = (QUEUE, "forgotten")
 
 #: Between an order and a task id.
 UNIT_SEPARATOR = "#"
@@ -186,7 +188,7 @@ def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
         collapsing = {"idempotency_until": "started", "idempotency_dedupe_publish": True}
         task(TASKS["started"], **collapsing)(charge)
 
-        @task(FORGOTTEN, idempotency_key="{order}")
+        @task(FORGOTTEN, idempotency_key="{order}", queue=QUEUES[1])
         def forgotten(self: Any, order: str, number: int) -> str:
             """Has one effect for each `number`."""
             return begin(self, f"{order} {number}")()

@@ -10,7 +10,7 @@ from typing import Any
 import amqp
 from redis.exceptions import RedisError
 
-from labs.chaos.app import QUEUE
+from labs.chaos.app import QUEUES
 from labs.chaos.schedule import Shape
 from labs.chaos.stores import DURABLE
 from tests.faults.proxy import Proxy
@@ -100,7 +100,8 @@ class Redis(Broker):
 
     def messages(self) -> int:
         try:
-            waiting, delivered = self._client.llen(QUEUE), self._client.hlen("unacked")
+            waiting = sum(self._client.llen(queue) for queue in QUEUES)
+            delivered = self._client.hlen("unacked")
         except RedisError:  # killed
             return 1
         return int(waiting) + int(delivered)
@@ -123,7 +124,10 @@ class Rabbit(Broker):
     def messages(self) -> int:
         try:
             with amqp.Connection(self._address, login_method="PLAIN") as connection:
-                return int(connection.channel().queue_declare(QUEUE, passive=True).message_count)
+                channel = connection.channel()
+                return sum(
+                    int(channel.queue_declare(each, passive=True).message_count) for each in QUEUES
+                )
         except (OSError, amqp.AMQPError):
             return 1
 

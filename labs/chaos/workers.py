@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from labs.chaos.app import CONFIG_VARIABLE, NAME, AppConfig
+from labs.chaos.app import CONFIG_VARIABLE, NAME, QUEUES, AppConfig
 from labs.chaos.schedule import Shape
 from labs.comparison.contestants import find_contestant
 from labs.outages.ledger import Ledger
@@ -47,7 +47,7 @@ class Workers:
         library = self._libraries[number]
         return WorkerProcess(
             f"w{number + 1}",
-            ("--concurrency", str(self._shape.children), "--queues", "chaos"),
+            ("--concurrency", str(self._shape.children), "--queues", ",".join(QUEUES)),
             {
                 CONFIG_VARIABLE: self._config.to_json(),
                 **(library.environment if library else {}),
