@@ -8,7 +8,9 @@ import pytest
 
 from labs.chaos import runner, schedule, timeline
 from labs.chaos.runner import RunSpec
+from labs.chaos.schedule import LEASE
 from labs.comparison.contestants import OURS
+from labs.rig.late import SCRIPTS
 
 #: A seed without RabbitMQ, which may not be installed; results are in the store.
 SEED, CALLS = 12, 100
@@ -23,6 +25,9 @@ class TestSchedule:
     def test_twenty_seeds_have_every_fault_and_every_shape(self) -> None:
         schedules = [schedule.make(seed, 1000) for seed in SEEDS]
 
+        for each in schedules:
+            late = {(packet.name, packet.kills, packet.seconds > LEASE) for packet in each.late}
+            assert len(late) >= 3 * len(SCRIPTS)
         kinds = {fault.kind for each in schedules for fault in each.faults}
         assert len(kinds) == 19
         shapes = {(p.shape.broker, p.shape.store, p.shape.wait_replicas) for p in schedules}
@@ -46,10 +51,11 @@ def test_no_call_is_lost_and_all_callers_get_one_outcome(tmp_path: Path) -> None
     verdict = runner.run(spec, tmp_path, answered.append)
 
     assert verdict.keeps_promises, verdict
-    assert verdict.calls == CALLS
+    assert verdict.calls >= CALLS
     assert verdict.orders <= verdict.executions
-    assert verdict.faults == 2
-    assert answered[-1] == CALLS - verdict.unanswered - verdict.collapsed
+    assert verdict.faults >= 2
+    assert {"begin", "settle", "queue"} <= set(verdict.late)
+    assert answered[-1] == verdict.calls - verdict.unanswered - verdict.collapsed
     assert OURS.name in timeline.draw(SEED, CALLS, tmp_path).read_text(encoding="utf-8")
 
 
@@ -65,5 +71,5 @@ def test_no_effect_in_a_database_is_duplicated(tmp_path: Path) -> None:
     assert verdict.keeps_promises, verdict
     assert verdict.transaction
     assert not verdict.duplicates
-    assert verdict.calls == CALLS
-    assert verdict.faults == 11
+    assert verdict.calls >= CALLS
+    assert verdict.faults >= 11
