@@ -51,6 +51,19 @@ async def count(n: int) -> list[Any]:
     return [n, uuid4().hex]
 
 
+def enqueuing(other: Any) -> Any:
+    """Returns a task of Celery's own that refers to one of Django's."""
+
+    @app.task(name="enqueue", idempotency_key="{customer}")
+    def enqueue(customer: str) -> str:
+        return str(other.enqueue(1).id)
+
+    return enqueue
+
+
+assert "customer" in enqueuing(count).idempotency_configuration.rule.signature.parameters
+
+
 def publish() -> None:
     """Publishes calls, and prints what each has returned or raised."""
     calls = [

@@ -338,22 +338,26 @@ def _is_static(task: type[Task]) -> bool:
     return isinstance(inspect.getattr_static(task, "run"), staticmethod)
 
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 def _signature_of(task: type[Task]) -> inspect.Signature:
     """Returns the signature of the task's body without ``self``, or Django's context."""
-    function, omits_first = task.run, not _is_static(task)
-    if django_task := _django_task(function):
-        function, omits_first = django_task.func, django_task.takes_context
-    signature = inspect.signature(function)
-    if not omits_first:
-        return signature
-    parameters = list(signature.parameters.values())
-    return signature.replace(parameters=parameters[1:])
+    body, omits_first = task.run, not _is_static(task)
+    accepted = [*inspect.signature(body, follow_wrapped=False).parameters.values()][omits_first:]
+    if all(parameter.kind in _VARIADIC for parameter in accepted) and (
+        django_task := _django_task(body)
+    ):
+        body, omits_first = django_task.func, django_task.takes_context
+    signature = inspect.signature(body)
+    parameters = [*signature.parameters.values()]
+    return signature.replace(parameters=parameters[omits_first:])
 
 
 def _django_task(body: Any) -> Any:
-    """Returns the task of ``django.tasks`` that `body` runs; None for one of Celery's own.
+    """Returns the task of ``django.tasks`` that `body`, which takes any arguments, runs, or None.
 
-    A backend for Celery registers a function that takes any arguments, and refers to the task.
+    A backend for Celery registers such a function, which refers to the task.
     """
     modules = map(sys.modules.get, ("django.tasks.base", "django_tasks.base"))
     classes = tuple(module.Task for module in modules if module)
