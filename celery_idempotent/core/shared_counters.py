@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -23,6 +23,7 @@ from celery_idempotent.core.events.report import counters
 from celery_idempotent.core.events.table import COUNTED
 from celery_idempotent.core.lease.clock import lease_now
 from celery_idempotent.core.lease.heartbeat import heartbeat
+from celery_idempotent.core.lease.lease import Lease
 
 #: Number of rows; processes beyond it are not counted.
 MAX_PROCESSES = 256
@@ -31,6 +32,8 @@ FILE_VARIABLE = "CELERY_IDEMPOTENT_COUNTERS"
 #: Number of cells for the times at which messages have reached their tasks.
 _ENTRIES = 4096
 _CELL_BYTES = 8
+#: Bytes for the stack of each process: what its heartbeat has read after its last request.
+_STACK_BYTES = 2048
 
 
 def _flag(cell: int) -> Any:
@@ -58,9 +61,12 @@ class SharedCounters:
         self._rows_end = len(names) * MAX_PROCESSES
         self._entries = self._rows_end + 2 * MAX_PROCESSES
         cells = self._entries + _ENTRIES + 3
+        self._stacks = cells * _CELL_BYTES
+        size = self._stacks + MAX_PROCESSES * _STACK_BYTES
         if file != -1 and not os.fstat(file).st_size:
-            os.ftruncate(file, cells * _CELL_BYTES)
-        self._cells = memoryview(mmap.mmap(file, cells * _CELL_BYTES)).cast("Q")
+            os.ftruncate(file, size)
+        self._memory = memoryview(mmap.mmap(file, size))
+        self._cells = self._memory[: self._stacks].cast("Q")
         self._row_start: int | None = 0
         self._lock = threading.Lock()
 
@@ -77,7 +83,12 @@ class SharedCounters:
             def expect(at: float) -> None:
                 self._cells[cell + 1] = 0 if at == float("inf") else round(at * 1000)
 
-            heartbeat.on_expected = expect
+            def note(leases: Sequence[Lease], stack: list[str]) -> None:
+                text = "\n".join([" ".join(str(lease.token) for lease in leases), *stack])
+                data = text.encode(errors="replace")[:_STACK_BYTES].ljust(_STACK_BYTES, b"\0")
+                self._memory[self._stack_at(index)] = data
+
+            heartbeat.on_expected, heartbeat.on_observed = expect, note
 
     def count(self, name: str, task: str) -> None:
         """Increments the counter `name` of `task`."""
@@ -111,6 +122,17 @@ class SharedCounters:
         now, cells = now_ms(), self._cells[self._rows_end : self._entries].tolist()
         late = (pid for pid, at in zip(cells[::2], cells[1::2], strict=True) if 0 < at < now)
         return frozenset(pid for pid in late if is_alive(pid))
+
+    def stack(self, pid: int, token: int) -> list[str]:
+        """Returns where the execution `token` of a process was at its last renewal, if known."""
+        pids = self._cells[self._rows_end : self._entries].tolist()[::2]
+        data = bytes(self._memory[self._stack_at(pids.index(pid))]) if pid in pids else b""
+        tokens, *lines = data.rstrip(b"\0").decode(errors="ignore").split("\n")
+        return lines if str(token) in tokens.split() else []
+
+    def _stack_at(self, index: int) -> slice:
+        start = self._stacks + index * _STACK_BYTES
+        return slice(start, start + _STACK_BYTES)
 
     def totals(self) -> dict[str, Counter[str]]:
         """Returns the sums over all processes, for each task; counters of zero are left out."""

@@ -35,6 +35,8 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations.calls import formatting
 from celery_idempotent.operations.calls.lookup import outcome_or_error, record_document
 from celery_idempotent.operations.doctor import versions
+from celery_idempotent.operations.records.reader import RecordView
+from celery_idempotent.operations.worker.inspect_commands import stack_in
 from celery_idempotent.signals import SHADOW
 
 #: Records per page: the default, and the maximum.
@@ -163,6 +165,8 @@ class Views:
             if isinstance(found, IdempotencyError):
                 raise found
             document = record_document(found.key, view, sql_outcome, results=access.results)
+            if stack := self._stack(view):
+                document["stack"] = stack
             headers = {"etag": f'"{version(view)}"'}
             if access.forget:
                 shown = [(key, version(view))]
@@ -181,8 +185,14 @@ class Views:
             record=view.record,
             outcome=_outcome(view.record, access),
             steps=formatting.finished_steps(view.record),
+            stack=self._stack(view),
             sql_outcome=sql_outcome,
         )
+
+    def _stack(self, view: RecordView | None) -> list[str]:
+        """Returns where the body of a running call was when the workers were last asked."""
+        record = view.record if view else None
+        return stack_in(self._context.sampler.wait().replies, record) if record else []
 
     def explain_form(self, request: Request) -> Response:
         """Shows the form for a call."""

@@ -345,6 +345,24 @@ def test_the_first_page_does_not_wait_for_the_workers(
     assert "0 workers" in text_of(web.get("/"))
 
 
+def test_a_record_shows_where_its_body_is(
+    shop: Shop, open_dashboard: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.begin(shop.charge, 1, 999)
+    record, stack = shop.charge.idempotency_record(1, 999), ["/shop.py:1 charge", "<b>:2 post"]
+    lease = {"task": "shop.charge", "key": record.key, "token": record.token, "stack": stack}
+    worker = inspect_commands.Worker([lease], {}, {})
+    replies = inspect_commands.Replies({"one@here": worker})
+    monkeypatch.setattr(inspect_commands, "ask", lambda *_: replies)
+    web = open_dashboard()
+    web.get("/workers")  # asks the workers
+
+    page = web.get(f"/records/{record.key}")
+    assert "Body /shop.py:1 charge <b>:2 post" in text_of(page)
+    assert "<b>" not in page.text
+    assert web.get(f"/api/records/{record.key}").json()["stack"] == stack
+
+
 @pytest.mark.exhaustive
 def test_a_closed_sampler_still_answers(shop: Shop) -> None:
     eventually(lambda: "dashboard" not in names_of_threads(), "other samplers have ended")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -76,6 +77,24 @@ def test_stop_renewal_ends_the_extensions(harness: RecordHarness, heart: Heartbe
     await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
     assert deadline(harness, gone.lease.key) == last
     assert heart.held() == (other.lease,)
+
+
+def test_a_long_execution_is_logged_with_the_place_of_its_body(
+    harness: RecordHarness, heart: Heartbeat, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "celery_idempotent")
+    holder = Holder(harness, harness.key)
+    holder.lease.logged_at = 0.0
+    heart.start_renewal(holder.lease)
+
+    eventually(lambda: caplog.messages)
+    await_later_deadline(harness, harness.key, than=deadline(harness, harness.key))
+
+    (message,) = caplog.messages  # the next one when the time has doubled
+    assert message.startswith(f"The execution of {harness.key} has lasted 0 s, and is at /")
+    assert re.search(
+        r"test_heartbeat\.py:\d+ test_a_long_\w+ > \S+waiting\.py:\d+ eventually", message
+    )
 
 
 @pytest.mark.exhaustive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -118,6 +119,25 @@ def test_execution_longer_than_its_lease_keeps_it(ledger: Ledger, order: str) ->
     assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
     assert len(ledger.runs(order)) == 1
     assert ledger.signals(first.id, "lease_lost") == []
+
+
+def test_a_running_call_shows_where_it_is(shop: Shop, order: str, pool: str) -> None:
+    result = shop.ledger.start(short_lease, order)
+    key = str(short_lease.idempotency_key_of(order))
+
+    def stack() -> list[str]:
+        document = json.loads(run_command(shop.app, "show", key, "--json"))
+        return [line.rpartition("/")[2] for line in document.get("stack", ())]
+
+    if pool == "solo":  # the thread that would reply runs the call
+        assert "No worker replied" in run_command(shop.app, "show", key)
+    else:
+        lines: list[str] = eventually(stack, "the worker knows the stack")
+        assert re.fullmatch(r"tasks\.py:\d+ handle", lines[0])
+        assert any(re.fullmatch(r"ledger\.py:\d+ wait_for_release", line) for line in lines)
+    shop.ledger.release(order)
+    result.get(timeout=SOON)
+    assert stack() == []
 
 
 @pytest.mark.core

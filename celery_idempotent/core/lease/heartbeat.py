@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -267,6 +267,17 @@ class ThreadRenewer(Renewer):
         if due := self.take_due():  # empty if the renewal was stopped meanwhile
             self._expect(lease_now() + self.timeout)
             run_sync(self.extend(due, lambda: self.thread is thread))
+            self._observe({lease.thread for lease in due if lease in self.held})
+
+    def _observe(self, threads: set[int]) -> None:
+        if threads:
+            # Only an execution that has lasted for a third of its lease loads the module.
+            from celery_idempotent.core.lease import stack
+
+            held = self._heartbeat.held()
+            for thread in threads:
+                if leases := [lease for lease in held if lease.thread == thread]:
+                    stack.observe(leases, self._heartbeat.on_observed)
 
 
 class Heartbeat(Renewers[ThreadRenewer]):
@@ -282,6 +293,8 @@ class Heartbeat(Renewers[ThreadRenewer]):
         #: Called with the time (seconds of `lease.clock`) at which a lease expires unless its
         #: thread goes on; infinite without leases.
         self.on_expected: Callable[[float], object] = lambda _: None
+        #: Called with the leases of a thread, and the stack of their body, after each request.
+        self.on_observed: Callable[[Sequence[Lease], list[str]], object] = lambda *_: None
         super().__init__(lambda: ThreadRenewer(self))
         at_fork(after_in_child=self._reset)
 

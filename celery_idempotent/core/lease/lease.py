@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from threading import get_ident
+from typing import Any
 
 from celery_idempotent.core.lease.clock import lease_now
 from celery_idempotent.core.store.commands import LeaseExtension
@@ -14,6 +17,10 @@ MARGIN = 0.05
 
 def ignore(_: bytes) -> None:
     """Does nothing."""
+
+
+#: An execution is logged once it has lasted for so many of its leases.
+LONG = 10
 
 
 class Lease:
@@ -46,6 +53,10 @@ class Lease:
         self.trusted_until = sent_at + seconds * (1 - MARGIN)
         #: From then on, the heartbeat extends the lease (seconds of `lease.clock`).
         self.due = sent_at + seconds / 3
+        #: When it began, and when the heartbeat is to log that it still runs.
+        self.started_at, self.logged_at = sent_at, sent_at + LONG * seconds
+        #: Where the body runs: see `lease.stack`.
+        self.thread, self.greenlet = get_ident(), _current_greenlet()
 
     @property
     def trusted(self) -> bool:
@@ -69,3 +80,8 @@ class Lease:
     def due_with_others(self) -> float:
         """From then on, it joins the round trip of another lease (seconds of `lease.clock`)."""
         return self.due - self.seconds / 12
+
+
+def _current_greenlet() -> Any:
+    module = sys.modules.get("greenlet")
+    return module and module.getcurrent()

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import click
+from celery import Celery
 
 from celery_idempotent.core.record.record import State
 from celery_idempotent.core.store.run_sync import run_sync
@@ -22,6 +23,10 @@ from celery_idempotent.operations.cli.command import (
 )
 from celery_idempotent.operations.cli.target import RECORD_HELP, resolve_records
 from celery_idempotent.operations.records.reader import RecordView
+from celery_idempotent.operations.worker.inspect_commands import ask, stack_in
+
+#: Seconds to wait for the worker that runs a call.
+WORKER_TIMEOUT = 1.0
 
 
 @click.command(
@@ -30,17 +35,37 @@ from celery_idempotent.operations.records.reader import RecordView
 )
 @click.argument("names", nargs=-1, required=True, metavar="RECORD")
 @key_option
-def show(tasks: Tasks, names: tuple[str, ...], explicit_key: CallKey, as_json: bool) -> None:
+@click.pass_obj
+def show(
+    obj: Any, tasks: Tasks, names: tuple[str, ...], explicit_key: CallKey, as_json: bool
+) -> None:
     """Shows records. Its help is the text above, a part of which is shared."""
     for key, view, *_ in resolve_records(tasks, names, explicit_key):
         outcome = outcome_or_error(tasks, key)
         document = record_document(key, view, outcome)
+        stack, unknown = _stack(obj.app, view)
+        if stack:
+            document["stack"] = stack
         if as_json:
             print_json(document)
             continue
         absent = {"key": str(key), "state": "ABSENT: Redis has no record of this key"}
-        fields = (absent if view is None else _fields(view)) | _database_fields(outcome)
+        fields = (absent if view is None else _fields(view)) | {
+            "stack": "\n".join(stack) or unknown
+        }
+        fields |= _database_fields(outcome)
         console.create().print(console.grid(fields | _outcome(document)))
+
+
+def _stack(app: Celery, view: RecordView | None) -> tuple[list[str], str]:
+    """Returns where the body of a running call is, by its worker, or why that is unknown."""
+    record = view.record if view else None
+    worker = record.worker.rpartition("/")[0] if record else ""
+    if view is None or record is None or view.state != State.STARTED.value or "@" not in worker:
+        return [], ""
+    replies = ask(app, WORKER_TIMEOUT, worker)
+    stack = stack_in(replies, record)
+    return stack, "" if stack else f"unknown: {replies.error or 'the lease is not renewed yet'}"
 
 
 def _database_fields(outcome: SqlOutcome | IdempotencyError | None) -> dict[str, str]:

@@ -25,7 +25,9 @@ from celery_idempotent.core import shared_counters
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.broker import connection_error, within
 from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.lease.heartbeat import heartbeat as this_process
 from celery_idempotent.core.lease.lease import MARGIN
+from celery_idempotent.core.lease.stack import stack_of
 from celery_idempotent.core.printable import plural
 from celery_idempotent.core.record.layout import corrupt
 from celery_idempotent.core.record.record import Record, State
@@ -53,7 +55,7 @@ class _ActiveCall(NamedTuple):
 
 @inspect_command()
 def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
-    """List the leases that the worker's processes hold, with their age and heartbeat health."""
+    """List the leases that the worker holds, with age, heartbeat health, and stack of the body."""
     calls: dict[RecordStore, list[_ActiveCall]] = defaultdict(list)
     for request in tuple(worker_state.active_requests):
         # A call without a key, or whose key cannot be derived, has no lease.
@@ -187,13 +189,22 @@ class Replies(NamedTuple):
         return sum(numbers) if numbers else None
 
 
-def ask(app: Celery, timeout: float) -> Replies:
+def stack_in(replies: Replies, record: Record) -> list[str]:
+    """Returns the stack of the execution that holds a record; empty if it is unknown."""
+    for lease in replies.leases:
+        if lease["key"] == record.key and lease.get("token") == record.token:
+            return list(lease.get("stack", ()))  # a worker of an earlier version sends none
+    return []
+
+
+def ask(app: Celery, timeout: float, worker: str | None = None) -> Replies:
     """Asks the app's workers for their leases, their counters, and the messages that they hold.
 
     Workers of other apps on the same broker also reply; they have none of this app's tasks.
 
     Args:
         timeout: seconds to wait for the workers; 0 asks none.
+        worker: the only one to ask; None asks all.
     """
 
     def broadcast(command: str) -> dict[str, Any]:
@@ -202,7 +213,10 @@ def ask(app: Celery, timeout: float) -> Replies:
         with app.connection_for_write() as connection:
             mailbox = app.control.mailbox(connection)
             mailbox.producer_pool = None
-            replies = mailbox.multi_call(command, timeout=timeout)
+            if worker is None:
+                replies = mailbox.multi_call(command, timeout=timeout)
+            else:
+                replies = mailbox.call([worker], command, timeout=timeout)
         return {worker: reply for by_worker in replies or () for worker, reply in by_worker.items()}
 
     def run() -> Replies:
@@ -284,4 +298,16 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
         "trusted_seconds": round(max(0.0, remaining - MARGIN * lease), 3),
         "extended_seconds_ago": round(lease - remaining, 3),
         "heartbeat": heartbeat,
+        "stack": _stack(pid, record),
     }
+
+
+def _stack(pid: int, record: Record) -> list[str]:
+    """Returns where a body is: now or, in a child process, at the last renewal; empty if unknown.
+
+    A child notes it a third of the lease after the begin for the first time.
+    """
+    for lease in this_process.held():
+        if lease.token == record.token and str(lease.key) == record.key:
+            return stack_of(lease)
+    return shared_counters.current.stack(pid, record.token) if shared_counters.current else []
