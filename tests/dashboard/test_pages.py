@@ -355,7 +355,7 @@ def test_a_record_shows_where_its_body_is(
     replies = inspect_commands.Replies({"one@here": worker})
     monkeypatch.setattr(inspect_commands, "ask", lambda *_: replies)
     web = open_dashboard()
-    web.get("/workers")  # asks the workers
+    web.get("/api/workers")  # asks the workers
 
     page = web.get(f"/records/{record.key}")
     assert "Body /shop.py:1 charge <b>:2 post" in text_of(page)
