@@ -351,6 +351,7 @@ def test_a_record_shows_where_its_body_is(
     shop.begin(shop.charge, 1, 999)
     record, stack = shop.charge.idempotency_record(1, 999), ["/shop.py:1 charge", "<b>:2 post"]
     lease = {"task": "shop.charge", "key": record.key, "token": record.token, "stack": stack}
+    lease["heartbeat"] = "healthy"
     worker = inspect_commands.Worker([lease], {}, {})
     replies = inspect_commands.Replies({"one@here": worker})
     monkeypatch.setattr(inspect_commands, "ask", lambda *_: replies)

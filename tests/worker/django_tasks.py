@@ -51,17 +51,22 @@ async def count(n: int) -> list[Any]:
     return [n, uuid4().hex]
 
 
-def enqueuing(other: Any) -> Any:
-    """Returns a task of Celery's own that refers to one of Django's."""
+def parameters_of_tasks_that_enqueue(other: Any) -> list[str]:
+    """Returns the parameters of tasks of Celery's own that refer to one of Django's."""
 
-    @app.task(name="enqueue", idempotency_key="{customer}")
+    @app.task(name="enqueue", shared=False)
     def enqueue(customer: str) -> str:
         return str(other.enqueue(1).id)
 
-    return enqueue
+    @app.task(name="enqueue_all", shared=False)
+    def enqueue_all() -> str:
+        return str(other.enqueue(1).id)
+
+    tasks = enqueue, enqueue_all
+    return [n for task in tasks for n in task.idempotency_configuration.rule.signature.parameters]
 
 
-assert "customer" in enqueuing(count).idempotency_configuration.rule.signature.parameters
+assert parameters_of_tasks_that_enqueue(count) == ["customer"]
 
 
 def publish() -> None:

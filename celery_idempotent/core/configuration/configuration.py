@@ -338,16 +338,15 @@ def _is_static(task: type[Task]) -> bool:
     return isinstance(inspect.getattr_static(task, "run"), staticmethod)
 
 
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_ANY_ARGUMENTS = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 def _signature_of(task: type[Task]) -> inspect.Signature:
     """Returns the signature of the task's body without ``self``, or Django's context."""
     body, omits_first = task.run, not _is_static(task)
     accepted = [*inspect.signature(body, follow_wrapped=False).parameters.values()][omits_first:]
-    if all(parameter.kind in _VARIADIC for parameter in accepted) and (
-        django_task := _django_task(body)
-    ):
+    takes_any = {parameter.kind for parameter in accepted} == _ANY_ARGUMENTS
+    if takes_any and (django_task := _django_task(body)):
         body, omits_first = django_task.func, django_task.takes_context
     signature = inspect.signature(body)
     parameters = [*signature.parameters.values()]
