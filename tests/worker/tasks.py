@@ -47,6 +47,9 @@ SHORT_LEASE = 2.0
 short_lease = task_of(
     handle, "short_lease", idempotency_lease=SHORT_LEASE, idempotency_reservation_ttl=SHORT_LEASE
 )
+short_turn = task_of(
+    handle, "short_turn", idempotency_lease=SHORT_LEASE, idempotency_until="finished"
+)
 frail = task_of(handle, "frail", idempotency_max_attempts=1)
 reserved = task_of(handle, "reserved", idempotency_dedupe_publish=True)
 silent = task_of(handle, "silent", ignore_result=True)

@@ -24,6 +24,7 @@ from tests.worker.tasks import (
     pack,
     running,
     short_lease,
+    short_turn,
     try_later,
 )
 
@@ -121,9 +122,10 @@ def test_execution_longer_than_its_lease_keeps_it(ledger: Ledger, order: str) ->
     assert ledger.signals(first.id, "lease_lost") == []
 
 
-def test_a_running_call_shows_where_it_is(shop: Shop, order: str, pool: str) -> None:
-    result = shop.ledger.start(short_lease, order)
-    key = str(short_lease.idempotency_key_of(order))
+@pytest.mark.parametrize("task", [short_lease, short_turn], ids=["once", "in turn"])
+def test_a_running_call_shows_where_it_is(shop: Shop, order: str, pool: str, task: Any) -> None:
+    result = shop.ledger.start(task, order)
+    key = str(task.idempotency_key_of(order))
 
     def stack() -> list[str]:
         document = json.loads(run_command(shop.app, "show", key, "--json"))

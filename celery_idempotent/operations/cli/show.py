@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import click
-from celery import Celery
 
 from celery_idempotent.core.record.record import State
 from celery_idempotent.core.store.run_sync import run_sync
@@ -23,7 +24,7 @@ from celery_idempotent.operations.cli.command import (
 )
 from celery_idempotent.operations.cli.target import RECORD_HELP, resolve_records
 from celery_idempotent.operations.records.reader import RecordView
-from celery_idempotent.operations.worker.inspect_commands import ask, stack_in
+from celery_idempotent.operations.worker.inspect_commands import Replies, ask, stack_in
 
 #: Seconds to wait for the worker that runs a call.
 WORKER_TIMEOUT = 1.0
@@ -40,10 +41,11 @@ def show(
     obj: Any, tasks: Tasks, names: tuple[str, ...], explicit_key: CallKey, as_json: bool
 ) -> None:
     """Shows records. Its help is the text above, a part of which is shared."""
+    ask_worker = cache(partial(ask, obj.app, WORKER_TIMEOUT))
     for key, view, *_ in resolve_records(tasks, names, explicit_key):
         outcome = outcome_or_error(tasks, key)
         document = record_document(key, view, outcome)
-        stack, unknown = _stack(obj.app, view)
+        stack, unknown = _stack(ask_worker, view)
         if stack:
             document["stack"] = stack
         if as_json:
@@ -57,13 +59,13 @@ def show(
         console.create().print(console.grid(fields | _outcome(document)))
 
 
-def _stack(app: Celery, view: RecordView | None) -> tuple[list[str], str]:
+def _stack(ask_worker: Callable[[str], Replies], view: RecordView | None) -> tuple[list[str], str]:
     """Returns where the body of a running call is, by its worker, or why that is unknown."""
     record = view.record if view else None
     worker = record.worker.rpartition("/")[0] if record else ""
     if view is None or record is None or view.state != State.STARTED.value or "@" not in worker:
         return [], ""
-    replies = ask(app, WORKER_TIMEOUT, worker)
+    replies = ask_worker(worker)
     stack = stack_in(replies, record)
     return stack, "" if stack else f"unknown: {replies.error or 'the lease is not renewed yet'}"
 

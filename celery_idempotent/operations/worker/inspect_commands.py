@@ -28,7 +28,7 @@ from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.lease.heartbeat import heartbeat as this_process
 from celery_idempotent.core.lease.lease import MARGIN
 from celery_idempotent.core.lease.stack import stack_of
-from celery_idempotent.core.printable import plural
+from celery_idempotent.core.printable import one_line, plural
 from celery_idempotent.core.record.layout import corrupt
 from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.core.store.record_store import RecordStore
@@ -193,7 +193,8 @@ def stack_in(replies: Replies, record: Record) -> list[str]:
     """Returns the stack of the execution that holds a record; empty if it is unknown."""
     for lease in replies.leases:
         if lease["key"] == record.key and lease.get("token") == record.token:
-            return list(lease.get("stack", ()))  # a worker of an earlier version sends none
+            # A worker of an earlier version sends none. The broker may have changed the text.
+            return [one_line(str(line)) for line in lease.get("stack", ())]
     return []
 
 
