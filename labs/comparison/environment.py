@@ -53,6 +53,7 @@ class Environment:
         concurrency: processes in the worker's pool; 0 starts no worker.
         lock: duration of locks or leases, in seconds.
         broker: URL of the broker's server, if it has one of its own.
+        worker: unique among the environments with the same number.
         settings: of the Celery app, in addition to the contestant's.
         task_options: of every task, in addition to the contestant's.
     """
@@ -66,6 +67,7 @@ class Environment:
         concurrency: int = 4,
         lock: float = 60.0,
         broker: str = "",
+        worker: int = 0,
         settings: dict[str, Any] | None = None,
         task_options: dict[str, Any] | None = None,
     ) -> None:
@@ -93,7 +95,7 @@ class Environment:
         self._broker = Redis.from_url(broker_url)
         self._concurrency = concurrency
         self._worker: subprocess.Popen[bytes] | None = None
-        self._node = f"environment-{number}@peers"
+        self._node = f"environment-{number}-{worker}@peers"
         self._directory = tempfile.TemporaryDirectory(prefix="peers-")
         self._log = Path(self._directory.name) / "worker.log"
 

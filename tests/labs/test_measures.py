@@ -44,6 +44,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "throughput": {"ROUNDS": 1, "CALLS": 1_000, "RECORDS": 1_000},
     "sizing": {"RECORDS": 10_000},
     "slots": {"KEYS": 20_000},
+    "wake": {
+        "SERIES": {(5, 0.2, 2): 5},
+        "PAIRS": {0.2: 1},
+        "WORKERS_OF_PAIRS": 1,
+        "DUPLICATES": 3,
+        "BURSTS": 1,
+        "BURST_SECONDS": 0.5,
+    },
 }
 #: Covered by `commands` and `publish`; each of them would start its own workers.
 NOT_RUN = {"live", "drain"}

@@ -25,6 +25,7 @@ from labs.benchmarks.measures.throughput import Throughput
 from labs.benchmarks.measures.tracing import TracedCall
 from labs.benchmarks.measures.transactions import Transactions
 from labs.benchmarks.measures.waiting import Waiting
+from labs.benchmarks.measures.waking import Waking
 
 MEASURES: tuple[Measure, ...] = (
     RoundTrips(),
@@ -49,6 +50,7 @@ MEASURES: tuple[Measure, ...] = (
     Growth(),
     Throughput(),
     Soak(),
+    Waking(),
 )
 
 
