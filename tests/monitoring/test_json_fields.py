@@ -38,7 +38,7 @@ FIELDS: dict[str, list[str]] = {
         *(f"arguments.{name}" for name in ("at_default", "canonical", "in_key", "name")),
         *("fingerprint", "form", "key", "explicit", "prediction.case"),
         *(f"record.{name}" for name in RECORD),
-        *("prediction.sentence", "redis_name", "rule", "task"),
+        *("prediction.sentence", "redis_name", "rule", "task", "waiting"),
     ],
     "doctor": [
         *(f"findings.{n}" for n in ("name", "setting", "severity", "subject", "what", "why")),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import AsyncResult
 
+from tests.apps import run_command
 from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
@@ -24,6 +29,7 @@ from tests.worker.tasks import (
     flaky,
     in_turn,
     pack,
+    reserved,
     short_lease,
     sleepy_in_turn,
 )
@@ -35,13 +41,19 @@ pytestmark = pytest.mark.worker
 AT_ONCE = 5.0
 
 
-def one_at_a_time(shop: Shop, number: int, seconds: float) -> list[list[float]]:
-    """Runs calls of one key; returns the start, the number and the end of each, in order."""
+def one_at_a_time(
+    shop: Shop, number: int, seconds: float, puts_back: float = 1.5
+) -> list[list[float]]:
+    """Runs calls of one key; returns the start, the number and the end of each, in order.
+
+    Args:
+        puts_back: how often each is put back, on average, at most.
+    """
     results = [sleepy_in_turn.delay("x", seconds, each) for each in range(number)]
     runs = sorted(result.get(timeout=SOON) for result in results)
     assert all(after[0] >= before[2] for before, after in pairwise(runs))
-    puts_back = [len(shop.ledger.signals(result.id, "conflicted")) for result in results]
-    assert sum(puts_back) <= 1.5 * number
+    conflicts = [len(shop.ledger.signals(result.id, "conflicted")) for result in results]
+    assert sum(conflicts) <= puts_back * number
     return runs
 
 
@@ -70,6 +82,9 @@ def assert_answered_at_once(shop: Shop, order: str, first: Any, duplicates: list
 
 
 class TestTheRunEnds:
+    #: Celery's handler enters a message with an ETA by `consumer.timer.call_at`, in each version.
+    pytestmark = pytest.mark.core
+
     def test_with_a_result_that_answers_all(self, shop: Shop, order: str) -> None:
         first = shop.ledger.start(pack, order)
         assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order))
@@ -107,6 +122,35 @@ class TestTheRunEnds:
         assert len(set(results)) == 6
         ids = [run.task_id for run in shop.ledger.runs(order)]
         assert ids == [first.id, *(each.id for each in duplicates)]
+
+
+def test_explain_shows_what_waits(shop: Shop, order: str) -> None:
+    first = shop.ledger.start(pack, order)
+    duplicates = duplicates_of(shop, pack, order)
+    call = "explain", "shop.pack", json.dumps([order])
+    assert json.loads(run_command(shop.app, *call, "--json"))["waiting"]["messages"] == 2
+    assert "2 messages, since 20" in run_command(shop.app, *call)
+    assert_answered_at_once(shop, order, first, duplicates)
+
+
+def test_what_the_guide_says_about_web_requests(shop: Shop, order: str) -> None:
+    first = shop.ledger.start(reserved, order)
+    assert reserved.delay(order).id == first.id
+    shop.ledger.release(order)
+
+    order = f"2 {order}"
+    first = shop.ledger.start(pack, order)
+    result = shop.ledger.duplicate(pack, order)
+    with pytest.raises(ResultTimeoutError):
+        result.get(timeout=0.5)
+    assert AsyncResult(result.id).state == "PENDING"
+    record = pack.idempotency_record(order)
+    assert record.state == "STARTED"
+    assert record.task_id == first.id
+    pack.update_state(task_id=first.id, state="PROGRESS", meta={"rows": 3})
+    assert AsyncResult(record.task_id).info == {"rows": 3}
+    assert_answered_at_once(shop, order, first, [result])
+    assert AsyncResult(result.id).state == "SUCCESS"
 
 
 def test_the_lease_of_a_dead_worker_ends(open_shop: Callable[..., Shop], order: str) -> None:
@@ -191,6 +235,25 @@ class TestRedis:
             store.client().execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
         assert_answered_at_once(shop, order, first, duplicates)
 
+    @pytest.mark.exhaustive
+    def test_loses_connections_at_any_moment(self, shop: Shop, store: RedisServer) -> None:
+        ended = threading.Event()
+
+        def cut() -> None:
+            client = store.client()
+            while not ended.wait(random.uniform(0.01, 0.5)):
+                for kind in random.sample(("pubsub", "normal"), random.randint(1, 2)):
+                    client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        try:
+            runs = one_at_a_time(shop, 60, 0.1, puts_back=3)
+        finally:
+            ended.set()
+            cutter.join()
+        assert runs[-1][2] - runs[0][0] < 60 * 0.1 + 30
+
     def test_restarts(self, shop: Shop, store: RedisServer, order: str) -> None:
         first = shop.ledger.start(pack, order)
         duplicates = duplicates_of(shop, pack, order)
@@ -220,21 +283,85 @@ def test_the_broker_is_lost_and_back(open_shop: Callable[..., Shop], order: str)
         assert time.monotonic() - since < AT_ONCE
 
 
-def test_a_warm_shutdown_leaves_waiting_messages_to_another_worker(
-    open_shop: Callable[..., Shop], order: str
+@pytest.mark.parametrize(
+    ("signal", "settings"),
+    [
+        pytest.param("SIGTERM", {}, id="warm"),
+        pytest.param("SIGQUIT", {}, id="cold", marks=pytest.mark.exhaustive),
+        pytest.param(
+            "SIGQUIT",
+            {"worker_soft_shutdown_timeout": 1.0, "worker_enable_soft_shutdown_on_idle": True},
+            id="soft",
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param("SIGHUP", {}, id="SIGHUP", marks=pytest.mark.exhaustive),
+        pytest.param("SIGKILL", {}, id="killed", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_end_of_a_worker_leaves_its_waiting_messages_to_others(
+    open_shop: Callable[..., Shop], order: str, signal: str, settings: dict[str, Any]
 ) -> None:
-    with open_shop() as shop:
+    redelivery = {"broker_transport_options": FAST_REDELIVERY, "idempotency_redeliver_after": 3.0}
+    with open_shop(**redelivery, **settings) as shop:
+        shop.start_worker("--queues", "first", concurrency=1)
         ending = shop.start_worker(concurrency=2)
-        first = shop.ledger.start(pack, order)
-        duplicates = duplicates_of(shop, pack, order)
-        ending.container.request_shutdown()
-        ending.wait_for_log("Warm shutdown")
-        shop.start_worker(concurrency=2)
+        first = shop.ledger.start(pack, order, queue="first")
+        duplicates = duplicates_of(shop, pack, order, 5)
+        ending.kill(signal)
+        if signal == "SIGHUP":
+            eventually(lambda: ending.logs().count("ready.") == 2, "it has started again")
+        else:
+            ending.wait_for_exit()
+            shop.start_worker(concurrency=2)
+        eventually(lambda: waiting(shop) == 5, "its messages wait again")
+        since = time.monotonic()
         shop.ledger.release(order)
         values = [each.get(timeout=SOON) for each in (first, *duplicates)]
-        assert values == [values[0]] * 3
-        assert ending.wait_for_exit() == 0
+        assert time.monotonic() - since < AT_ONCE
+        assert values == [values[0]] * 6
         assert len(shop.ledger.runs(order)) == 1
+        shop.wait_until_empty()
+
+
+class TestThePool:
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize(
+        "options",
+        [("--max-tasks-per-child", "1"), ("--autoscale", "3,1")],
+        ids=lambda each: each[0],
+    )
+    def test_changes_while_messages_wait(
+        self, open_shop: Callable[..., Shop], order: str, options: tuple[str, ...]
+    ) -> None:
+        with open_shop() as shop:
+            shop.start_worker(*options)
+            first = shop.ledger.start(pack, order)
+            assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order, 5))
+            one_at_a_time(shop, 8, 0.1)
+
+    @pytest.mark.exhaustive
+    def test_restarts(self, open_shop: Callable[..., Shop], order: str) -> None:
+        with open_shop(worker_pool_restarts=True) as shop:
+            shop.start_worker("--queues", "first", concurrency=1)
+            worker = shop.start_worker(concurrency=2)
+            first = shop.ledger.start(pack, order, queue="first")
+            duplicates = duplicates_of(shop, pack, order, 5)
+            destination = [f"{worker.name()}@here"]
+            (reply,) = shop.app.control.pool_restart(
+                destination=destination, reply=True, timeout=5.0
+            )
+            assert reply == {destination[0]: {"ok": "reload started"}}
+            assert_answered_at_once(shop, order, first, duplicates)
+
+
+@pytest.mark.core
+def test_rate_limited_messages_wait_for_both(open_shop: Callable[..., Shop], order: str) -> None:
+    annotations = {"shop.sleepy_in_turn": {"rate_limit": "2/s"}}
+    with open_shop(task_annotations=annotations) as shop:
+        for _ in range(2):
+            shop.start_worker(concurrency=2)
+        runs = one_at_a_time(shop, 6, 0.1)
+        assert runs[-1][2] - runs[0][0] < 3 + AT_ONCE
 
 
 @pytest.mark.exhaustive

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from celery_idempotent.core.printable import plural
 from celery_idempotent.operations.calls.prediction import ExplainedCall, explain_call, text_of
 from celery_idempotent.operations.cli import command, console
 from celery_idempotent.operations.worker import inspect_commands
@@ -46,15 +47,16 @@ def explain(
         )
     except TypeError as error:
         raise click.UsageError(str(error)) from None
+    in_conflict = explained.prediction.case == "conflict"
+    replies = inspect_commands.ask(obj.app, WORKER_TIMEOUT if in_conflict else 0)
+    waiting = replies.waiting(str(explained.explanation.key))
     if as_json:
-        command.print_json(explained.to_json())
+        command.print_json({**explained.to_json(), "waiting": waiting})
     else:
-        in_conflict = explained.prediction.case == "conflict"
-        replies = inspect_commands.ask(obj.app, WORKER_TIMEOUT if in_conflict else 0)
-        _print(explained, replies.waiting(str(explained.explanation.key)))
+        _print(explained, waiting)
 
 
-def _print(explained: ExplainedCall, waiting: str) -> None:
+def _print(explained: ExplainedCall, waiting: dict[str, Any] | None) -> None:
     out = console.create()
     key = explained.explanation.key
     if explained.explanation.arguments:
@@ -72,6 +74,8 @@ def _print(explained: ExplainedCall, waiting: str) -> None:
         "fingerprint": explained.fingerprint,
         "in Redis": explained.redis_name,
         "prediction": explained.prediction.sentence,
-        "waiting": waiting,
+        "waiting": f"{plural(waiting['messages'], 'message')}, since {waiting['since']}"
+        if waiting
+        else "",
     }
     out.print(console.grid(fields))

@@ -28,7 +28,7 @@ from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.lease.heartbeat import heartbeat as this_process
 from celery_idempotent.core.lease.lease import MARGIN
 from celery_idempotent.core.lease.stack import stack_of
-from celery_idempotent.core.printable import one_line, plural
+from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record.layout import corrupt
 from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.core.store.record_store import RecordStore
@@ -173,13 +173,13 @@ class Replies(NamedTuple):
         """The leases of all workers."""
         return [lease for worker in self.workers.values() for lease in worker.leases]
 
-    def waiting(self, key: str) -> str:
-        """Describes the messages that wait for `key`; empty if there are none."""
-        lines = [w for worker in self.workers.values() for w in worker.waiting if w["key"] == key]
-        if not lines:
-            return ""
-        number, since = sum(w["messages"] for w in lines), min(w["since"] for w in lines)
-        return f"{plural(number, 'message')}, since {since}"
+    def waiting(self, key: str) -> dict[str, Any] | None:
+        """Returns how many messages wait for `key`, and since when; None if there are none."""
+        queues = [w for worker in self.workers.values() for w in worker.waiting if w["key"] == key]
+        if not queues:
+            return None
+        number = sum(each["messages"] for each in queues)
+        return {"messages": number, "since": min(each["since"] for each in queues)}
 
     @property
     def messages_held(self) -> int | None:

@@ -28,9 +28,10 @@ OTHERS_INTERVAL = 0.1
 
 
 class Waking(Measure):
-    """Duplicates are put back during another call, and woken when it ends; workers of two processes.
+    """Duplicates are put back during another call, and woken when it ends.
 
-    Delays are differences of `date_done` between the first call and its duplicate.
+    Each worker has two processes. Delays are differences of `date_done` between the first call and
+    its duplicate.
     """
 
     name = "wake"
@@ -127,7 +128,7 @@ def _workers(
 def _one_at_a_time(
     group: list[Environment], calls: int, seconds: float
 ) -> tuple[float, int, list[float]]:
-    """Returns the seconds that the calls take, how often they were put back, and other tasks' ms."""
+    """Returns the seconds of all calls, how often they were put back, and other tasks' ms."""
     environment = group[0]
     work, no_op, order = environment.task("work"), environment.task("no_op"), environment.order()
     no_op.delay(environment.order()).get(timeout=TIMEOUT)  # connects
