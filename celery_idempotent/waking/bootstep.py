@@ -1,4 +1,4 @@
-"""A bootstep of the worker's consumer: opens a waiting room for each connection to the broker."""
+"""A bootstep of the worker's consumer: collects the waiting messages of each connection to the broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration import broker as configured_broker
 from celery_idempotent.core.flow.conflict import LONGEST_REQUEUE_DELAY
 from celery_idempotent.core.task.receive import request
-from celery_idempotent.waking import room
+from celery_idempotent.waking import waiting_messages
 
 logger = logging.getLogger(__name__)
 
@@ -23,18 +23,19 @@ class Waking(bootsteps.StartStopStep):
     label = "Waking"
 
     def start(self, parent: Any) -> None:
-        """Opens a room; Celery also calls it after each reconnect."""
+        """Begins to collect; Celery also calls it after each reconnect."""
         enabled = app_tasks.enabled(parent.app)
         if all(task.idempotency_configuration.in_shadow for task in enabled):
             return
         logger.info("Duplicates that wait for a running call: %s", describe(parent.app))
-        room.current, request.schedule = room.WaitingRoom(parent), schedule
+        current = waiting_messages.current = waiting_messages.WaitingMessages(parent)
+        request.schedule = current.schedule
 
     def stop(self, parent: Any) -> None:
-        """Closes the room: from now on, no message is woken."""
-        if room.current is not None:
-            room.current.close()
-            room.current = request.schedule = None
+        """Ends the collection: from now on, no message is woken."""
+        if waiting_messages.current is not None:
+            waiting_messages.current.close()
+            waiting_messages.current = request.schedule = None
 
 
 def describe(app: Celery) -> str:
@@ -45,11 +46,3 @@ def describe(app: Celery) -> str:
             "messages of quorum queues"
         )
     return "woken when it ends"
-
-
-def schedule(consumer: Any, call_at: Any, *args: Any, **options: Any) -> Any:
-    """Enters a message with an ETA into the timer of `consumer`; see `WaitingRoom.schedule`."""
-    current = room.current
-    if current is None or current.consumer is not consumer:
-        return call_at(*args, **options)
-    return current.schedule(call_at, *args, **options)

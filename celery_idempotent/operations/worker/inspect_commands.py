@@ -36,7 +36,7 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations import doctor
 from celery_idempotent.operations.records.reader import RecordReader
 from celery_idempotent.redelivery import renewal
-from celery_idempotent.waking import room
+from celery_idempotent.waking import waiting_messages
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def idempotency_redelivery(state: Any) -> dict[str, Any]:
 @inspect_command()
 def idempotency_waiting(state: Any) -> list[dict[str, Any]]:
     """List the keys for which messages wait in the worker: how many, since when, for which task."""
-    return [] if room.current is None else room.current.snapshot()
+    return [] if waiting_messages.current is None else waiting_messages.current.snapshot()
 
 
 @inspect_command()

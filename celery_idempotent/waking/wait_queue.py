@@ -1,4 +1,4 @@
-"""The line of messages that wait for one key, and the reading of that key's state."""
+"""The queue of the messages that wait for one key, and the reading of that key's state."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from bisect import insort
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from celery_idempotent.core.clock import monotonic
@@ -24,11 +25,11 @@ _TURN_BYTES = 1024
 _OUTCOMES, _SENDING = (b"V", b"T", b"t", b"E", b"D", b"X"), (b"T", b"t")
 
 
-class Waiter:
+class WaitingMessage:
     """A message that starts once: when it is woken, or at its ETA, whichever is first.
 
     Args:
-        leave: receives this waiter when it starts.
+        remove: receives this message when it starts.
         function: what Celery's timer would call with `args`.
     """
 
@@ -39,14 +40,15 @@ class Waiter:
         self,
         request: Any,
         waits: Waits,
-        leave: Callable[[Waiter], None],
+        remove: Callable[[WaitingMessage], None],
         function: Callable[..., Any],
         args: Sequence[Any],
     ) -> None:
         self.request, self.waits = request, waits
         #: Of the timer.
         self.entry: Any = None
-        self._leave = leave
+        self.queue: WaitQueue | None = None
+        self._remove = remove
         # Emptied by the first of two threads.
         self._calls = [(function, args)]
 
@@ -54,7 +56,7 @@ class Waiter:
         """Starts the message; the timer passes the arguments that `celery inspect` shows."""
         with suppress(IndexError):
             function, args = self._calls.pop()
-            self._leave(self)
+            self._remove(self)
             function(*args)
 
     @property
@@ -73,8 +75,8 @@ class Waiter:
         return self.request.time_start is None and self.request.acknowledged
 
 
-class Line:
-    """The waiting messages of one key, longest wait first.
+class WaitQueue:
+    """The messages that wait for one key, longest wait first.
 
     Args:
         changed: called when the key may have changed.
@@ -85,27 +87,28 @@ class Line:
         store: RecordStore,
         key: Key,
         listener: InvalidationListener,
-        changed: Callable[[Line], None],
+        changed: Callable[[WaitQueue], None],
     ) -> None:
         self.store, self.key = store, key
         #: Of the key or, if it may run again, of its turn, which names the current record.
         self.name = store.config.turn_name(key) if key.message else store.name(key)
-        self.waiters: list[Waiter] = []
+        self.messages: list[WaitingMessage] = []
         #: When to read the key.
         self.due = math.inf
         #: Whether an execution, or a reservation, held the key at the last read.
         self.is_held = False
-        self._listener, self._changed = listener, changed
+        self._listener, self._on_change = listener, partial(changed, self)
         self._names: set[str] = set()
         self._token = 0
-        self._woken: Waiter | None = None
+        self._woken: WaitingMessage | None = None
         self._woken_at = 0.0
         self._claim = ""
 
-    def add(self, waiter: Waiter) -> None:
-        """Adds `waiter` at its place."""
-        self._token = max(self._token, waiter.waits.token)
-        insort(self.waiters, waiter, key=lambda waiter: waiter.waits.since_ms)
+    def add(self, message: WaitingMessage) -> None:
+        """Adds `message` at its place."""
+        message.queue = self
+        self._token = max(self._token, message.waits.token)
+        insort(self.messages, message, key=lambda each: each.waits.since_ms)
 
     def read(self) -> tuple[layout.Head, bool]:
         """Returns the head of the current record, and whether changes of it are announced.
@@ -129,7 +132,7 @@ class Line:
 
     def _read(self, name: str, size: int) -> tuple[bytes, bool]:
         self._names.add(name)
-        head = run_sync(self._listener.track(name, size, self.on_change))
+        head = run_sync(self._listener.track(name, size, self._on_change))
         if head is not None:
             return head, True
         return self.store.query("GETRANGE", name, 0, size - 1), False
@@ -142,10 +145,6 @@ class Line:
         for name in names:
             self._listener.untrack(name)
 
-    def on_change(self) -> None:
-        """Has the key read again."""
-        self._changed(self)
-
     def seconds_left(self, head: layout.Head) -> float:
         """Returns the seconds until the time in `head`."""
         return (head.at_ms - self.store.now_ms()) / 1000
@@ -154,18 +153,14 @@ class Line:
         """Returns whether `head` is that of an outcome that answers all messages."""
         return not self.key.message and head.letter in _OUTCOMES
 
-    def ready(self, head: layout.Head) -> list[Waiter]:
+    def ready(self, head: layout.Head) -> list[WaitingMessage]:
         """Returns the messages that may begin, or are answered, now that the key is not held.
 
         A copy of a message whose continuation is being sent is not: that takes up to a lease.
         """
         if head.letter not in _SENDING or self.seconds_left(head) <= 0:
-            return list(self.waiters)
-        return [waiter for waiter in self.waiters if not waiter.is_copy]
-
-    def has_woken(self, waiter: Waiter) -> bool:
-        """Returns whether `waiter` was woken last."""
-        return self._woken is waiter
+            return list(self.messages)
+        return [message for message in self.messages if not message.is_copy]
 
     def pause(self) -> float:
         """Returns the seconds until the next message may be woken; 0: now."""
@@ -175,23 +170,19 @@ class Line:
         # Another one would also wait for a process of this worker; other workers may go on.
         return CLAIM_SECONDS if left <= 0 and self._woken.is_queued else max(left, 0.0)
 
-    def claim(self, waiter: Waiter, head: layout.Head) -> bool:
-        """Returns whether `waiter` may be woken; if so, no other worker wakes one for now.
+    def claim(self, message: WaitingMessage, head: layout.Head) -> bool:
+        """Returns whether `message` may be woken; if so, no other worker wakes one for now.
 
         A claim is bound to the execution that has ended, and to the mark that its lease has.
 
         Raises:
             IdempotencyError: if Redis does not reply.
         """
-        text = f"wake {self.name} {self._token} {head.letter!r}"
-        is_valid = text == self._claim and monotonic() < self._woken_at + CLAIM_SECONDS
-        if not is_valid and not self._is_claimed(text):
-            return False
-        if not is_valid:
-            self._claim, self._woken_at = text, monotonic()
-        self._woken = waiter
+        claim = f"wake {self.name} {self._token} {head.letter!r}"
+        if claim != self._claim or monotonic() >= self._woken_at + CLAIM_SECONDS:
+            name, lifetime = reference.name(self.store.config.prefix, claim), CLAIM_SECONDS * 1000
+            if not self.store.query("SET", name, "", "PX", round(lifetime), "NX"):
+                return False
+            self._claim, self._woken_at = claim, monotonic()
+        self._woken = message
         return True
-
-    def _is_claimed(self, text: str) -> bool:
-        name = reference.name(self.store.config.prefix, text)
-        return bool(self.store.query("SET", name, "", "PX", round(CLAIM_SECONDS * 1000), "NX"))

@@ -1,0 +1,283 @@
+"""The messages of one worker that wait for the end of another call.
+
+Celery's timer holds them until their ETA, unacknowledged. Here they form a queue for each key. A
+thread watches the keys of all queues by CLIENT TRACKING, and the ends of their leases, which cause
+no invalidation. It exists, and has connections, only while messages wait.
+
+An outcome that answers all duplicates wakes the whole queue. Otherwise only one can begin: the
+workers that have waiting messages compete for the right to wake one after each end of an execution.
+A message that does not begin within a second gives way to the next.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from celery_idempotent.core.clock import monotonic
+from celery_idempotent.core.events.report import log_extra
+from celery_idempotent.core.record.record import utc
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.tracking import POLL_INTERVAL, InvalidationListener
+from celery_idempotent.core.task.message.message_headers import Waits
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.waking.wait_queue import CLAIM_SECONDS, WaitingMessage, WaitQueue
+
+logger = logging.getLogger(__name__)
+
+#: Messages that the event loop starts before it turns to its other events.
+SLICE = 100
+#: Seconds without a waiting message after which the thread ends.
+IDLE_TIMEOUT = 5.0
+#: Seconds after which Redis is read again if it does not reply.
+PAUSE = 1.0
+#: Records that are read a second where no invalidation announces their changes.
+POLLS = 1000
+#: Task ids of one key in a snapshot.
+SHOWN = 10
+#: Seconds that a claim and a lease are taken to be longer.
+_MARGIN = 0.005
+
+
+class WaitingMessages:
+    """The waiting messages of one connection of the worker.
+
+    Args:
+        consumer: Celery's, of that connection.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self.consumer = consumer
+        self._queues: dict[tuple[RecordStore, str], WaitQueue] = {}
+        self._listeners: dict[RecordStore, InvalidationListener] = {}
+        #: Times to read a queue's key, which are valid while they equal `WaitQueue.due`.
+        self._due: list[tuple[float, int, WaitQueue]] = []
+        self._number = count()
+        self._paused_until = 0.0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        #: Messages for the event loop, and the pipe that wakes it.
+        self._woken: deque[WaitingMessage] = deque()
+        self._pipe: tuple[int, int] | None = None
+
+    def schedule(
+        self,
+        consumer: Any,
+        call_at: Callable[..., Any],
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        """Enters a message with an ETA into Celery's timer and, if it waits, into its queue."""
+        request, queue = args[0] if args else None, None
+        waits: Waits | None = getattr(request, "waits", None)
+        with suppress(Exception):  # a key that cannot be derived is refused when it begins
+            queue = self._queue_of(request) if waits and consumer is self.consumer else None
+        if queue is None or waits is None:
+            return call_at(function, args, *rest, **options)
+        message = WaitingMessage(request, waits, self._remove, function, args)
+        message.entry = call_at(message, args, *rest, **options)
+        self._add(queue, message)
+        return message.entry
+
+    def _queue_of(self, request: Any) -> WaitQueue | None:
+        key = request.idempotency_key()
+        if key is None:
+            return None
+        store = request.task.idempotency_configuration.executor.store
+        listener = self._listeners.setdefault(store, store.listener())
+        return WaitQueue(store, key, listener, self._read_later)
+
+    def _add(self, queue: WaitQueue, message: WaitingMessage) -> None:
+        with self._changed:
+            queue = self._queues.setdefault((queue.store, queue.name), queue)
+            queue.add(message)
+            if not queue.is_held:
+                self._read_later(queue)
+            if self._pipe is None and self.consumer.hub is not None:
+                self._open_pipe()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="idempotency-waking", daemon=True
+                )
+                self._thread.start()
+
+    def _remove(self, message: WaitingMessage) -> None:
+        with self._changed:
+            queue = message.queue
+            if queue is None:
+                return
+            with suppress(ValueError):
+                queue.messages.remove(message)
+            if not queue.messages:
+                self._read_later(queue, IDLE_TIMEOUT)
+
+    def _read_later(self, queue: WaitQueue, seconds: float = 0.0) -> None:
+        """Has the key of `queue` read in `seconds`, unless it will be read before."""
+        with self._changed:
+            due = monotonic() + seconds
+            if due < queue.due:
+                queue.due = due
+                heapq.heappush(self._due, (due, next(self._number), queue))
+                self._changed.notify()
+
+    def _run(self) -> None:
+        while (queue := self._next()) is not None:
+            try:
+                self._check(queue)
+            except IdempotencyError as error:
+                logger.debug("Cannot read what messages wait for: %s", error)
+                self._paused_until = monotonic() + PAUSE
+                self._read_later(queue, PAUSE)
+            except Exception:
+                extra = log_extra(str(queue.key))
+                logger.exception("Cannot wake what waits for %s", queue.key, extra=extra)
+                self._read_later(queue, IDLE_TIMEOUT)
+
+    def _next(self) -> WaitQueue | None:
+        """Waits for a queue whose key is to be read; returns None once the thread is to end."""
+        with self._changed:
+            idle_at = monotonic() + IDLE_TIMEOUT
+            while not self._closed:
+                now = monotonic()
+                if self._queues:
+                    idle_at = now + IDLE_TIMEOUT
+                elif now >= idle_at:
+                    break
+                until = idle_at
+                if self._due:
+                    due, _, queue = self._due[0]
+                    until = min(max(due, self._paused_until), idle_at)
+                    if due != queue.due or until <= now:
+                        heapq.heappop(self._due)
+                        if due != queue.due:
+                            continue
+                        queue.due = math.inf
+                        return queue
+                self._changed.wait(until - now)
+            self._thread = None
+        for queue in self._queues.values():
+            queue.untrack()
+        return None
+
+    def _check(self, queue: WaitQueue) -> None:
+        """Reads the key of `queue`, and wakes the messages that its end concerns."""
+        with self._changed:
+            if not queue.messages:
+                if self._queues.get((queue.store, queue.name)) is queue:
+                    del self._queues[queue.store, queue.name]
+                    queue.untrack()
+                return
+        head, is_tracked = queue.read()
+        if not is_tracked:
+            self._read_later(queue, max(POLL_INTERVAL, len(self._queues) / POLLS))
+        if head.at_ms and (left := queue.seconds_left(head)) > 0:
+            self._read_later(queue, left + _MARGIN)
+        if queue.is_held:
+            return
+        with self._changed:
+            ready = queue.ready(head)
+        if queue.is_answered(head):
+            self._wake(queue, ready)
+        elif ready and (seconds := queue.pause()):
+            self._read_later(queue, seconds + _MARGIN)
+        elif ready:
+            if queue.claim(ready[0], head):
+                self._wake(queue, ready[:1])
+            self._read_later(queue, CLAIM_SECONDS + _MARGIN)
+
+    def _wake(self, queue: WaitQueue, messages: list[WaitingMessage]) -> None:
+        with self._changed:
+            if self._closed or not messages:
+                return
+            woken = set(messages)
+            queue.messages = [message for message in queue.messages if message not in woken]
+            timer = self.consumer.timer
+            if self._pipe is not None:
+                self._woken.extend(messages)
+                _write(self._pipe)
+                return
+        for message in messages:
+            if isinstance(timer, threading.Thread):
+                self._start(message)
+            else:  # in a greenlet of its own: a full pool blocks it
+                timer.call_after(0, self._start, (message,))
+
+    def _open_pipe(self) -> None:
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        self.consumer.hub.add_reader(self._pipe[0], self._on_woken)
+
+    def _on_woken(self, *_: Any) -> None:
+        """Starts messages in the event loop."""
+        if self._pipe is None:
+            return
+        with suppress(BlockingIOError):
+            os.read(self._pipe[0], 4096)
+        for _number in range(min(SLICE, len(self._woken))):
+            self._start(self._woken.popleft())
+        if self._woken:
+            _write(self._pipe)
+
+    def _start(self, message: WaitingMessage) -> None:
+        if self._closed:
+            return
+        try:
+            self.consumer.timer.cancel(message.entry)
+            message()
+        except Exception:
+            task_id = message.request.text_id
+            logger.exception(
+                "Task %s cannot be started", task_id, extra=log_extra(None, task_id=task_id)
+            )
+        if message.is_discarded and message.queue is not None:
+            self._read_later(message.queue)
+
+    def close(self) -> None:
+        """Ends the thread: from now on, nothing is woken."""
+        with self._changed:
+            self._closed = True
+            self._woken.clear()
+            self._changed.notify()
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            self.consumer.hub.remove(pipe[0])
+            for end in pipe:
+                os.close(end)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Returns what `celery inspect` shows: who waits for each key, longest wait first."""
+        with self._changed:
+            queues = [(queue.key, list(queue.messages)) for queue in self._queues.values()]
+        return [
+            {
+                "task": key.task,
+                "key": str(key),
+                "held_by": messages[0].waits.task_id,
+                "messages": len(messages),
+                "since": utc(messages[0].waits.since_ms / 1000).isoformat(),
+                "task_ids": [message.request.text_id for message in messages[:SHOWN]],
+            }
+            for key, messages in queues
+            if messages
+        ]
+
+
+def _write(pipe: tuple[int, int]) -> None:
+    with suppress(BlockingIOError):  # full: the event loop has enough to read
+        os.write(pipe[1], b"w")
+
+
+#: Those of this worker; None in other programs, and while nothing can be woken.
+current: WaitingMessages | None = None
