@@ -1,4 +1,4 @@
-"""A bootstep of the worker's consumer: collects the waiting messages of each connection to the broker."""
+"""A bootstep of the consumer: collects the waiting messages of each connection to the broker."""
 
 from __future__ import annotations
 
