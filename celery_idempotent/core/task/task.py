@@ -365,7 +365,7 @@ class IdempotentTask(Task):
         """
         has_own_id, task_id = bool(task_id), task_id or uuid()
         text_id = id_text(task_id)
-        again = getattr(self.request_stack.top, "idempotency_headers_again", None)
+        again = has_own_id and getattr(self.request_stack.top, "idempotency_headers_again", None)
         if again and text_id == id_text(self.request.id):
             # An `apply_async` of a subclass may have replaced those of a retry.
             options["headers"] = {**again, **(options.get("headers") or {})}
@@ -374,7 +374,7 @@ class IdempotentTask(Task):
         except KeyRuleError as error:
             dedupe.report_publish_refused(About(self, self.name, text_id), error)
             raise
-        if headers := canvas.with_replaced_keys(text_id, options.get("headers")):
+        if has_own_id and (headers := canvas.with_replaced_keys(text_id, options.get("headers"))):
             options["headers"] = headers
         options |= {"link": link, "link_error": link_error}
         # By keyword: other base classes may take only two positional arguments.

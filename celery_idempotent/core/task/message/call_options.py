@@ -49,6 +49,8 @@ def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CA
     Raises:
         TypeError: suggesting the right name.
     """
+    if not options:
+        return
     for name in (*_named_like_options(options), *_UNPREFIXED.intersection(options)):
         if name in known:
             continue
@@ -68,7 +70,7 @@ def check_arguments(
     Raises:
         TypeError: naming the right place; or another `error`.
     """
-    for option in CALL_OPTIONS:
+    for option in CALL_OPTIONS if kwargs else ():
         is_argument = isinstance(kwargs, Mapping) and option in kwargs
         if is_argument and option not in rule.signature.parameters:
             raise error(
@@ -125,7 +127,7 @@ def _mark_misplaced(
 
     Celery sends the option as a property, and catches errors that this function raises.
     """
-    if misplaced := _named_like_options(properties):
+    if names_any(tuple(properties)) and (misplaced := _named_like_options(properties)):
         names = ", ".join(misplaced)
         headers[MISPLACED_HEADER] = names
         logger.error(

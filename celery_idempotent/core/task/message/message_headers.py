@@ -162,7 +162,9 @@ def as_mapping(headers: Any) -> Mapping[str, Any]:
     Raises:
         TypeError, ValueError: as in Celery, if they are something else.
     """
-    return headers if isinstance(headers, Mapping) else dict(headers or {})
+    if not headers:
+        return {}
+    return headers if isinstance(headers, Mapping) else dict(headers)
 
 
 def of_options(
@@ -177,6 +179,8 @@ def of_options(
     options = {**options}
     key, headers = options.pop(EXPLICIT_KEY_HEADER, None), options.pop("headers", None)
     result_ttl = options.pop(RESULT_TTL_HEADER, None)
+    if key is None and result_ttl is None and not headers:
+        return options
     try:
         carried = MessageHeaders.read(task, task_id, headers)
         if key is not None:
