@@ -1,10 +1,11 @@
 """The environment of the protocol: broker, workers, publishers and faults, in every order.
 
-Times are abstract: that of a record is past or future. It passes at any moment, unless a living
-process renews it: then only if the server was frozen, with the process's heartbeat on its way, or
-if the process was. The grace of a marked lease does not pass while its execution lives: a server
-first executes what its sockets hold. Commands on their way are executed at any time, also after
-their call.
+Times are abstract: that of a record is past or future. Each passes on its own and at any moment, so
+leases, retentions and freezes have every length and every relation to each other. Only a lease that
+a living process renews ends no earlier than that process or the server is frozen; then the
+process's heartbeat is on its way. The grace of a marked lease does not pass while its execution
+lives: a server first executes what its sockets hold. Commands on their way are executed at any
+time, also after their call.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ _FAULT_NUMBERS = {name: number for number, name in enumerate(FAULTS)}
 #: What of a generation is the level of replacement.
 _LEVEL = 10**9
 _KEY, _SLOT = "K", "Q"
+#: The body of a chord, a task whose key is its task id.
+_BODY = "z"
+#: Phases of an execution after its outcome: a part returns to its chord, the last one publishes the
+#: body and deletes the chord.
+_SENDING_PHASES = ("send", "publish", "delete", "sent")
 
 
 class Violation(Exception):
@@ -48,7 +54,7 @@ class Execution(NamedTuple):
     task: str
     generation: int
     #: ``calling`` (its begin is sent again), ``confirm``, ``run``, ``release`` (its retry is
-    #: published), ``send`` (its continuation), ``sent``, ``zombie`` (to be killed).
+    #: published), one of `_SENDING_PHASES`, ``zombie`` (to be killed).
     phase: str
     token: int
     is_frozen: bool = False
@@ -70,8 +76,6 @@ class Begin(NamedTuple):
     task: str
     generation: int
     replaces: int
-    #: Something has begun since: it is late if a lease ends.
-    is_older: bool = False
 
 
 class Extend(NamedTuple):
@@ -129,6 +133,10 @@ class State(NamedTuple):
     #: By task: continuations sent.
     sent: Pairs = ()
     dead_senders: int = 0
+    #: The parts that have returned to the chord; None: it was deleted.
+    returned: tuple[str, ...] | None = ()
+    #: How often its body was published.
+    bodies: int = 0
     #: By task that waits: the newest arguments that were published meanwhile.
     promised: Pairs = ()
     #: By task: the arguments in its message.
@@ -173,7 +181,8 @@ class Environment:
         self.scenario = scenario
         self.tasks = scenario.direct + scenario.queued
         self.options = scenario.options
-        self.continues = "continues" in self.options
+        self.is_chord = "chord" in self.options
+        self.continues = self.is_chord or "continues" in self.options
         self._budget = tuple(scenario.faults.get(fault, 0) for fault in FAULTS)
         self._runs_again = scenario.mode in ("turn", "finished", "started")
         self._slot = _SLOT if scenario.queued else None
@@ -213,7 +222,7 @@ class Environment:
     # Helpers
 
     def _names(self, task: str) -> Names:
-        if self.scenario.mode == "task":
+        if self.scenario.mode == "task" or task == _BODY:
             return Names(task)
         if not self._runs_again:
             return Names(_KEY, self._slot)
@@ -281,11 +290,7 @@ class Environment:
             )
             if known and record.token <= max(known) and not is_resent:
                 raise Violation("a token does not grow")
-            network = tuple(
-                command._replace(is_older=True) if isinstance(command, Begin) else command
-                for command in after.network
-            )
-            after = after._replace(top=max(state.top, record.token), network=_add(network))
+            after = after._replace(top=max(state.top, record.token))
         if case == "begun" and begin.replaces == 1 and names.turn:
             turn = former.get(names.turn)
             if isinstance(turn, Turn) and turn.record != names.record:
@@ -452,12 +457,6 @@ class Environment:
         keys = Keys({**dict(state.keys), name: record._replace(at=_PAST)})
         ended = self._with(state, keys)
         task = record.task_id.decode()
-        if record.letter in "BAT" and not model.is_off("deadline"):
-            # A lease is longer than a deadline: begins from before it are late now.
-            network = tuple(
-                each for each in ended.network if not (isinstance(each, Begin) and each.is_older)
-            )
-            ended = ended._replace(network=network)
         if record.letter == "W":
             waits = any(
                 message.task == task and message.generation >= int(record.owner)
@@ -468,7 +467,7 @@ class Environment:
             elif self._may(state, "slow"):
                 yield f"the retry of {task} is late", True, self._pay(ended, "slow")
             return
-        phases = ("send", "sent") if record.letter in SENDING else ("confirm", "run", "release")
+        phases = _SENDING_PHASES if record.letter in SENDING else ("confirm", "run", "release")
         holders = [
             each
             for each in state.executions
@@ -558,9 +557,8 @@ class Environment:
             model.is_off("deadline") or model.is_off("one copy at a time")
         )
         if may_be_late:
-            copy = begin._replace(is_older=case == "begun")
             late = self._pay(answered, "late")
-            late = late._replace(network=_add(late.network, copy))
+            late = late._replace(network=_add(late.network, begin))
             yield f"{text}; a copy is on its way", True, late
             late = self._pay(state, "late")
             late = late._replace(network=_add(late.network, begin))
@@ -623,13 +621,18 @@ class Environment:
         if case == "send":
             sender = execution._replace(phase="send", token=record.token)
             return after._replace(executions=_add(after.executions, sender))
-        after = self._with_answer(after, task)
         if record.letter in "VETt":
             if record.body.decode() != completed_by:
                 raise Violation(f"{task} gets the outcome {record.body!r}, not {completed_by}")
-            if self.continues and (record.task_id.decode() != task or record.letter == "E"):
+            was_sent = record.task_id.decode() == task and record.letter != "E"
+            if was_sent and model.is_off("sent before"):
+                was_sent = False
+            if self.is_chord and task != _BODY and not was_sent:
+                sender = execution._replace(phase="send")
+                return after._replace(executions=_add(after.executions, sender))
+            if self.continues and task != _BODY and not was_sent:
                 after = after._replace(sent=_put(after.sent, task, _get(after.sent, task) + 1))
-        return after
+        return self._with_answer(after, task)
 
     # Executions
 
@@ -646,7 +649,8 @@ class Environment:
         if self._may(state, "copy"):
             copied = state._replace(broker=_add(state.broker, execution.message))
             yield f"a copy of {execution} is delivered", True, self._pay(copied, "copy")
-        may_freeze = not execution.is_frozen and execution.phase in ("run", "send")
+        phases = ("run", "send", "publish")
+        may_freeze = not execution.is_frozen and execution.phase in phases
         if may_freeze and self._may(state, "freeze"):
             frozen = execution._replace(is_frozen=True)
             after = self._pay(rest, "freeze")
@@ -662,18 +666,38 @@ class Environment:
             yield from self._end_body(state, rest, execution)
         elif execution.phase == "release":
             yield from self._end(rest, execution, "W", "")
-        elif execution.phase == "send":
-            number = _get(rest.sent, execution.task) + 1
-            sent = execution._replace(phase="sent")
-            after = rest._replace(
-                executions=_add(rest.executions, sent), sent=_put(rest.sent, execution.task, number)
-            )
-            yield f"{execution} sends its continuation", False, after
-        elif execution.phase == "sent":
+        elif execution.phase in _SENDING_PHASES:
+            yield self._send(state, rest, execution)
+
+    def _send(self, state: State, rest: State, execution: Execution) -> tuple[str, bool, State]:
+        """Takes the next step of sending the continuation."""
+        task, phase = execution.task, execution.phase
+        if phase == "sent":
             keys = Keys(dict(state.keys))
-            self._settle(keys, state, Settle(execution.task, execution.token, "V", b"", b""))
-            after = self._with_answer(self._with(rest, keys), execution.task)
-            yield f"{execution} marks its continuation as sent", False, after
+            self._settle(keys, state, Settle(task, execution.token, "V", b"", b""))
+            after = self._with_answer(self._with(rest, keys), task)
+            return f"{execution} marks its continuation as sent", False, after
+        after = rest
+        if phase == "send":
+            text, phase = "sends its continuation", "sent"
+            after = after._replace(sent=_put(after.sent, task, _get(after.sent, task) + 1))
+            if self.is_chord and after.returned is not None:
+                after = after._replace(returned=tuple(sorted({*after.returned, task})))
+                phase = "publish" if after.returned == tuple(self.tasks) else "sent"
+        elif phase == "publish":
+            text, phase = "publishes the body", "delete"
+            after = after._replace(
+                broker=_add(after.broker, Message(_BODY, 0)), bodies=after.bodies + 1
+            )
+        else:
+            text, phase = "deletes the chord", "sent"
+            after = after._replace(returned=None)
+        sender = execution._replace(phase=phase)
+        return (
+            f"{execution} {text}",
+            False,
+            after._replace(executions=_add(after.executions, sender)),
+        )
 
     def _call_again(
         self, state: State, rest: State, execution: Execution
@@ -771,7 +795,8 @@ class Environment:
             zombie = execution._replace(phase="zombie", is_frozen=True)
             after = after._replace(executions=_add(after.executions, zombie))
             yield f"{execution} exceeds its hard time limit", True, after
-        yield from self._end(rest, execution, "T" if self.continues else "V", "")
+        continues = self.continues and execution.task != _BODY
+        yield from self._end(rest, execution, "T" if continues else "V", "")
         for fault, letter in (("error", ""), ("failed", "E"), ("replaced", "D")):
             if self._may(state, fault):
                 yield from self._end(rest, execution, letter, fault)
@@ -810,7 +835,9 @@ class Environment:
             if _get(after.completed_by, unit, None):
                 raise Violation(f"{unit} is completed twice")
             for other in after.executions:
-                is_other = self._unit(other.task) == unit or self._runs_again
+                is_other = self._unit(other.task) == unit or (
+                    self._runs_again and _BODY not in (task, other.task)
+                )
                 if (
                     is_other
                     and other.token > execution.token
@@ -852,9 +879,11 @@ class Environment:
             for each in state.executions
             if each.phase in ("confirm", "run", "release") and not each.is_frozen
         ]
-        for unit in {self._unit(each.task) for each in trusting} if self._runs_again else ():
-            if sum(self._unit(each.task) == unit for each in trusting) > 1:
+        if self._runs_again or self.is_chord:
+            units = [self._unit(each.task) for each in trusting]
+            if len(units) > len(set(units)):
                 raise Violation("two executions of one message trust their leases")
+        trusting = [each for each in trusting if each.task != _BODY]
         if self.scenario.mode == "task":
             trusting = [each for each in trusting if each.task == self.tasks[0]]
         if len(trusting) > 1 and not (
@@ -874,6 +903,10 @@ class Environment:
             is_error = self._has_happened(state, "failed")
             if is_own and not is_error and number > 1 + state.dead_senders:
                 raise Violation(f"the continuation of {task} is sent {number} times")
+        # Copies of a duplicate may repeat its continuation: then only the body's own key makes it
+        # run once.
+        if self.scenario.mode != "expired" and state.bodies > 1 + state.dead_senders:
+            raise Violation(f"the body of the chord is published {state.bodies} times")
         self._check_waiting(state)
         if self.is_goal(state):
             self._check_end(state)
@@ -898,7 +931,7 @@ class Environment:
             raise Violation("two messages wait")
 
     def _check_end(self, state: State) -> None:
-        for task in self.tasks:
+        for task in (*self.tasks, *(_BODY if self.is_chord else "")):
             if task not in state.answered:
                 raise Violation(f"{task} has vanished without an answer")
         completed_by = _get(state.completed_by, _KEY, "")

@@ -20,6 +20,7 @@ GUARDS: dict[str, tuple[str, str]] = {
     "fence": ("who loses the turn has a token that is spent", "turn: freeze"),
     "claim": ("one delivery at a time sends the continuation", "expired: continuation"),
     "worker of a claim": ("… and its worker is in the record", "expired: three senders"),
+    "sent before": ("a copy does not send a continuation again", "task id: chord"),
     "confirm": ("a begin that was granted to nobody did not die", "expired: crash"),
     "takeover confirms": ("a takeover extends before its body", "expired: crash"),
     "body stays": ("steps and arguments survive a takeover", "started: reserved"),

@@ -39,7 +39,8 @@ class Scenario(NamedTuple):
     #: Deliveries that are handled at once.
     workers: int
     faults: dict[str, int]
-    #: ``continues``: messages have a continuation. ``replace``: the last message replaces a
+    #: ``continues``: messages have a continuation; ``chord``: it is that of the parts of a chord.
+    #: ``replace``: the last message replaces a
     #: running call; ``older``: a dead one. ``arguments``: the newest ones win; ``large``: they are
     #: too large to be stored; ``quiet``: publishes delay the begin.
     options: frozenset[str] = frozenset()
@@ -67,6 +68,9 @@ SCENARIOS: dict[str, Scenario] = {
         "expired", "ab", "", 2, "continues", kill=1, freeze=1, copy=1
     ),
     "expired: three senders": _scenario("expired", "a", "", 3, "continues", kill=1, copy=2),
+    "expired: chord": _scenario("expired", "ab", "", 2, "chord", kill=1, copy=1),
+    "task id: chord": _scenario("task", "ab", "", 2, "chord", kill=1, copy=1),
+    "turn: chord": _scenario("turn", "ab", "", 2, "chord", kill=1, copy=1),
     "expired: errback": _scenario("expired", "ab", "", 2, "continues", failed=1, kill=1, copy=1),
     "expired: retry": _scenario("expired", "ab", "", 2, retry=2, copy=1, late=1, slow=1),
     "expired: hard limit": _scenario("expired", "ab", "", 2, hard=1, kill=1, late=1, copy=1),
