@@ -27,6 +27,9 @@ pytestmark = pytest.mark.parametrize(
     "site", deployments.params(deployments.PLAIN[0], deployments.CLUSTER), indirect=True
 )
 
+#: Seconds: longer than a busy machine takes to connect.
+TIMEOUT = 30.0
+
 
 class Credentials(CredentialProvider):
     """Raises while `fails`."""
@@ -79,7 +82,7 @@ def test_an_error_is_an_outage(
 ) -> None:
     credentials = Credentials()
     config = StoreConfig(
-        **fields(site, credentials, kind, redis.asyncio if is_async else redis), timeout=1
+        **fields(site, credentials, kind, redis.asyncio if is_async else redis), timeout=TIMEOUT
     )
 
     async def run() -> None:
@@ -105,7 +108,9 @@ def test_an_error_is_an_outage(
 
 @pytest.mark.parametrize("kind", ["provider", "connect function"])
 def test_tools_report_an_outage(site: Site, kind: str) -> None:
-    store = RecordStore(StoreConfig(**fields(site, Credentials(), kind, redis), timeout=1), repr)
+    store = RecordStore(
+        StoreConfig(**fields(site, Credentials(), kind, redis), timeout=TIMEOUT), repr
+    )
 
     def read() -> None:
         with RecordReader.open(store) as reader:
