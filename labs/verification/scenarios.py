@@ -24,7 +24,8 @@ FAULTS = {
     "old worker": "a worker whose code does not know the slot begins the message",
     "expiry": "the retention of an outcome ends",
     "failover": "a replica without the last write is promoted",
-    "again": "the server is frozen again before it has read what was sent during the first freeze",
+    "again": "a marked lease ends before its execution's heartbeat: the server is frozen again, or "
+    "the lease of the begin that has marked it is shorter",
 }
 
 

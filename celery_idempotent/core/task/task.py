@@ -363,6 +363,12 @@ class IdempotentTask(Task):
             ConflictError: with ``idempotency_dedupe_publish="raise"``, if another call has the key.
             CorruptRecordError: if publishing is deduplicated and the record cannot be read.
         """
+        deduplicates = self.idempotency_configuration.settings.deduplicates
+        is_option = kwargs and call_options.names_any(tuple(kwargs))
+        if not (task_id or options or is_option or deduplicates):  # nothing to check or to add
+            return super().apply_async(
+                args, kwargs, producer=producer, link=link, link_error=link_error, shadow=shadow
+            )
         has_own_id, task_id = bool(task_id), task_id or uuid()
         text_id = id_text(task_id)
         again = has_own_id and getattr(self.request_stack.top, "idempotency_headers_again", None)

@@ -49,8 +49,6 @@ def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CA
     Raises:
         TypeError: suggesting the right name.
     """
-    if not options:
-        return
     for name in (*_named_like_options(options), *_UNPREFIXED.intersection(options)):
         if name in known:
             continue
@@ -70,7 +68,7 @@ def check_arguments(
     Raises:
         TypeError: naming the right place; or another `error`.
     """
-    for option in CALL_OPTIONS if kwargs else ():
+    for option in CALL_OPTIONS:
         is_argument = isinstance(kwargs, Mapping) and option in kwargs
         if is_argument and option not in rule.signature.parameters:
             raise error(

@@ -162,9 +162,7 @@ def as_mapping(headers: Any) -> Mapping[str, Any]:
     Raises:
         TypeError, ValueError: as in Celery, if they are something else.
     """
-    if not headers:
-        return {}
-    return headers if isinstance(headers, Mapping) else dict(headers)
+    return headers if isinstance(headers, Mapping) else dict(headers or {})
 
 
 def of_options(
