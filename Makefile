@@ -60,6 +60,10 @@ chaos: .venv/test  ## Inject faults by a seeded schedule, also for other librari
 	@$(BIN)/python -m labs.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(TRANSACTION),--transaction) $(if $(AUDIT),--audit)
 
+.PHONY: late
+late: .venv/test  ## Let Redis execute commands late, or freeze it for less than a lease, and count the broken promises (ROUNDS=20 ONLY=)
+	@$(BIN)/python -m labs.late $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only $(ONLY))
+
 .PHONY: versions
 versions: .venv/test  ## The same faults with workers of this and another commit, then of this one alone, then of the other alone (OLD=commit SEEDS= TASKS= SEED=)
 	@$(BIN)/python -m labs.chaos --old $(or $(OLD),HEAD~1) --tasks $(or $(TASKS),3000) $(if $(SEED),--seed $(SEED)) --seeds $(or $(SEEDS),6)
@@ -73,28 +77,16 @@ canvases: .venv/test  ## Publish chains, chords, retries and duplicates while pr
 	@$(BIN)/python -m labs.canvases $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CANVASES),--canvases $(CANVASES)) $(if $(OURS),--ours) $(if $(PEERS),--peers)
 
 .PHONY: redelivery
-redelivery: .venv/test  ## Kill whole workers under load, and time how soon their messages begin elsewhere (TRIALS= AFTER= LEASE= RELIER=python); FAULTS=1: a table of faults; COST=1: the cost of 1,000 messages; HOUR=1: the deliveries of a living worker
-	@$(BIN)/python -m labs.redelivery$(if $(HOUR),.hour)$(if $(FAULTS),.faults)$(if $(COST),.cost) $(if $(TRIALS),--trials $(TRIALS)) $(if $(AFTER),--after $(AFTER)) $(if $(LEASE),--lease $(LEASE)) $(if $(RELIER),--relier $(RELIER))
+redelivery: .venv/test  ## Kill whole workers under load, and time how soon their messages begin elsewhere (TRIALS= AFTER= LEASE=); FAULTS=1: a table of faults; COST=1: the cost of 1,000 messages; HOUR=1: the deliveries of a living worker
+	@$(BIN)/python -m labs.redelivery$(if $(HOUR),.hour)$(if $(FAULTS),.faults)$(if $(COST),.cost) $(if $(TRIALS),--trials $(TRIALS)) $(if $(AFTER),--after $(AFTER)) $(if $(LEASE),--lease $(LEASE))
 
 .PHONY: hostile
 hostile: .venv/test  ## Derive 1,000,000 keys, send 20,000 messages twice, change every byte of records and headers, forge 600 records, messages and headers (ONLY= KEYS= MESSAGES= FORGED= SEED=)
 	@$(BIN)/python -m labs.hostile $(if $(ONLY),--only $(ONLY)) $(if $(KEYS),--keys $(KEYS)) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(FORGED),--forged $(FORGED)) $(if $(SEED),--seed $(SEED))
 
-.PHONY: purge
-purge: .venv/test  ## Delete 5,000,000 expired outcomes from PostgreSQL and MariaDB beside a writer (ROWS=)
-	@$(BIN)/python -m labs.purge $(if $(ROWS),--rows $(ROWS))
-
-.PHONY: find
-find: .venv/test  ## Fill Redis with 1,000,000 records, and time the pages of the dashboard (RECORDS=)
-	@$(BIN)/python -m labs.find $(if $(RECORDS),--records $(RECORDS))
-
 .PHONY: scale
-scale: .venv/test  ## Load one Redis and a Cluster with 1,000 clients, 10,000 waiters, 100,000 leases and 10,000,000 records (PART=0.1)
+scale: .venv/test  ## Load one Redis and a Cluster with 1,000 clients and 10,000 waiters, and let a master fail under 20,000 leases (PART=0.1)
 	@$(BIN)/python -m labs.scale $(if $(PART),--part $(PART))
-
-.PHONY: incidents
-incidents: .venv/test  ## Stage eight incidents, and see when log, alerts, health and dashboard report them (ONLY=)
-	@$(BIN)/python -m labs.incidents $(ONLY)
 
 .PHONY: screenshots
 screenshots: .venv/test  ## Write the images of the dashboard to docs/images, with Debian's Chromium

@@ -19,12 +19,13 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from labs.chaos import audit, runner, schedule, timeline
-from labs.chaos.report import MET, MISSED, Report
+from labs.chaos import audit, runner, schedule
+from labs.chaos.report import Report
 from labs.chaos.runner import REPOSITORY, RunSpec
 from labs.chaos.verdict import Verdict
 from labs.comparison.contestants import CONTESTANTS, OURS
 from labs.comparison.install import install_peers
+from labs.rig.report import MET, MISSED
 from tests.packaging.versions.library import Library, install_commit
 from tests.servers.rabbitmq import find_rabbitmq
 from tests.servers.redis_server import RedisServer
@@ -34,9 +35,7 @@ SEEDS = 20
 #: Six consecutive seeds have every combination of broker and store.
 SEEDS_FOR_PEERS = 6
 TASKS = 1000
-#: Minimum width of the tables, in characters.
-WIDTH = 132
-#: The evidence of all runs, and the timeline.
+#: The evidence of all runs.
 FOLDER = Path(".chaos")
 
 
@@ -44,25 +43,21 @@ def main() -> int:
     arguments = _arguments()
     # Tables go to standard output, everything else to standard error.
     stderr = Console(stderr=True)
-    show = print if arguments.markdown else Console(width=max(WIDTH, stderr.width)).print
     one_variant = (
         arguments.seed is not None or arguments.transaction or arguments.saved or arguments.old
     )
     audits = arguments.audit or not one_variant
     audited = audit.run(FOLDER, stderr) if audits else None
     if audited is not None:
-        show(audited.markdown() if arguments.markdown else audited.table())
+        print(audited.markdown())
     if arguments.audit:
         return 0 if audited is not None and audited.as_expected else 1
     if arguments.saved:
         report, failures = _saved(), []
     else:
         report, failures = _run(_entries(arguments, stderr), stderr)
-    for table in [report.markdown()] if arguments.markdown else report.tables():
-        show(table)
-    if not arguments.old and (seed := report.most_eventful_seed()) is not None:
-        path = timeline.draw(seed, arguments.tasks, FOLDER)
-        stderr.print(f"{path} shows seed {seed}; the evidence of each run is in {FOLDER}")
+    print(report.markdown())
+    stderr.print(f"the evidence of each run is in {FOLDER}")
     for verdict in report.broken_promises():
         stderr.print(f"{MISSED} seed {verdict.seed}:", *verdict.notes, sep="\n  ", markup=False)
         spec = RunSpec(
@@ -101,7 +96,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--audit", action="store_true", help="run the audit only")
     saved = f"print the tables of the runs whose evidence is in {FOLDER}"
     parser.add_argument("--saved", action="store_true", help=saved)
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     arguments = parser.parse_args()
     arguments.previous = None
     if arguments.old:

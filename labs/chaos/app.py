@@ -33,8 +33,8 @@ from celery_idempotent import signals
 from celery_idempotent.core.events.report import counters
 from labs.chaos import downstream
 from labs.comparison.contestants import OURS, find_contestant
-from labs.outages.ledger import Ledger
 from labs.rig import late
+from labs.rig.ledger import Ledger
 from tests.servers.program import die_with_parent
 
 NAME = "labs.chaos.app"

@@ -23,14 +23,14 @@ from typing import Any
 
 from celery.result import AsyncResult
 from rich.console import Console
-from rich.table import Table
 
 from labs.chaos import downstream
 from labs.chaos.app import CONFIG_VARIABLE, NAME, QUEUE, AppConfig, make_app
 from labs.chaos.downstream import Downstream
 from labs.chaos.schedule import LEASE
 from labs.comparison.contestants import OURS
-from labs.outages.ledger import Ledger
+from labs.rig.ledger import Ledger
+from labs.rig.report import markdown
 from tests.servers.groups import SentinelServers
 from tests.servers.program import wait_until
 from tests.servers.redis_server import RedisServer
@@ -90,24 +90,13 @@ class Audit:
             )
         )
 
-    def table(self) -> Table:
-        """Returns the table for a terminal."""
-        table = Table(caption="unavoidable duplicate effects, and how to avoid their consequences")
-        for number, heading in enumerate(HEADINGS):
-            justify = "left" if number == 0 else "right"
-            table.add_column(heading, justify=justify, overflow="fold")
-        for line in self._lines():
-            table.add_row(*line)
-        return table
-
     def markdown(self) -> str:
-        """Returns the table as Markdown."""
-        rows = [HEADINGS, ["---"] + ["--:"] * (len(HEADINGS) - 1), *self._lines()]
-        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-    def _lines(self) -> Iterator[list[str]]:
-        for name, count in self.counts.items():
-            yield [EXPERIMENTS[name][0], *(str(number) for number in asdict(count).values())]
+        """Returns the table."""
+        lines = [
+            [EXPERIMENTS[name][0], *map(str, asdict(count).values())]
+            for name, count in self.counts.items()
+        ]
+        return markdown(HEADINGS, lines)
 
 
 def run(root: Path, stderr: Console) -> Audit:

@@ -11,7 +11,7 @@ from typing import Any
 
 from labs.chaos import downstream
 from labs.chaos.downstream import Request
-from labs.outages.ledger import Ledger
+from labs.rig.ledger import Ledger
 
 SENDER_KILLED = "sender of a late packet killed"
 

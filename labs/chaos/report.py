@@ -1,21 +1,15 @@
-"""The tables of all runs: on a terminal, and as Markdown."""
+"""The tables of all runs."""
 
 from __future__ import annotations
 
-import os
-import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from statistics import median
 
-from rich.table import Table
-
 from labs.chaos.verdict import Verdict
-from labs.comparison.contestants import CONTESTANTS, OURS, PLAIN
-
-MET, MISSED = "✓", "✗"
+from labs.comparison.contestants import CONTESTANTS, OURS
+from labs.rig.report import MET, MISSED, markdown, setting
 
 Verdicts = Sequence[Verdict]
 
@@ -42,44 +36,10 @@ class Report:
             if not verdict.keeps_promises
         ]
 
-    def most_eventful_seed(self) -> int | None:
-        """Returns the seed with most stale writes, preferably one that all contestants ran."""
-        ours = self._of(OURS.name)
-        shared = [v for v in ours if any(v.seed == w.seed for w in self._of(PLAIN.name))] or ours
-        verdict = max(
-            shared, key=lambda v: (v.stale_rejected, v.orders_with_duplicates), default=None
-        )
-        return None if verdict is None else verdict.seed
-
-    @property
-    def setting(self) -> str:
-        """Machine and versions, in one line."""
-        libraries = ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))
-        return (
-            f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}; "
-            f"{self.server}; {libraries}"
-        )
-
-    def tables(self) -> list[Table]:
-        """Returns the comparison of contestants and the table of seeds, for a terminal."""
-        tables = []
-        for headings, lines in self._contents():
-            table = Table(caption=self.setting)
-            for number, heading in enumerate(headings):
-                justify = "left" if number == 0 else "right"
-                table.add_column(heading, justify=justify, overflow="fold")
-            for line in lines:
-                table.add_row(*line, style="bold red" if line[-1] == MISSED else "")
-            tables.append(table)
-        return tables
-
     def markdown(self) -> str:
-        """Returns the same tables as Markdown."""
-        parts = []
-        for headings, lines in self._contents():
-            rows = [headings, ["---"] + ["--:"] * (len(headings) - 1), *lines]
-            parts.append("\n".join("| " + " | ".join(row) + " |" for row in rows))
-        return "\n\n".join(parts)
+        """Returns the comparison of contestants and the table of seeds."""
+        tables = [markdown(*content) for content in self._contents()]
+        return "\n\n".join([setting(self.server), *tables])
 
     def _of(self, contestant: str, transaction: bool = False) -> Verdicts:
         return [

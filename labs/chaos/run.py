@@ -47,8 +47,8 @@ from labs.chaos.schedule import LEASE, ROLLED_BACK, ROLLED_FORWARD, Fault, Sched
 from labs.chaos.stores import DURABLE, Single, Store, store_for
 from labs.chaos.workers import Workers
 from labs.comparison.contestants import OURS
-from labs.outages.ledger import Ledger
 from labs.rig.late import Late, Packet
+from labs.rig.ledger import Ledger
 from tests.packaging.versions.library import Library
 from tests.servers.program import ServerError
 from tests.servers.redis_server import RedisServer

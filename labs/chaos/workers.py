@@ -11,7 +11,7 @@ from pathlib import Path
 from labs.chaos.app import CONFIG_VARIABLE, NAME, QUEUES, AppConfig
 from labs.chaos.schedule import Shape
 from labs.comparison.contestants import find_contestant
-from labs.outages.ledger import Ledger
+from labs.rig.ledger import Ledger
 from labs.rig.processes import children_of, send_signal, with_children
 from tests.packaging.versions.library import Library
 from tests.worker.harness import REPOSITORY, WorkerProcess

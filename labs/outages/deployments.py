@@ -12,8 +12,8 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 
-from labs.chaos.workers import children_of
 from labs.outages.outage import Deployment, Outage, Repeater
+from labs.rig.processes import children_of
 from tests.faults.proxy import Proxy
 from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.rabbitmq import RabbitMQ

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from celery.states import READY_STATES
+from celery.states import READY_STATES, SUCCESS
 from kombu.exceptions import OperationalError
 
 from labs.outages.app import CHARGE, NAME, SETTINGS_VARIABLE, make_app
-from labs.outages.ledger import Ledger
 from labs.outages.outage import Deployment, Outage
-from labs.outages.verdict import Message, Verdict, judge
+from labs.rig.ledger import Ledger
 from tests.worker.harness import WorkerProcess
 
 #: Size of the worker's pool.
@@ -36,17 +36,51 @@ POLL_INTERVAL = 0.25
 
 #: The results of callers (task metadata of the result backend), by task id.
 Results = dict[str, Mapping[str, Any]]
-#: Called periodically with the number of messages that have a result.
-Progress = Callable[[int], None]
 
 
-def run(
-    outage: Outage,
-    messages: int,
-    settings: Mapping[str, Any],
-    folder: Path,
-    progress: Progress,
-) -> Verdict:
+class Message(NamedTuple):
+    """A message that the broker has accepted."""
+
+    task_id: str
+    order: str
+
+
+class Verdict(NamedTuple):
+    """Counts of one run."""
+
+    keys: int
+    #: Executions in the ledger.
+    executed: int
+    #: Keys without a result for a caller whose message a worker has received.
+    lost: int
+    #: Messages that the broker accepted and delivered to no worker.
+    undelivered: int
+    #: Keys executed more than once.
+    executed_twice: int
+    #: Keys whose callers got different results.
+    differing: int
+    #: Callers that got an error.
+    errors: int
+    #: Seconds from the end of the outage to the last result; 0 if all came before.
+    settled_after: float
+    #: Deliveries that found no store.
+    postponed: int
+    #: … of one message, at most.
+    most_postponed: int
+    #: Outcomes that could not be stored.
+    unsaved: int
+
+    def keeps_promises(self, outage: Outage) -> bool:
+        """Whether nothing is lost, and nothing else happened that the outage may not cause."""
+        return (
+            self.lost == self.unsaved == 0
+            and (outage.affects_broker or self.undelivered == 0)
+            and (bool(outage.may_execute_twice) or self.executed_twice == self.differing == 0)
+            and (bool(outage.may_raise) or self.errors == 0)
+        )
+
+
+def run(outage: Outage, messages: int, settings: Mapping[str, Any], folder: Path) -> Verdict:
     """Runs `outage` and returns the verdict.
 
     Args:
@@ -72,14 +106,34 @@ def run(
                     restored_at = _inject(outage, deployment, scheduler)
                 client.publish(message)
                 time.sleep(1 / MESSAGES_PER_SECOND)
-            results = client.wait_for_results(progress)
-            return judge(
-                client.sent,
-                results,
-                client.ledger,
-                restored_at=restored_at.result(),
-                restarts=client.restarts,
-            )
+            return _judge(client, client.wait_for_results(), restored_at.result())
+
+
+def _judge(client: _Client, results: Results, restored_at: float) -> Verdict:
+    executions = Counter(line["order"] for line in client.ledger.read("executed"))
+    received = {line["task_id"] for line in client.ledger.read("received")}
+    by_order: dict[str, list[Mapping[str, Any] | None]] = defaultdict(list)
+    for message in client.sent:
+        if message.task_id in received:
+            by_order[message.order].append(results.get(message.task_id))
+    postponed = Counter(line["task_id"] for line in client.ledger.read("postponed"))
+    values = [
+        {each["result"] for each in its_results if each and each["status"] == SUCCESS}
+        for its_results in by_order.values()
+    ]
+    return Verdict(
+        keys=len({message.order for message in client.sent}),
+        executed=executions.total(),
+        lost=sum(None in each for each in by_order.values()),
+        undelivered=sum(message.task_id not in received for message in client.sent),
+        executed_twice=sum(number > 1 for number in executions.values()),
+        differing=sum(len(each) > 1 for each in values),
+        errors=sum(result["status"] != SUCCESS for result in results.values()),
+        settled_after=max(0.0, client.last_result_at - restored_at),
+        postponed=postponed.total(),
+        most_postponed=max(postponed.values(), default=0),
+        unsaved=len(list(client.ledger.read("unsaved"))),
+    )
 
 
 def _inject(outage: Outage, deployment: Deployment, scheduler: ThreadPoolExecutor) -> Future[float]:
@@ -114,7 +168,8 @@ class _Client:
 
     def __init__(self, outage: Outage, settings: Mapping[str, Any], folder: Path) -> None:
         self.sent: list[Message] = []
-        self.restarts = 0
+        #: In seconds since the epoch, by the interval at which results are read.
+        self.last_result_at = 0.0
         self.ledger = Ledger(folder / f"{outage.name}.ledger")
         self._app = make_app(settings)
         self.worker = WorkerProcess(
@@ -139,7 +194,7 @@ class _Client:
                 self.sent.append(message)
                 return
 
-    def wait_for_results(self, progress: Progress) -> Results:
+    def wait_for_results(self) -> Results:
         """Returns the results that arrive in time."""
         results: Results = {}
         started_at = time.monotonic()
@@ -153,7 +208,7 @@ class _Client:
                 result = self._app.backend.get_task_meta(task_id)
                 if result["status"] in READY_STATES:
                     results[task_id] = result
-            progress(len(results))
+                    self.last_result_at = time.time()
         return results
 
     def _received(self, task_ids: Sequence[str]) -> bool:
@@ -165,7 +220,6 @@ class _Client:
         """Restarts the worker if it has exited, like a service manager."""
         if self.worker.status == "exited":
             self.worker.start()
-            self.restarts += 1
 
     def __enter__(self) -> _Client:
         return self

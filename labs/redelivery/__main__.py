@@ -4,9 +4,6 @@ In each trial, calls are published at a steady rate to the queue of a worker, wh
 SIGKILL together with its pool, at a random moment. It then has running, prefetched and scheduled
 messages. Another worker, which lives through all trials, consumes the queue from then on. Each
 trial measures the time from the kill until each message begins there, and counts the starts.
-
-``RELIER=python`` is the interpreter of an environment with relier 0.1.7, which then runs at the
-same time, with its default settings.
 """
 
 from __future__ import annotations
@@ -22,13 +19,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from celery import Celery
 from redis import Redis
 
 from labs.redelivery import app as lab
@@ -41,21 +36,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RATE, LONGEST = 12.0, 1.0
 #: One call in this many has a countdown, in seconds.
 ETA_EVERY, COUNTDOWN = 5, 6.0
+#: Longest wait for the messages of a killed worker, in seconds.
+LONGEST_WAIT = 60.0
 #: Seconds under load before the kill.
 LOAD = (2.0, 5.0)
-#: relier's tasks, imported by its own interpreter.
-RELIER_APP = "labs.redelivery.relier_app"
 
 
 class Site:
     """A broker, the worker that lives, and one that is killed in each trial."""
-
-    #: The command of a worker, without its options.
-    celery: tuple[str, ...] = (sys.executable, "-m", "celery", "-A", lab.NAME, "worker")
-    survivor_queue = "idle"
-    survivor_options: tuple[str, ...] = ("--pool", "threads", "--concurrency", "60")
-    #: Longest wait for the messages of a killed worker, in seconds.
-    longest_wait = 60.0
 
     def __init__(self, url: str, directory: Path, settings: dict[str, Any]) -> None:
         self.redis = Redis.from_url(url, decode_responses=True)
@@ -73,8 +61,8 @@ class Site:
         #: Calls by the number of their executions that began.
         self.starts: Counter[int] = Counter()
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._log = directory / f"{type(self).__name__}.log"
-        self.start("survivor", self.survivor_queue, *self.survivor_options)
+        self._log = directory / "workers.log"
+        self.start("survivor", "idle", "--pool", "threads", "--concurrency", "60")
 
     def start(
         self, name: str, queue: str, *options: str, **settings: Any
@@ -82,7 +70,7 @@ class Site:
         """Starts a worker and waits until it is ready."""
         text = json.dumps({**self.settings, **settings})
         environment = {**os.environ, lab.SETTINGS_VARIABLE: text}
-        command = [*self.celery, "-n", f"{name}@lab"]
+        command = [sys.executable, "-m", "celery", "-A", lab.NAME, "worker", "-n", f"{name}@lab"]
         command += ["-Q", queue, "-l", "INFO", "--without-gossip", "--without-mingle", *options]
         before = self._ready(name)
         with self._log.open("ab") as log:
@@ -100,7 +88,7 @@ class Site:
     def run(self) -> None:
         """Runs one trial, and adds what was counted."""
         self._number += 1
-        queue = self._queue()
+        queue = f"victim-{self._number}"
         victim = self.start(f"victim-{self._number}", queue, "--concurrency", "4")
         published: list[str] = []
         stopped = threading.Event()
@@ -117,7 +105,7 @@ class Site:
         ended = {task_id for task_id in published if self.redis.exists(f"ended:{task_id}")}
         vanished = set(published) - held.keys() - queued - ended
         self.control.add_consumer(queue, destination=["survivor@lab"])
-        deadline = killed_at + self.longest_wait
+        deadline = killed_at + LONGEST_WAIT
         while time.time() < deadline and not all(self._begun(i, killed_at) for i in held):
             time.sleep(0.05)
         lost = set()
@@ -139,9 +127,6 @@ class Site:
         self.vanished += len(vanished)
         if lost:
             self.redis.delete("unacked", "unacked_index")
-
-    def _queue(self) -> str:
-        return f"victim-{self._number}"
 
     def _publish(self, queue: str, published: list[str], stopped: threading.Event) -> None:
         number = 0
@@ -186,37 +171,8 @@ class Site:
             for kind, found in [*sorted(self.delays.items()), ("all", every)]
             if found
         ]
-        late = [f"not within {self.longest_wait:g} s: {dict(self.late) or 0}"]
+        late = [f"not within {LONGEST_WAIT:g} s: {dict(self.late) or 0}"]
         return "; ".join([*figures, *late, f"vanished in kombu {self.vanished}"])
-
-
-class RelierSite(Site):
-    """The same with relier, whose workers find and publish what another one ran when it died.
-
-    Its ``push`` takes no countdown, and its tasks go to its own queues.
-    """
-
-    #: To which relier publishes such messages.
-    survivor_queue = "re-queue"
-    survivor_options = ("--concurrency", "12")
-    longest_wait = 30.0
-
-    def __init__(self, url: str, directory: Path, python: str) -> None:
-        self._python = python
-        self.celery = (python, "-m", "celery", "-A", RELIER_APP, "worker")
-        os.environ["RELIER_REDIS_URL"] = url
-        super().__init__(url, directory, {})
-        self.control = Celery(broker=url).control
-
-    def _queue(self) -> str:
-        return "default"
-
-    def _publish(self, queue: str, published: list[str], stopped: threading.Event) -> None:
-        command = [self._python, "-m", RELIER_APP, str(RATE), str(LONGEST)]
-        with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as push:
-            stopped.wait()
-            push.terminate()
-            published += push.communicate()[0].split()
 
 
 def main() -> None:
@@ -227,34 +183,24 @@ def main() -> None:
     parser.add_argument("--lease", type=float, default=5.0, help="idempotency_lease")
     parser.add_argument("--json", type=Path, help="write all delays into this file")
     parser.add_argument("--logs", type=Path, help="keep the workers' logs here")
-    parser.add_argument("--relier", help="interpreter of an environment with relier")
     options = parser.parse_args()
     settings = {
         "idempotency_redeliver_after": options.after,
         "idempotency_lease": options.lease,
         "broker_connection_retry_on_startup": True,
     }
-    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+    with ExitStack() as stack:
         url = stack.enter_context(RedisServer.start()).url
         lab.app.conf.update(broker_url=url, **settings)
         folder = options.logs or Path(stack.enter_context(TemporaryDirectory()))
-        sites = {"celery-idempotent": Site(url, folder, settings)}
-        stack.callback(sites["celery-idempotent"].stop)
-        if options.relier:
-            config = {"appendonly": "yes"}
-            url = stack.enter_context(RedisServer.start(config=config)).url
-            sites["relier"] = RelierSite(url, folder, options.relier)
-            stack.callback(sites["relier"].stop)
+        site = Site(url, folder, settings)
+        stack.callback(site.stop)
         for number in range(1, options.trials + 1):
-            for run in [pool.submit(site.run) for site in sites.values()]:
-                run.result()
-            for name, site in sites.items():
-                print(f"{number}/{options.trials} {name}: {site}", flush=True)
+            site.run()
+            print(f"{number}/{options.trials}: {site}", flush=True)
             if options.json:
-                delays = {name: site.delays for name, site in sites.items()}
-                options.json.write_text(json.dumps(delays))
-        for name, site in sites.items():
-            print(f"{name}: executions that began, by call: {dict(sorted(site.starts.items()))}")
+                options.json.write_text(json.dumps(site.delays))
+        print(f"executions that began, by call: {dict(sorted(site.starts.items()))}")
 
 
 def _p99(values: list[float]) -> float:

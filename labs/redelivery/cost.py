@@ -15,6 +15,7 @@ from typing import Any
 
 from labs.redelivery import app as lab
 from labs.redelivery.__main__ import Site
+from labs.rig.processes import processor_seconds
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 
@@ -58,11 +59,6 @@ def measure(seconds: float | None) -> tuple[float, Counter[str]]:
             return processor_seconds(process.pid) - before[0], _commands(site) - before[1]
         finally:
             site.stop()
-
-
-def processor_seconds(pid: int) -> float:
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def _commands(site: Site) -> Counter[str]:

@@ -1,1 +1,1 @@
-"""What the laboratories share: packets that arrive late."""
+"""What the laboratories share: ledgers, packets that arrive late, processes, tables."""

@@ -30,3 +30,9 @@ def send_signal(pids: Iterable[int], signum: signal.Signals) -> list[int]:
         with suppress(ProcessLookupError):
             os.kill(pid, signum)
     return pids
+
+
+def processor_seconds(pid: int) -> float:
+    """Returns the processor time of a process so far."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9

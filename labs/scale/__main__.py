@@ -1,4 +1,4 @@
-"""``make scale``: a thousand processes' worth of connections, waiters, leases and records."""
+"""``make scale``: the connections of a thousand processes, many waiters, and a failover."""
 
 from __future__ import annotations
 
@@ -30,11 +30,8 @@ def main() -> None:
         measures.connections(max(measures.LOOPS, int(1_000 * part)), rate, 15 * part + 1, start)
     for waiters in (1_000, 10_000):
         measures.hot_key(max(measures.LOOPS, int(waiters * part)), 10 * part + 2)
-    for number in (10_000, 100_000):
-        measures.leases(scaled(number), 5)
     for servers in (ClusterServers, SentinelServers):
         measures.failover(scaled(20_000), 500 * part, 10_000, 30, servers.start())
-    measures.memory(int(10_000_000 * part))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -30,8 +29,7 @@ from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.commands import Command, LeaseExtension
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
-from labs.redelivery.cost import processor_seconds
+from labs.rig.processes import processor_seconds
 from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
@@ -216,7 +214,7 @@ def hot_key(waiters: int, seconds: float) -> None:
     )
 
 
-# Leases.
+# Failover.
 
 
 async def hold(store: RecordStore, number: int, lease_ms: int) -> list[LeaseExtension]:
@@ -228,41 +226,6 @@ async def hold(store: RecordStore, number: int, lease_ms: int) -> list[LeaseExte
         for command, reply in zip(begins, replies, strict=True)
         if not isinstance(reply, Exception)
     ]
-
-
-async def renew(url: str, clients: int, rounds: int) -> list[float]:
-    """Renews the leases of `clients` again and again; returns the seconds of each round."""
-    stores = [make_store(url) for _ in range(clients)]
-    leases = [await hold(store, LEASES_PER_CLIENT, LEASE_MS) for store in stores]
-    times = []
-    for _ in range(rounds):
-        started_at = time.perf_counter()
-        replies = await asyncio.gather(*map(RecordStore.extend, stores, leases))
-        times.append(time.perf_counter() - started_at)
-        assert all(reply.case == "ok" for each in replies for reply in each)
-    for store in stores:
-        await store.aclose()
-    return times
-
-
-def leases(number: int, rounds: int) -> None:
-    with RedisServer.start() as server:
-        before = cpu_seconds(server)
-        clients = number // LEASES_PER_CLIENT
-        rounds_of = in_loops(renew, [(server.url, clients // LOOPS, rounds)] * LOOPS)
-        used = cpu_seconds(server) - before
-    times = sorted(chain(*rounds_of))
-    each = used / (number * (rounds + 1))  # a begin costs about as much as an extension
-    share = 3 * number * each / (LEASE_MS / 1e3)
-    print(
-        f"{number:6,} leases: all renewed in {statistics.median(times):.2f} s (longest "
-        f"{times[-1]:.2f} s), {each * 1e6:.1f} µs of the server each: {share:.1%} of a core with "
-        f"leases of {LEASE_MS // 1000} s",
-        flush=True,
-    )
-
-
-# Failover.
 
 
 async def survive(
@@ -319,46 +282,5 @@ def failover(
         f"trusted for a while; of {sum(len(each.times) for each in calls):,} calls, "
         f"{sum(len(each.lost) for each in calls)} lost their record; {len(errors)} errors, the "
         f"last one after {max(errors, default=killed_at) - killed_at:.1f} s",
-        flush=True,
-    )
-
-
-# Memory.
-
-#: Copies a record under names as long as its own.
-_COPY = """
-local raw, begin = redis.call('GET', KEYS[1]), string.sub(KEYS[1], 1, -13)
-for number = ARGV[1], ARGV[2] do
-  redis.call('SET', begin .. string.format('%012d', number), raw, 'PX', ARGV[3])
-end
-"""
-_CHUNK = 100_000
-
-
-def memory(records: int) -> None:
-    with RedisServer.start() as server, server.client(socket_timeout=None) as client:
-        store = make_store(server.url, is_async=False)
-        command = begin()
-        reply = run_sync(store.execute(command))
-        token, value = layout.begun(reply.raw).token, Payload("json", b'"%s"' % (b"x" * 98))
-        run_sync(store.execute(commands.complete(command.key, token, value, RETENTION_MS)))
-        before = client.info("memory")["used_memory"]
-        name = store.name(command.key)
-        for first in range(0, records, _CHUNK):
-            last = min(records, first + _CHUNK) - 1
-            client.eval(_COPY, 1, name, first, last, 24 * RETENTION_MS)
-        info = client.info("memory")
-        each = (info["used_memory"] - before) / records
-        times = []
-        for _ in range(100):
-            sent_at = time.perf_counter()
-            run_sync(store.execute(begin()))
-            times.append(time.perf_counter() - sent_at)
-        with suppress(Exception):
-            client.shutdown(nosave=True)
-    print(
-        f"{records:10,} records with results of 100 bytes: {each:.0f} bytes each, "
-        f"{info['used_memory_rss'] / 2**30:.2f} GiB resident; 100,000,000 would need "
-        f"{each * 1e8 / 2**30:.0f} GiB; a begin takes {statistics.median(times) * 1e3:.1f} ms",
         flush=True,
     )

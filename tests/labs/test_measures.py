@@ -28,7 +28,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "commands": {"TASKS": 20, "entries": WITHOUT_CONTROL},
     "memory": {},
     "trace": {"ROUNDS": 2, "EACH": 3, "entries": CELERY_AND_OURS},
-    "profile": {"ROUNDS": 2, "EACH": 3},
     "process": {"IMPORTS": 1, "WORKERS": 1, "TASKS": 3},
     "sql": {"ROUNDS": 2, "EACH": 3},
     "soak": {"MINUTES": 0.1, "SAMPLE_INTERVAL": 0.5},

@@ -14,7 +14,7 @@ from labs.chaos.downstream import Downstream, send
 from labs.chaos.schedule import LEASE, ROLLED_BACK, STORE_KILLED
 from labs.chaos.verdict import DISCONNECTED, FORGOTTEN, FROZEN, KILLED, UNEXPLAINED, Verdict, judge
 from labs.comparison.contestants import OURS
-from labs.outages.ledger import Ledger
+from labs.rig.ledger import Ledger
 
 #: Process ids.
 ONE, OTHER = 1, 2

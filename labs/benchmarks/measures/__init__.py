@@ -14,7 +14,6 @@ from labs.benchmarks.measures.heartbeat import ManyLeases
 from labs.benchmarks.measures.memory import Memory
 from labs.benchmarks.measures.outage import OpenBreaker
 from labs.benchmarks.measures.processes import Processes
-from labs.benchmarks.measures.profile import Profile
 from labs.benchmarks.measures.publishing import Publishing
 from labs.benchmarks.measures.round_trips import RoundTrips
 from labs.benchmarks.measures.server_time import ServerTime
@@ -34,7 +33,6 @@ MEASURES: tuple[Measure, ...] = (
     QueueDrain(),
     EndToEnd(),
     TracedCall(),
-    Profile(),
     Publishing(),
     Processes(),
     Transactions(),

@@ -1,1 +1,0 @@
-"""How soon the dashboard finds a record among many."""

@@ -1,1 +1,0 @@
-"""Purges millions of expired rows while a writer claims rows of its own."""
