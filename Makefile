@@ -56,9 +56,9 @@ outages: .venv/test  ## Cause every kind of outage while workers run, and count 
 	@$(BIN)/python -m labs.outages
 
 .PHONY: chaos
-chaos: .venv/test  ## Inject faults by a seeded schedule, also for other libraries (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 TRANSACTION=1 AUDIT=1)
+chaos: .venv/test  ## Inject faults by a seeded schedule, also for other libraries (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 TRANSACTION=1)
 	@$(BIN)/python -m labs.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(TRANSACTION),--transaction) $(if $(AUDIT),--audit)
+		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(TRANSACTION),--transaction)
 
 .PHONY: late
 late: .venv/test  ## Let Redis execute commands late, or freeze it for less than a lease, and count the broken promises (ROUNDS=20 ONLY=)

@@ -38,9 +38,9 @@ from celery_idempotent.operations.cli.target import resolve_records
 from labs.canvases.app import RESERVATION, SETTINGS_VARIABLE, database, make_app, rows
 from labs.canvases.publisher import persist, publish_and_die
 from labs.canvases.shapes import Shape, shapes
-from labs.chaos.workers import children_of
 from labs.comparison.contestants import OURS, PEERS_IN_ENVIRONMENTS, PLAIN, Contestant
 from labs.comparison.install import install_peers
+from labs.rig.processes import children_of
 from tests.apps import close
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer

@@ -19,7 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from labs.chaos import audit, runner, schedule
+from labs.chaos import runner, schedule
 from labs.chaos.report import Report
 from labs.chaos.runner import REPOSITORY, RunSpec
 from labs.chaos.verdict import Verdict
@@ -43,15 +43,6 @@ def main() -> int:
     arguments = _arguments()
     # Tables go to standard output, everything else to standard error.
     stderr = Console(stderr=True)
-    one_variant = (
-        arguments.seed is not None or arguments.transaction or arguments.saved or arguments.old
-    )
-    audits = arguments.audit or not one_variant
-    audited = audit.run(FOLDER, stderr) if audits else None
-    if audited is not None:
-        print(audited.markdown())
-    if arguments.audit:
-        return 0 if audited is not None and audited.as_expected else 1
     if arguments.saved:
         report, failures = _saved(), []
     else:
@@ -66,11 +57,7 @@ def main() -> int:
         stderr.print(f"  repeat with: {spec.command}", markup=False)
     # Runs of the other contestants may fail.
     our_failures = [spec for spec in failures if spec.contestant == OURS.name]
-    failed = bool(
-        report.broken_promises()
-        or our_failures
-        or (audited is not None and not audited.as_expected)
-    )
+    failed = bool(report.broken_promises() or our_failures)
     stderr.print(f"{'not ' if failed else ''}as promised ({report.seconds:.0f} s)")
     return 1 if failed else 0
 
@@ -93,7 +80,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--peers", type=int, default=SEEDS_FOR_PEERS, metavar="SEEDS", help=peers)
     old = "also run workers of that commit, roll forward to this version, and roll back"
     parser.add_argument("--old", metavar="COMMIT", help=old)
-    parser.add_argument("--audit", action="store_true", help="run the audit only")
     saved = f"print the tables of the runs whose evidence is in {FOLDER}"
     parser.add_argument("--saved", action="store_true", help=saved)
     arguments = parser.parse_args()

@@ -45,8 +45,6 @@ QUEUES = (QUEUE, "forgotten")
 
 #: Between an order and a task id.
 UNIT_SEPARATOR = "#"
-#: In seconds.
-POLL_INTERVAL = 0.01
 #: Whether this process has the version of the library that is in this repository.
 IS_THIS_VERSION = Path(celery_idempotent.__file__).parents[1] == Path(__file__).parents[2]
 
@@ -192,20 +190,6 @@ def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
         def forgotten(self: Any, order: str, number: int) -> str:
             """Has one effect for each `number`."""
             return begin(self, f"{order} {number}")()
-
-    @task("chaos.held")
-    def held(self: Any, order: str, until: str, checks: bool) -> str:
-        """Has one effect as soon as the file `until` exists.
-
-        Args:
-            checks: whether to check the lease first.
-        """
-        effect = begin(self, order)
-        while not Path(until).exists():
-            time.sleep(POLL_INTERVAL)
-        if checks:
-            self.idempotency.check()
-        return effect()
 
     # A message that was published more often than acknowledged, and is no longer in the broker,
     # was lost by the broker's transport.

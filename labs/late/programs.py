@@ -22,7 +22,7 @@ from labs.rig.late import Late
 from labs.rig.ledger import Ledger
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
-from tests.worker.harness import WorkerProcess
+from tests.worker.harness import WorkerProcess, end_workers
 
 #: Keys of a round in which Redis is frozen; workers, and processes of each.
 KEYS, WORKERS = 3, 2
@@ -55,7 +55,8 @@ class Site:
         self.app: Any = make_app(settings)
         self.job = self.app.tasks["job"]
         environment = {SETTINGS_VARIABLE: json.dumps(settings)}
-        self.workers = []
+        self.workers: list[WorkerProcess] = []
+        stack.callback(end_workers, self.workers)
         for number in range(WORKERS):
             name = f"w{number}"
             worker = WorkerProcess(
@@ -65,7 +66,6 @@ class Site:
                 folder / f"{name}.log",
                 app=NAME,
             )
-            stack.callback(worker.kill)
             self.workers.append(worker)
         for worker in self.workers:
             worker.ready()

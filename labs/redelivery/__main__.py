@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import signal
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -29,8 +25,7 @@ from redis import Redis
 from labs.redelivery import app as lab
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.worker.harness import WorkerProcess, end_workers
 
 #: Calls per second, and the longest of them in seconds: they occupy the victim's four processes.
 RATE, LONGEST = 12.0, 1.0
@@ -60,30 +55,22 @@ class Site:
         self.vanished = 0
         #: Calls by the number of their executions that began.
         self.starts: Counter[int] = Counter()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._log = directory / "workers.log"
+        self._workers: list[WorkerProcess] = []
+        self._folder = directory
         self.start("survivor", "idle", "--pool", "threads", "--concurrency", "60")
 
-    def start(
-        self, name: str, queue: str, *options: str, **settings: Any
-    ) -> subprocess.Popen[bytes]:
+    def start(self, name: str, queue: str, *options: str, **settings: Any) -> WorkerProcess:
         """Starts a worker and waits until it is ready."""
-        text = json.dumps({**self.settings, **settings})
-        environment = {**os.environ, lab.SETTINGS_VARIABLE: text}
-        command = [sys.executable, "-m", "celery", "-A", lab.NAME, "worker", "-n", f"{name}@lab"]
-        command += ["-Q", queue, "-l", "INFO", "--without-gossip", "--without-mingle", *options]
-        before = self._ready(name)
-        with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-        self._processes.append(process)
-        eventually(lambda: self._ready(name) > before, f"{name} is ready")
-        return process
-
-    def _ready(self, name: str) -> int:
-        return self._log.read_text().count(f"{name}@lab ready") if self._log.exists() else 0
+        worker = WorkerProcess(
+            name,
+            ("--queues", queue, *options),
+            {lab.SETTINGS_VARIABLE: json.dumps({**self.settings, **settings})},
+            self._folder / f"{name}.log",
+            app=lab.NAME,
+        )
+        self._workers.append(worker)
+        worker.ready()
+        return worker
 
     def run(self) -> None:
         """Runs one trial, and adds what was counted."""
@@ -95,16 +82,15 @@ class Site:
         publisher = threading.Thread(target=self._publish, args=(queue, published, stopped))
         publisher.start()
         time.sleep(random.uniform(*LOAD))
-        os.killpg(victim.pid, signal.SIGKILL)
         killed_at = time.time()
+        victim.kill()
         stopped.set()
-        victim.wait()
         publisher.join()
         held = self._held(queue)
         queued = {json.loads(text)["headers"]["id"] for text in self.redis.lrange(queue, 0, -1)}
         ended = {task_id for task_id in published if self.redis.exists(f"ended:{task_id}")}
         vanished = set(published) - held.keys() - queued - ended
-        self.control.add_consumer(queue, destination=["survivor@lab"])
+        self.control.add_consumer(queue, destination=["survivor@here"])
         deadline = killed_at + LONGEST_WAIT
         while time.time() < deadline and not all(self._begun(i, killed_at) for i in held):
             time.sleep(0.05)
@@ -122,7 +108,7 @@ class Site:
             "every call that was in Redis has ended",
             90,
         )
-        self.control.cancel_consumer(queue, destination=["survivor@lab"])
+        self.control.cancel_consumer(queue, destination=["survivor@here"])
         self.starts.update(self.redis.llen(f"starts:{task_id}") for task_id in published)
         self.vanished += len(vanished)
         if lost:
@@ -157,10 +143,7 @@ class Site:
 
     def stop(self) -> None:
         """Ends the workers."""
-        for process in self._processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        end_workers(self._workers)
         self.redis.close()
 
     def __str__(self) -> str:

@@ -49,14 +49,14 @@ def measure(seconds: float | None) -> tuple[float, Counter[str]]:
         lab.app.conf.update(broker_url=server.url, **settings)
         site = Site(server.url, Path(directory), settings)
         try:
-            process = site.start("holder", "held", "--concurrency", "1")
+            holder = site.start("holder", "held", "--concurrency", "1")
             for number in range(MESSAGES):
                 lab.work.apply_async((str(number), 0), queue="held", countdown=3600)
             eventually(lambda: site.redis.zcard("unacked_index") == MESSAGES, "all are held")
             time.sleep(5)
-            before = processor_seconds(process.pid), _commands(site)
+            before = processor_seconds(holder.process.pid), _commands(site)
             time.sleep(SECONDS)
-            return processor_seconds(process.pid) - before[0], _commands(site) - before[1]
+            return processor_seconds(holder.process.pid) - before[0], _commands(site) - before[1]
         finally:
             site.stop()
 

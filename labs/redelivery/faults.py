@@ -19,6 +19,7 @@ from typing import Any
 
 from labs.redelivery import app as lab
 from labs.redelivery.__main__ import Site
+from labs.rig.processes import children_of
 from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis_server import RedisServer
@@ -48,8 +49,7 @@ def freeze_main(pid: int, proxies: list[Proxy]) -> None:
 
 
 def freeze_child(pid: int, proxies: list[Proxy]) -> None:
-    child = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
-    os.kill(int(child), signal.SIGSTOP)
+    os.kill(children_of(pid)[0], signal.SIGSTOP)
 
 
 def cut_network(pid: int, proxies: list[Proxy]) -> None:
@@ -108,12 +108,12 @@ def run(broker: str, seconds: float | None, fault: str) -> str:
         eventually(
             lambda: all(site.redis.exists(f"deliveries:{each}") for each in kinds), "received"
         )
-        FAULTS[fault](victim.pid, proxies)
+        FAULTS[fault](victim.process.pid, proxies)
         at = time.time()
-        site.control.add_consumer("held", destination=["survivor@lab"])
+        site.control.add_consumer("held", destination=["survivor@here"])
         counted = _count(site, kinds, at)
         if fault.startswith("SIGSTOP"):
-            os.killpg(victim.pid, signal.SIGCONT)
+            os.killpg(victim.process.pid, signal.SIGCONT)
     return counted
 
 
@@ -130,7 +130,7 @@ def _count(site: Site, kinds: dict[str, str], at: float) -> str:
     while time.time() < at + LONGEST_WAIT and len(elsewhere.keys() | in_place) < len(kinds):
         for task_id in kinds.keys() - elsewhere.keys():
             for start in site.redis.lrange(f"starts:{task_id}", 0, -1):
-                if start.endswith("survivor@lab"):
+                if start.endswith("survivor@here"):
                     elsewhere[task_id] = float(start.split()[0]) - at
         ended = {task_id for task_id in kinds if site.redis.exists(f"ended:{task_id}")}
         in_place |= ended - elsewhere.keys()

@@ -58,7 +58,7 @@ def count(side: str, seconds: float) -> str:
             site.start("busy", "hour", "--concurrency", str(PROCESSES))
             ids = _publish(seconds)
             eventually(lambda: site.redis.zcard("unacked_index") == len(ids), "all are received")
-            lab.app.control.add_consumer("hour", destination=["survivor@lab"])
+            lab.app.control.add_consumer("hour", destination=["survivor@here"])
             deadline = time.monotonic() + seconds + 30
             while time.monotonic() < deadline and not all(
                 site.redis.exists(f"ended:{task_id}") for task_id in ids
