@@ -8,8 +8,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from labs.outages.deployments import OUTAGES, WithRabbitMQ
-from labs.outages.outage import Outage
+from labs.outages import faults
+from labs.outages.outage import OUTAGES, Outage
 from labs.outages.run import Verdict, run
 from labs.rig.report import MET, MISSED, markdown, setting
 from tests.servers.rabbitmq import find_rabbitmq
@@ -28,7 +28,7 @@ def main() -> int:
     outages = [outage for outage in OUTAGES if not arguments.only or outage.name in arguments.only]
     if find_rabbitmq() is None:
         print("RabbitMQ is not installed: apt-get install rabbitmq-server", file=sys.stderr)
-        outages = [outage for outage in outages if outage.deployment is not WithRabbitMQ]
+        outages = [outage for outage in outages if outage.start is not faults.with_rabbitmq]
     with (
         tempfile.TemporaryDirectory(prefix="outages-") as temporary,
         RedisServer.start(config={"databases": "2"}) as server,

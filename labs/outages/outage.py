@@ -1,75 +1,33 @@
-"""The description of an outage: its servers, how it begins, and how it ends."""
+"""All outages: the rows of the table."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from tests.worker.harness import WorkerProcess
+from labs.outages import faults
+from labs.outages.faults import DURABLE, Site
+
+#: Shorter than an outage.
+SHORT_TIMEOUT = {"idempotency_redis_timeout": 1.0}
+#: With appendfsync always, Redis exits if the disk is full.
+EVERY_SECOND = {"appendonly": "yes", "appendfsync": "everysec"}
+FORGOTTEN = "the promoted replica lacks acknowledged writes"
 
 
-class Deployment:
-    """The servers of one run; leaving the ``with`` block stops them.
-
-    A subclass starts them in :meth:`start` and enters each into `self.servers`.
-    """
-
-    #: The worker, once it has started.
-    worker: WorkerProcess
-
-    def __init__(self) -> None:
-        self.servers = ExitStack()
-
-    def start(self) -> Mapping[str, Any]:
-        """Starts the servers; returns the app's settings for them."""
-        raise NotImplementedError
-
-    def inject(self) -> None:
-        """Begins the outage."""
-        raise NotImplementedError
-
-    def heal(self) -> None:
-        """Ends the outage; returns when the store replies again."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Deployment:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.servers.close()
-
-
-class Repeater:
-    """Calls `action` every `interval` seconds until it is stopped."""
-
-    def __init__(self, action: Callable[[], object], interval: float) -> None:
-        self._action = action
-        self._interval = interval
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._interval):
-            self._action()
-
-    def stop(self) -> None:
-        """Stops the calls; waits for one that is running."""
-        self._stopped.set()
-        self._thread.join()
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Outage:
-    """One outage: a row of the table."""
+    """One outage."""
 
     name: str
     #: For the table.
     title: str
-    deployment: type[Deployment]
+    fault: Callable[[Site], AbstractContextManager[None]]
+    #: Starts the servers; returns the app's settings for them.
+    start: Callable[[Site], Mapping[str, Any]] = faults.one_server
     settings: Mapping[str, Any] = field(default_factory=dict)
     #: Its duration, in seconds.
     seconds: float = 4.0
@@ -81,3 +39,63 @@ class Outage:
     may_execute_twice: str = ""
     #: Why callers may get an error; empty if they may not.
     may_raise: str = ""
+
+
+def _rows() -> Iterator[Outage]:
+    killed = partial(Outage, fault=faults.killed)
+    yield killed("killed", "store killed, restarted")
+    policy = {"idempotency_on_store_error": "run"}
+    reason = "run executes without protection"
+    yield killed("run", "… on_store_error = run", settings=policy, may_execute_twice=reason)
+    policy = {"idempotency_on_store_error": "raise"}
+    reason = "raise fails the task"
+    yield killed("raise", "… on_store_error = raise", settings=policy, may_raise=reason)
+    yield killed("rabbitmq", "… broker RabbitMQ", start=faults.with_rabbitmq)
+    title = "… also broker and result backend"
+    yield killed("everything", title, start=faults.one_for_all, affects_broker=True)
+    yield killed("start", "store unreachable at worker start", at_start=True)
+    yield Outage("frozen", "store frozen", faults.frozen, settings=SHORT_TIMEOUT)
+    title = "store connections without replies"
+    proxied = partial(Outage, start=faults.behind_proxy)
+    yield proxied("black-hole", title, faults.black_hole, settings=SHORT_TIMEOUT)
+    yield proxied("cut", "connections cut 20 times a second", faults.connections_cut)
+    yield Outage("flushed", "scripts flushed 100 times a second", faults.scripts_flushed)
+    yield Outage("full", "store out of memory (maxmemory)", faults.out_of_memory)
+    start = partial(faults.one_server, config=EVERY_SECOND)
+    yield Outage("disk", "disk of the store full (MISCONF)", faults.disk_full, start)
+    yield Outage("read-only", "store read-only (READONLY)", faults.read_only)
+    yield Outage("busy", "endless script of another client (BUSY)", faults.busy)
+    title = "rights revoked (NOPERM)"
+    yield Outage("rights", title, faults.rights_revoked, faults.with_rights)
+    yield Outage("clients", "no more clients (maxclients)", faults.no_more_clients)
+    yield Outage("descriptors", "descriptors of the worker used up", faults.no_descriptors)
+    title = "store killed, and slow to load (LOADING)"
+    yield Outage("loading", title, faults.loading, faults.slow_to_load)
+    title = "store restored from a snapshot of four seconds ago"
+    start, reason = partial(faults.one_server, config={"save": ""}), "the snapshot lacks records"
+    yield Outage("snapshot", title, faults.restored, start, may_execute_twice=reason)
+    other = partial(Outage, fault=faults.other_killed)
+    yield other("broker", "broker (Redis) killed", start=faults.other_broker, affects_broker=True)
+    # Else Celery acknowledges a message whose result it cannot store.
+    settings = {"result_backend_always_retry": True}
+    title = "result backend killed, result_backend_always_retry"
+    yield other("results", title, start=faults.other_backend, settings=settings)
+    failover = partial(Outage, fault=faults.failed_over, start=faults.with_sentinels, seconds=0.0)
+    yield failover("sentinel", "Sentinel failover", may_execute_twice=FORGOTTEN)
+    settings = {"idempotency_wait_replicas": 1}
+    yield failover("sentinel-wait", "… wait_replicas = 1", settings=settings)
+    yield Outage(
+        *("cluster", "Cluster: master killed", faults.master_killed, faults.in_cluster),
+        seconds=0.0,
+        may_execute_twice=FORGOTTEN,
+    )
+    start, title = partial(faults.in_cluster, config=DURABLE), "… without a failover (CLUSTERDOWN)"
+    yield Outage("cluster-down", title, faults.cluster_down, start)
+
+
+OUTAGES = tuple(_rows())
+
+
+def find_outage(name: str) -> Outage:
+    """Returns the outage of that name."""
+    return next(outage for outage in OUTAGES if outage.name == name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ from celery.states import READY_STATES, SUCCESS
 from kombu.exceptions import OperationalError
 
 from labs.outages.app import CHARGE, NAME, SETTINGS_VARIABLE, make_app
-from labs.outages.outage import Deployment, Outage
+from labs.outages.faults import Site
+from labs.outages.outage import Outage
 from labs.rig.ledger import Ledger
 from tests.worker.harness import WorkerProcess
 
@@ -89,21 +91,21 @@ def run(outage: Outage, messages: int, settings: Mapping[str, Any], folder: Path
     """
     ledger_file = folder / f"{outage.name}.ledger"
     ledger_file.write_bytes(b"")
-    with outage.deployment() as deployment, ThreadPoolExecutor(1) as scheduler:
+    with Site() as site, ThreadPoolExecutor(1) as scheduler:
         app_settings = {
             **settings,
             "task_default_queue": outage.name,
             "outage_ledger": str(ledger_file),
-            **deployment.start(),
+            **outage.start(site),
             **outage.settings,
         }
         if outage.at_start:
-            restored_at = _inject(outage, deployment, scheduler)
+            restored_at = _inject(outage, site, scheduler)
         with _Client(outage, app_settings, folder) as client:
-            deployment.worker = client.worker
+            site.worker = client.worker
             for number, message in enumerate(_messages(messages, outage.name)):
                 if number == int(SHARE_BEFORE_OUTAGE * messages) and not outage.at_start:
-                    restored_at = _inject(outage, deployment, scheduler)
+                    restored_at = _inject(outage, site, scheduler)
                 client.publish(message)
                 time.sleep(1 / MESSAGES_PER_SECOND)
             return _judge(client, client.wait_for_results(), restored_at.result())
@@ -136,18 +138,23 @@ def _judge(client: _Client, results: Results, restored_at: float) -> Verdict:
     )
 
 
-def _inject(outage: Outage, deployment: Deployment, scheduler: ThreadPoolExecutor) -> Future[float]:
+def _inject(outage: Outage, site: Site, scheduler: ThreadPoolExecutor) -> Future[float]:
     """Begins the outage and schedules its end; the result is the time of its end."""
+    began = threading.Event()
 
-    def heal() -> float:
-        time.sleep(outage.seconds)
-        deployment.heal()
+    def last() -> float:
+        try:
+            with outage.fault(site):
+                began.set()
+                time.sleep(outage.seconds)
+        finally:
+            began.set()
         return time.time()
 
-    injected = scheduler.submit(deployment.inject)
+    ended = scheduler.submit(last)
     if outage.at_start:
-        injected.result()
-    return scheduler.submit(heal)
+        began.wait()
+    return ended
 
 
 def _messages(number: int, seed: str) -> Iterator[Message]:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labs.outages.deployments import find_outage
-from labs.outages.outage import Outage
+from labs.outages.outage import Outage, find_outage
 from labs.outages.run import run
 from tests.servers.redis_server import RedisServer
 
