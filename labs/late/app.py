@@ -31,16 +31,16 @@ def make_app(settings: Mapping[str, Any]) -> Celery:
     app.conf.update(settings)
 
     @app.task(name="job", bind=True, base=IdempotentTask, idempotency_key="{key}", **options)
-    def job(self: Any, key: str, seconds: float, gate: str = "") -> str:
-        """Takes `seconds`; with a `gate`, waits for that file, and fails the first time."""
+    def job(self: Any, key: str, seconds: float, until: str = "") -> str:
+        """Takes `seconds`; with a file `until`, waits for that file, and fails the first time."""
         execution = self.idempotency
         attempt = execution.attempt if execution else 0  # without the store
         ledger.write("started", key=key, task_id=self.request.id, attempt=attempt)
         time.sleep(seconds)
-        if gate:
-            while not Path(gate).exists():
+        if until:
+            while not Path(until).exists():
                 time.sleep(0.02)
-            failed = Path(f"{gate}.failed")
+            failed = Path(f"{until}.failed")
             if not failed.exists():
                 failed.touch()
                 raise ValueError("the first execution fails")

@@ -148,14 +148,14 @@ def late_reserve(site: Site) -> Iterator[str]:
 
 def late_begin(site: Site, lease: float) -> Iterator[str]:
     """A begin is answered `held`; its first copy arrives when the key is free."""
-    key, gate = site.key(), site.folder / f"gate-{site.number}"
-    first = site.job.apply_async((key, 0, str(gate)), queue="w0")
+    key, until = site.key(), site.folder / f"until-{site.number}"
+    first = site.job.apply_async((key, 0, str(until)), queue="w0")
     eventually(lambda: site.runs(key), "the first call runs")
     site.late.plan("begin", 0.75 * lease)
-    second = site.job.apply_async((key, 0, str(gate)), queue="w1")
+    second = site.job.apply_async((key, 0, str(until)), queue="w1")
     eventually(site.late.holds, "the begin is held back")
     time.sleep(0.7 * lease)
-    gate.touch()
+    until.touch()
     outcome(first)
     result = outcome(second)
     runs = [(line["task_id"], line["attempt"]) for line in site.runs(key)]
