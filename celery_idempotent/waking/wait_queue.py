@@ -116,7 +116,7 @@ class WaitQueue:
         Raises:
             IdempotencyError: if Redis does not reply.
         """
-        previous, self._names = self._names, set()
+        previous, self._names, before = self._names, set(), self._token
         raw, is_tracked = self._read(self.name, _TURN_BYTES if self.key.message else HEAD)
         holder = layout.turn_holder(raw)
         if holder is not None:
@@ -126,7 +126,7 @@ class WaitQueue:
         head = layout.read_head(raw)
         self._token = max(self._token, head.token)
         self.is_held = head.letter in layout.UNFINISHED and self.seconds_left(head) > 0
-        if self.is_held:
+        if self.is_held or self._token > before:  # it may have run between two reads
             self._woken = None
         return head, is_tracked
 
