@@ -97,6 +97,20 @@ def test_a_long_execution_is_logged_with_the_place_of_its_body(
     )
 
 
+def test_a_body_that_is_stuck_in_a_handler_of_the_log_keeps_its_lease(
+    harness: RecordHarness, heart: Heartbeat, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "celery_idempotent")
+    holder = Holder(harness, harness.key)
+    holder.lease.logged_at = 0.0
+
+    with caplog.handler.lock:  # as while it writes to a pipe that is full
+        heart.start_renewal(holder.lease)
+        await_later_deadline(harness, harness.key, than=holder.begun.at_ms + 3 * RENEWED_MS)
+
+    eventually(lambda: "has lasted" in caplog.text)
+
+
 @pytest.mark.exhaustive
 def test_all_leases_go_in_one_round_trip(
     harness: RecordHarness, heart: Heartbeat, monkeypatch: pytest.MonkeyPatch

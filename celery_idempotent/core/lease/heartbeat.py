@@ -17,6 +17,7 @@ from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.fork import at_fork
 from celery_idempotent.core.lease.clock import lease_now
 from celery_idempotent.core.lease.lease import Lease, ignore
+from celery_idempotent.core.lease.log import log_apart
 from celery_idempotent.core.printable import plural
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.store.record_store import RecordStore
@@ -95,15 +96,16 @@ class Renewer:
         except IdempotencyError as error:
             # The store is unavailable. The next request follows soon.
             if (number := self._repeats.left_out(None)) is not None:
-                leases = plural(len(due), "lease")
-                logger.warning("%s not extended: %s%s", leases, error, like_it(number))
+                values = plural(len(due), "lease"), error, like_it(number)
+                log_apart(logger, logging.WARNING, "%s not extended: %s%s", *values)
             return
         if not any(isinstance(reply, IdempotencyError) for reply in replies):
             self._repeats = Repeats()
         for lease, reply in zip(due, replies, strict=True) if is_current() else ():
             if isinstance(reply, IdempotencyError):
                 if (number := self._repeats.left_out(str(reply))) is not None:
-                    logger.warning(
+                    log_apart(
+                        *(logger, logging.WARNING),
                         "The lease of %s could not be extended: %s%s",
                         lease.key,
                         reply,
@@ -236,9 +238,10 @@ class ThreadRenewer(Renewer):
                     self.thread = None
                     if self.held:
                         self._check_thread()
-            except Exception:
+            except Exception as error:
                 # The leases must still be extended.
-                logger.exception("Unexpected error in the idempotency heartbeat, which continues")
+                text = "Unexpected error in the idempotency heartbeat, which continues"
+                log_apart(logger, logging.ERROR, text, exc_info=error)
 
     def _wait_for_due(self) -> bool:
         """Waits until a lease is due; returns False after a while without leases."""

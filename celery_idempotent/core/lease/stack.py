@@ -11,6 +11,7 @@ from types import FrameType
 from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.lease.clock import lease_now
 from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.lease.log import log_apart
 from celery_idempotent.core.printable import one_line
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ def observe(leases: Sequence[Lease], note: Callable[[Sequence[Lease], list[str]]
         if lease.logged_at <= (now := lease_now()):
             seconds = now - lease.started_at
             lease.logged_at = lease.started_at + 2 * seconds
-            logger.info(
+            log_apart(
+                *(logger, logging.INFO),
                 "The execution of %s has lasted %.0f s, and is at %s",
                 *(lease.key, seconds, " > ".join(lines) or "an unknown place"),
                 extra=log_extra(lease.key, token=lease.token),
