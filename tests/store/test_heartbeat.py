@@ -83,15 +83,17 @@ def test_a_long_execution_is_logged_with_the_place_of_its_body(
     harness: RecordHarness, heart: Heartbeat, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "celery_idempotent")
-    holder = Holder(harness, harness.key)
-    holder.lease.logged_at = 0.0
-    heart.start_renewal(holder.lease)
+    holders = [Holder(harness, key) for key in keys(2)]
+    for holder in holders:
+        holder.lease.started_at, holder.lease.logged_at = lease_now() - 1_000, 0.0
+        heart.start_renewal(holder.lease)
 
     eventually(lambda: caplog.messages)
-    await_later_deadline(harness, harness.key, than=deadline(harness, harness.key))
+    for holder in holders:
+        await_later_deadline(harness, holder.lease.key, than=holder.begun.at_ms + RENEWED_MS)
 
     (message,) = caplog.messages  # the next one when the time has doubled
-    assert message.startswith(f"The execution of {harness.key} has lasted 0 s, and is at /")
+    assert re.match(r"The execution of \S+ and 1 others has lasted 100\d s, and is at /", message)
     assert re.search(
         r"test_heartbeat\.py:\d+ test_a_long_\w+ > \S+waiting\.py:\d+ eventually", message
     )

@@ -83,5 +83,6 @@ class Lease:
 
 
 def _current_greenlet() -> Any:
-    module = sys.modules.get("greenlet")
-    return module and module.getcurrent()
+    # Another thread may be importing the module.
+    getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)
+    return getcurrent and getcurrent()

@@ -31,16 +31,17 @@ def observe(leases: Sequence[Lease], note: Callable[[Sequence[Lease], list[str]]
     """
     lines = stack_of(leases[0])
     note(leases, lines)
-    for lease in leases:
-        if lease.logged_at <= (now := lease_now()):
-            seconds = now - lease.started_at
-            lease.logged_at = lease.started_at + 2 * seconds
-            log_apart(
-                *(logger, logging.INFO),
-                "The execution of %s has lasted %.0f s, and is at %s",
-                *(lease.key, seconds, " > ".join(lines) or "an unknown place"),
-                extra=log_extra(lease.key, token=lease.token),
-            )
+    now = lease_now()
+    long = [lease for lease in leases if lease.logged_at <= now]
+    for lease in long:
+        lease.logged_at = 2 * now - lease.started_at
+    for lease in long[:1]:
+        others = f" and {len(long) - 1} others" if len(long) > 1 else ""  # of a batch
+        log_apart(
+            *(logger, logging.INFO, "The execution of %s%s has lasted %.0f s, and is at %s"),
+            *(lease.key, others, now - lease.started_at, " > ".join(lines) or "an unknown place"),
+            extra=log_extra(lease.key, token=lease.token),
+        )
 
 
 def stack_of(lease: Lease) -> list[str]:
