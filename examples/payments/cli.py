@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m examples.payments",
+        prog=f"python -m {__package__}",
         description="Publish webhook events to a real worker, kill one of its processes during a "
         "charge and one after a COMMIT, and check that each event was charged exactly once.",
     )

@@ -1,6 +1,6 @@
 """Starts and stops a ``celery worker`` with a prefork pool.
 
-The worker also imports this module (``-A examples.payments.worker``): for the tasks, and for the
+The worker also imports this module (``-A``): for the tasks, and for the
 handler that ends the worker with the demo.
 """
 
@@ -21,7 +21,8 @@ from .tasks import app
 
 START_TIMEOUT_SECONDS = 20.0
 STOP_TIMEOUT_SECONDS = 5.0
-REPOSITORY = Path(__file__).resolve().parents[2]
+#: The folder of `examples` or, in an installation, of `celery_idempotent`.
+FOLDER = Path(__file__).resolve().parents[2]
 
 PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
 
@@ -37,7 +38,7 @@ class Worker:
         self._environment = {**os.environ, **environment}
         self._log = log
         self._command = [
-            *(sys.executable, "-m", "celery", "-A", "examples.payments.worker", "worker"),
+            *(sys.executable, "-m", "celery", "-A", __name__, "worker"),
             *("--pool", "prefork", "--concurrency", str(concurrency), "--loglevel", "INFO"),
             *("--without-gossip", "--without-mingle", "--without-heartbeat"),
         ]
@@ -47,7 +48,7 @@ class Worker:
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 self._command,
-                cwd=REPOSITORY,
+                cwd=FOLDER,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -101,11 +100,10 @@ def test_the_demo_runs_with_the_wheel_only(built: Path, tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"
     install = [python, "-m", "pip", "install", "--quiet", f"{wheel}[demo]"]
     subprocess.run(install, check=True, env=environment)
-    shutil.copytree(ROOT / "examples", tmp_path / "elsewhere" / "examples")
 
     demo = subprocess.run(
-        [python, "-m", "examples.payments", "--json"],
-        cwd=tmp_path / "elsewhere",
+        [python, "-m", "celery_idempotent.demo", "--json"],
+        cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
