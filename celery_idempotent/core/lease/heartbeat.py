@@ -43,7 +43,8 @@ class Renewer:
     """Extends the leases in one store, which any number of threads add and remove without a lock.
 
     A signal handler that raises could leave a lock locked, and no lease would be extended any
-    more. Adding to a set, removing from it and copying it are atomic.
+    more. Adding to a set, removing from it and copying it to a list are atomic, also without a GIL,
+    where a tuple's iteration would fail.
     """
 
     def __init__(self) -> None:
@@ -67,12 +68,12 @@ class Renewer:
     @property
     def next_due(self) -> float:
         """The earliest due time of a lease (seconds of `lease.clock`); infinite without leases."""
-        return min((lease.due for lease in tuple(self.held)), default=FOREVER)
+        return min((lease.due for lease in list(self.held)), default=FOREVER)
 
     @property
     def shortest(self) -> float:
         """The length of the shortest lease in seconds; infinite without leases."""
-        return min((lease.seconds for lease in tuple(self.held)), default=FOREVER)
+        return min((lease.seconds for lease in list(self.held)), default=FOREVER)
 
     @property
     def timeout(self) -> float:
@@ -82,7 +83,7 @@ class Renewer:
     def take_due(self) -> list[Lease]:
         """Returns the leases that are due now, or so soon that they join the same request."""
         now = lease_now()
-        due = [lease for lease in tuple(self.held) if lease.due_with_others <= now]
+        due = [lease for lease in list(self.held) if lease.due_with_others <= now]
         for lease in due:
             # Before the request: if that fails, it must not be retried in a busy loop.
             lease.unanswered()
@@ -164,7 +165,7 @@ class Renewers(Generic[RenewerT]):
 
     def held(self) -> tuple[Lease, ...]:
         """Returns the leases of this process, or of this event loop."""
-        return tuple(lease for renewer in self.renewers() for lease in tuple(renewer.held))
+        return tuple(lease for renewer in self.renewers() for lease in list(renewer.held))
 
 
 class ThreadRenewer(Renewer):

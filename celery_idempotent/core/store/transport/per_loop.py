@@ -76,8 +76,9 @@ class PerProcess(PerLoop[T]):
             return self._values[pid]
         except KeyError:
             value = self._values.setdefault(pid, self._make())  # one for all threads
-            for other in self._values.keys() - {pid}:
-                self._values.pop(other, None)
+            for other in list(self._values):
+                if other != pid:
+                    self._values.pop(other, None)
             return value
 
     def peek(self) -> T | None:

@@ -289,8 +289,11 @@ class _Pool:
         return connection
 
     async def close_idle(self, *, nowait: bool = True) -> None:
-        while self.idle:
-            connection, _ = self.idle.pop()
+        while True:
+            try:
+                connection, _ = self.idle.pop()
+            except IndexError:  # not by a check before: another thread may take the last one
+                return
             await result_of(connection.disconnect(nowait))
 
     async def aclose(self) -> None:

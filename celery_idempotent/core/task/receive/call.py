@@ -472,7 +472,7 @@ def call_in_context(task: Task) -> TaskCall | None:
     if call is not None:
         return call.in_flow if call.sender.name == task.name else None
     if not current_task and any(
-        other.execution is not None and other.sender.name == task.name for other in tuple(running)
+        other.execution is not None and other.sender.name == task.name for other in list(running)
     ):
         raise IdempotencyError(
             f"self.idempotency of {task.name} is not available in this thread: take "
