@@ -18,7 +18,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CELERYS = ("5.3", "5.4", "5.5", "5.6", "5.7")
 #: Celery, kombu and redis-py of projects that have pinned them beyond what kombu's extra accepts.
 PINNED = (("5.5", "5.5.4", "7.4.1"), ("5.6", "5.6.2", "8.0.1"))
