@@ -96,6 +96,10 @@ screenshots: .venv/test  ## Write the images of the dashboard to docs/images, wi
 matrix: .venv/test  ## Run the core tests with each supported Python and Celery
 	@$(BIN)/python -m labs.matrix $(if $(CORNERS),--corners) -- $(SPREAD)
 
+.PHONY: rehearsal
+rehearsal: .venv/test  ## Build the distributions, and follow the tutorial from each of them with each installed Python
+	@$(BIN)/python -m labs.rehearsal
+
 .PHONY: lint
 lint: .venv/dev  ## Check style, types, import contracts and words of an earlier vocabulary
 	$(BIN)/ruff check

@@ -20,6 +20,9 @@ pytestmark = pytest.mark.exhaustive
 PAGE = ROOT / "docs/tutorial.md"
 TEXT = PAGE.read_text("utf-8")
 
+#: Programs of the environment that the tutorial is followed in; `make rehearsal` sets another one.
+BIN = os.environ.get("TUTORIAL_BIN", Path(sys.executable).parent)
+
 Terminal = Callable[[str], "subprocess.Popen[str]"]
 
 
@@ -40,8 +43,7 @@ def terminal(directory: Path) -> Iterator[Terminal]:
     with RedisServer.start(config={}) as server:
         environment = {
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
             "PYTHONUNBUFFERED": "1",
             # Celery prefers these to the URLs in the code, which are those of the reader's server.
             "CELERY_BROKER_URL": server.url,
