@@ -1,10 +1,10 @@
 """Idempotent Celery tasks on Redis: duplicates get the first outcome, not a second execution."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.core.key.rule import TASK_ID
 from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.task.publish.result import CallOutcome, outcome_of
 from celery_idempotent.core.task.task import IdempotentTask
 from celery_idempotent.errors import (
     ConflictError,
@@ -19,10 +19,11 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
     TransactionError,
 )
-from celery_idempotent.functions.direct_call import Decision
 from celery_idempotent.operations.worker import signals as _worker  # noqa: F401 - connects its signals
 
 if TYPE_CHECKING:
+    from celery_idempotent.core.task.publish.result import CallOutcome, outcome_of
+    from celery_idempotent.functions.direct_call import Decision
     from celery_idempotent.functions.engine import Idempotency
 
 __version__ = "0.1.0"
@@ -50,10 +51,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Imports `Idempotency` when it is first used: programs that have only tasks do without it."""
-    if name == "Idempotency":
-        from celery_idempotent.functions.engine import Idempotency
+#: What is imported when it is first used: programs that have only tasks do without it.
+_LATER = {
+    "CallOutcome": "core.task.publish.result",
+    "Decision": "functions.direct_call",
+    "Idempotency": "functions.engine",
+    "outcome_of": "core.task.publish.result",
+}
 
-        return Idempotency
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value

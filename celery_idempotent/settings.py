@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
@@ -111,6 +111,7 @@ def _option(
 
 
 _secret = partial(_option, None, secret=True)
+_EXTENSIONS = "celery_idempotent.extensions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,7 @@ class Settings:
     #: Whether calls are protected; False runs every call as a plain task.
     enabled: bool = _option(True, *_FLAG)
     #: Whether every call runs as a plain task while the decisions about it are only counted.
-    shadow: bool = _option(False, *_FLAG)
+    shadow: bool = _option(False, *_FLAG, extension=f"{_EXTENSIONS}.shadow:Shadow")
     #: The key rule: a template such as ``"order:{order_id}"``, a tuple of argument names, a
     #: function of the arguments, or ``TASK_ID`` (only copies of one message are duplicates). By
     #: default all arguments. As an option of a call: its key, or False for no protection.
@@ -195,6 +196,7 @@ class Settings:
     transaction: Any = _secret(  # noqa: RUF009
         _is_database,
         "a blocking SQLAlchemy engine, the path of one, or the alias of a Django database",
+        extension=f"{_EXTENSIONS}.transaction:RowTransaction",
     )
     #: The server that holds the records; by default the result backend, else the broker, if it is
     #: Redis.
@@ -251,12 +253,14 @@ class Settings:
         return round(self.error_ttl * 1000)
 
 
-#: Ends the prefix of shadow records, which are separate from the real ones.
-SHADOW_SUFFIX = "-shadow"
-#: Maximum seconds for a command of a call in shadow.
-SHADOW_TIMEOUT = 0.5
-
 OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Settings))
+
+#: The path of the extension of an option, which is imported if the option is set.
+EXTENSIONS: Mapping[str, str] = {
+    option.name: option.metadata["extension"]
+    for option in fields(Settings)
+    if "extension" in option.metadata
+}
 
 #: Without the key rule, which is validated together with the task's signature.
 _VALIDATORS: Mapping[str, _Validator] = {
@@ -312,19 +316,6 @@ def check_value(option: str, value: Any, where: str) -> Any:
     return value
 
 
-def in_shadow(settings: Settings) -> Settings:
-    """Returns `settings` for ``idempotency_shadow``: records hold facts only, and nothing waits."""
-    return replace(
-        settings,
-        key_prefix=settings.key_prefix + SHADOW_SUFFIX,
-        store_result=False,
-        offload_backend=None,
-        encryption_keys=None,
-        redis_timeout=min(settings.redis_timeout, SHADOW_TIMEOUT),
-        wait_replicas=0,
-    )
-
-
 def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIONS) -> None:
     """Rejects names that look like options but are not `known`.
 
@@ -348,8 +339,6 @@ def unknown_option(name: str, where: str, known: Collection[str]) -> SettingsErr
     It suggests the option of that meaning, else the most similar one.
     """
     word = _ANY_PREFIX.sub("", name)
-    if advice := _REMOVED.get(word):
-        return SettingsError(f"{where}: {name} was removed: {advice}")
     options = {option.removeprefix(PREFIX): option for option in known}
     meant = _MEANT.get(word, word)
     if meant in _ADVICE:
@@ -391,18 +380,6 @@ _MEANT: Mapping[str, str] = {
 #: What to do for want of an option.
 _ADVICE: Mapping[str, str] = {
     "debounce": "idempotency_until = 'started' collapses a burst of calls",
-}
-#: Options of earlier versions, and what to do instead.
-_REMOVED: Mapping[str, str] = {
-    "on_lease_lost": "call self.idempotency.check() in the body, which raises LeaseLostError",
-    "compression_threshold": "values of less than 1 KiB are not compressed",
-    "redis_connect_timeout": 'set "socket_connect_timeout" in idempotency_redis_options',
-    "wait_replicas_timeout": "a write waits a quarter of idempotency_redis_timeout, at most 1 s",
-    "wait_aof": "set appendfsync always in Redis, or idempotency_wait_replicas",
-    "breaker_threshold": "the circuit breaker opens after two failures",
-    "breaker_max_delay": "the circuit breaker tries again at least every 30 s",
-    "on_store_unavailable_at_start": "a worker starts without Redis and its messages follow "
-    "idempotency_on_store_error; run celery idempotency doctor before it",
 }
 
 

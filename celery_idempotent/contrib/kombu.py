@@ -25,7 +25,7 @@ from celery_idempotent import errors
 from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call
-from celery_idempotent.core.flow.conflict import requeue_delay
+from celery_idempotent.core.flow.conflict import POLICIES, requeue_delay
 from celery_idempotent.core.flow.end import Answer, Drop, Reject, Requeue
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.flow import execute
@@ -33,8 +33,11 @@ from celery_idempotent.core.flow.outcome import Failure, Result
 from celery_idempotent.core.flow.thread import run_flow
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.extensions.transaction import plan_for
-from celery_idempotent.functions.direct_call import DirectHost, direct_call
+from celery_idempotent.functions.direct_call import (
+    DirectHost,
+    direct_call,
+    extensions_of_direct_call,
+)
 
 if TYPE_CHECKING:
     from celery_idempotent.functions.engine import Idempotency
@@ -46,7 +49,7 @@ KEY_HEADER = "idempotency-key"
 REASON_HEADER = "idempotency-reason"
 
 _POLICIES = {
-    "on_conflict": ("retry", "ignore", "reject"),
+    "on_conflict": tuple(name for name, policy in POLICIES.items() if policy.consumers),
     "on_error": ("retry", "ignore", "reject"),
     "on_store_error": ("retry", "run"),
 }
@@ -162,8 +165,8 @@ class IdempotentConsumer(ConsumerMixin):
         host = _MessageHost(call, partial(self._handler, body, message), self._idem.app)
         executor = self._idem.executor
         try:
-            plan = plan_for(self._settings)
-            active = ActiveCall(call, host, executor.runtime, executor.codec, plan)
+            extensions = extensions_of_direct_call(self._settings)
+            active = ActiveCall(call, host, executor.runtime, executor.codec, extensions)
             end = run_flow(partial(execute, active))
         except Exception as error:
             end = Answer(Failure(error))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from celery import Celery
 
+from celery_idempotent import sql
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.record.record import State
 from celery_idempotent.core.store.scan import key_of
@@ -135,7 +136,7 @@ class Sampler(threading.Thread):
             if self._findings is None or self._are_findings_old():
                 replies = self.wait(asked=True).replies
                 self._findings = doctor.check_all(self._app, replies.totals, replies.leases)
-                databases = app_tasks.databases(app_tasks.load(self._app))
+                databases = sql.databases(app_tasks.load(self._app))
                 self.sql_outcomes = sorted(map(_count, databases))
                 self._found_at = time.monotonic()
             return self._findings

@@ -17,6 +17,7 @@ from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.soft_limit import at_row
 from celery_idempotent.core.record.payload import OUTBOX, Payload
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
+from celery_idempotent.extensions import messages
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, OutcomeValues, Row
 from celery_idempotent.sql.transaction import Transaction
@@ -60,11 +61,14 @@ async def commit_with_outbox(
     claim: Claim,
     outcome: OutcomeValues,
     replacements: Sequence[Callable[[], Any]] = (),
-) -> Row | None:
+) -> tuple[Row | None, Exception | None]:
     """As :meth:`Transaction.commit`; the row gets the messages of the body.
 
     Args:
         replacements: functions that publish the canvas that replaces the task of `call`.
+
+    Returns:
+        Also the error of the last message, if that can never be published.
 
     Raises:
         TransactionError: also if a function that the body registered for the commit is refused.
@@ -72,11 +76,11 @@ async def commit_with_outbox(
     """
     if transaction.outbox is None:
         transaction.outbox = await outbox_of(call, [*transaction.on_commit, *replacements])
-    outbox = transaction.outbox
+    outbox, refusal = transaction.outbox, None
     row = transaction.commit(claim, outcome._replace(outbox=outbox))
     if row is None and outbox is not None:
-        await publish_outbox(call, transaction.database, claim, outbox)
-    return row
+        refusal = await publish_outbox(call, transaction.database, claim, outbox)
+    return row, refusal
 
 
 async def publish_found(call: ActiveCall, database: Database, row: Row) -> Row:
@@ -101,7 +105,7 @@ async def outbox_of(call: ActiveCall, functions: Sequence[Callable[[], Any]]) ->
     if not functions:
         return None
     key = str(call.key)
-    payload = Payload("json", call.host.store_messages(functions))
+    payload = Payload("json", messages.store(key, call.host.app, functions))
     payload = await call.codec.protect(
         payload, call.settings, key=key, token=call.token, field=OUTBOX
     )
@@ -115,8 +119,11 @@ async def outbox_of(call: ActiveCall, functions: Sequence[Callable[[], Any]]) ->
 
 async def publish_outbox(
     call: ActiveCall, database: Database, row: Row | Claim, outbox: bytes
-) -> None:
+) -> Exception | None:
     """Publishes the messages that are committed in `row`, and removes them from it.
+
+    Returns:
+        The error of the last one, if that can never be published.
 
     Raises:
         StoreUnavailableError: if the broker or the database is unavailable.
@@ -124,9 +131,9 @@ async def publish_outbox(
     """
     key = str(call.key)
     payload = Payload.from_bytes(outbox)
-    messages = await call.codec.decode_field(payload, key, OUTBOX)
+    stored = await call.codec.decode_field(payload, key, OUTBOX)
     try:
-        call.host.publish_messages(messages)
+        refusal = messages.publish(key, call.host.app, call.task_id, stored)
     except IdempotencyError:
         raise
     except Exception as error:
@@ -136,3 +143,4 @@ async def publish_outbox(
         ) from error
     database.clear_outbox(row)
     await call.codec.delete_object(payload, key, OUTBOX)
+    return refusal

@@ -7,19 +7,21 @@ reach the call: if Redis does not reply in time, the call runs and counts as ``u
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow import conflict
 from celery_idempotent.core.flow.active_call import (
     ActiveCall,
-    Extension,
     begin_command,
     release_command,
 )
 from celery_idempotent.core.flow.call import Complete, Delegate, Fail
 from celery_idempotent.core.flow.end import Answer
+from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.outcome import Failure, Outcome
 from celery_idempotent.core.flow.soft_limit import SoftLimitReached
 from celery_idempotent.core.lease.clock import lease_now
@@ -31,32 +33,56 @@ from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.commands import Command, LeaseExtension
 from celery_idempotent.core.store.scripts import Reply
+from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.task.message.message_headers import DEDUPLICATED
 from celery_idempotent.errors import (
     IdempotencyError,
     PoisonedTaskError,
+    SettingsError,
     StoreUnavailableError,
 )
+from celery_idempotent.settings import Settings
+
+#: Ends the prefix of shadow records, which are separate from the real ones.
+SHADOW_SUFFIX = "-shadow"
+#: Maximum seconds for a command of a call in shadow.
+SHADOW_TIMEOUT = 0.5
 
 #: Stored in place of a result or an error.
 _FACT = Payload("", NOT_STORED)
 
 
 class Shadow(Extension):
-    """Runs the body in place of the flow, and records only how the body begins and ends.
+    """Runs the body in place of the flow, and records only how the body begins and ends."""
 
-    Args:
-        deduplicated: whether ``idempotency_dedupe_publish`` would not have published the call.
-    """
-
-    def __init__(self, deduplicated: bool, call: ActiveCall) -> None:
-        super().__init__(call)
-        self._deduplicated = deduplicated
+    @classmethod
+    def resolve(cls, settings: Settings, where: str) -> Settings:
+        """Returns settings with which records hold facts only, and nothing waits."""
+        if not settings.enabled:
+            return settings
+        if settings.transaction is not None:
+            raise SettingsError(
+                f"{where}: idempotency_shadow cannot be used with idempotency_transaction, whose "
+                "body needs a connection: set idempotency_shadow = False on this task"
+            )
+        return replace(
+            settings,
+            key_prefix=settings.key_prefix + SHADOW_SUFFIX,
+            store_result=False,
+            offload_backend=None,
+            encryption_keys=None,
+            redis_timeout=min(settings.redis_timeout, SHADOW_TIMEOUT),
+            wait_replicas=0,
+        )
 
     async def before_begin(self) -> Answer:
         """Returns the outcome of the body, regardless of the record."""
         call, runtime = self.call, self.call.runtime
+        host: Any = call.host
+        request = host.request
+        request.idempotency_without_body = False
         held: Lease | None = None
-        if self._deduplicated:
+        if message_headers.finding_of(call.task_id, request.headers) == DEDUPLICATED:
             report(table.WOULD_DEDUPLICATE, call)
         else:
             held = await _begin(call)

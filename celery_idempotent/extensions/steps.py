@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from celery_idempotent.core.flow.active_call import ActiveCall, Extension
+from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Complete, Fail
 from celery_idempotent.core.flow.end import Settlement
+from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.outcome import (
     Failure,
     Outcome,

@@ -8,14 +8,15 @@ Redis.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow import conflict, flow, replacement
-from celery_idempotent.core.flow.active_call import ActiveCall, Extension, Plan
+from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Complete, Delegate, Disposition, Fail, Release
 from celery_idempotent.core.flow.continuation import Continuation
 from celery_idempotent.core.flow.end import (
@@ -29,9 +30,11 @@ from celery_idempotent.core.flow.end import (
     Settlement,
 )
 from celery_idempotent.core.flow.execution import BaseExecution
-from celery_idempotent.core.flow.outcome import Failure, Outcome, Result, is_asynchronous
+from celery_idempotent.core.flow.extension import Extension
+from celery_idempotent.core.flow.outcome import Failure, Result, is_asynchronous
 from celery_idempotent.core.flow.replay import replay_or_requeue
 from celery_idempotent.core.flow.soft_limit import at_row
+from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.payload import Payload
 from celery_idempotent.core.record.record import Record, State
@@ -45,7 +48,6 @@ from celery_idempotent.extensions.outbox import (
     commit_with_outbox,
     publish_found,
 )
-from celery_idempotent.extensions.steps import Steps
 from celery_idempotent.settings import Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
@@ -56,54 +58,36 @@ from celery_idempotent.sql.transaction import Transaction
 MAX_ROLLBACKS = 20
 
 
-def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], Any]) -> Any:
-    """Runs `work` without protection; with ``idempotency_transaction``, in a plain transaction."""
-    if settings.transaction is None:
-        return work()
-    with settings.transaction.plain_transaction() as session:
-        execution._transaction = session  # noqa: SLF001 - the body reads its connection
-        return work()
-
-
-class Unprotected(Extension):
-    """Runs the body as `run_plain` does, outside tasks: ``idempotency_enabled=False``."""
-
-    def __init__(self, call: ActiveCall) -> None:
-        super().__init__(call)
-        #: Has the plain transaction, while it is open.
-        self._transaction = contextlib.ExitStack()
-
-    async def before_begin(self) -> None:
-        """Grants the call, and begins its plain transaction."""
-        execution, database = self.call.run_unprotected(), self.call.settings.transaction
-        if database is not None:
-            session = self._transaction.enter_context(database.plain_transaction())
-            execution._transaction = session  # noqa: SLF001 - the body reads its connection
-
-    def ran_unprotected(self, outcome: Outcome) -> Outcome:
-        """Commits; an error of the body rolls back."""
-        try:
-            with self._transaction:
-                outcome.get()
-        except BaseException as error:
-            return Failure(error)
-        return outcome
-
-    def ended(self) -> None:
-        """Rolls back what is not committed."""
-        with contextlib.suppress(_RollBackError), self._transaction:
-            raise _RollBackError
-
-
-class _RollBackError(Exception):
-    """Rolls a plain transaction back."""
-
-
 class RowTransaction(Extension):
     """Claims the row of the key, runs the body in the transaction, and commits it."""
 
+    option = "idempotency_transaction"
+    blocks = "its connection blocks"
+    knows_poisoned = True  # its row may be committed
+
+    @classmethod
+    def resolve(cls, settings: Settings, where: str) -> Settings:
+        """Returns the settings with the database, which is not connected yet."""
+        return replace(settings, transaction=Database(settings.transaction))
+
+    @classmethod
+    @contextlib.contextmanager
+    def unprotected(cls, settings: Settings, execution: BaseExecution) -> Iterator[None]:
+        """Runs the body in a plain transaction."""
+        with settings.transaction.plain_transaction() as session:
+            execution._transaction = session  # noqa: SLF001 - the body reads its connection
+            yield
+
+    @classmethod
+    def forget(cls, settings: Settings, key: Key, forget_record: Callable[[], str]) -> str:
+        """Also deletes the row of the key."""
+        database: Database = settings.transaction
+        return database.forget(settings.key_prefix, key, forget_record)
+
     def __init__(self, call: ActiveCall) -> None:
         super().__init__(call)
+        #: Functions that publish the canvas that replaces the task.
+        self._replacements: list[Callable[[], Any]] = []
         self.database: Database = call.settings.transaction
         self.transaction = Transaction(
             self.database, lambda row: self._continues(row) or self._has_failed(row)
@@ -165,6 +149,11 @@ class RowTransaction(Extension):
         record = row.record(self.call.key, self.call.codec.decode)
         return replacement.error_of(record, self.call.settings) is not None
 
+    def replacing(self, publish: Callable[[], Any]) -> bool:
+        """Publishes the replacement once the transaction is committed."""
+        self._replacements.append(publish)
+        return True
+
     async def settling(self, settlement: Settlement) -> Settlement | End:
         """Commits the outcome, or rolls back before the key is released."""
         call, transaction, error = self.call, self.transaction, settlement.error
@@ -201,12 +190,17 @@ class RowTransaction(Extension):
 
     async def _commit(self, settlement: Settlement) -> Row | None:
         """Commits the outcome; returns the row of another execution if that has committed one."""
-        call = self.call
         delegates = isinstance(settlement.disposition, Delegate)
-        replacements = call.host.replacements if delegates else ()
-        return await commit_with_outbox(
-            call, self.transaction, self._claim, ended_of(settlement), replacements
+        row, refusal = await commit_with_outbox(
+            self.call,
+            self.transaction,
+            self._claim,
+            ended_of(settlement),
+            self._replacements if delegates else (),
         )
+        if delegates and refusal is not None:
+            settlement.outcome = Failure(refusal)  # the replacement can never be published
+        return row
 
     def ended(self) -> None:
         """Rolls back what is not committed."""
@@ -309,10 +303,3 @@ def ended_of(settlement: Settlement) -> OutcomeValues:
     if isinstance(settlement.disposition, Delegate):
         body = settlement.disposition.awaited.to_bytes(AWAITED_BYTES, "big") + body
     return OutcomeValues(state, format_, body, settlement.retention_ms)
-
-
-def plan_for(settings: Settings) -> Plan:
-    """Returns the extensions that the options of a call add to its flow."""
-    if not settings.enabled:
-        return Plan(Steps, (Unprotected,))
-    return Plan(Steps, () if settings.transaction is None else (RowTransaction,))

@@ -8,10 +8,11 @@ from typing import Any
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
-from celery_idempotent.core.flow.active_call import ActiveCall, Extension
+from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.end import Admission, Answer, End, Finished
 from celery_idempotent.core.flow.execution import BaseExecution
+from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.outcome import Failure, Result
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.record import layout
@@ -25,12 +26,12 @@ from celery_idempotent.errors import (
     LeaseLostError,
     StoreUnavailableError,
 )
-from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.functions.bodies import Bodies, Parts
 from celery_idempotent.functions.direct_call import (
     Decision,
     DirectHost,
     NotCompletedError,
+    extensions_of_direct_call,
     outcome_of,
 )
 from celery_idempotent.functions.together import SharedRoundTrips, Together
@@ -153,9 +154,8 @@ class BaseBatch(Bodies, Sequence[Entry]):
             elif (first := firsts.get(call.key.digest)) is None:
                 # A batch does not wait for a key that is held.
                 data = call._replace(wait_timeout=0.0)
-                plan = plan_for(data.settings)
-                plan = plan._replace(extensions=(*plan.extensions, LeaveRecord))
-                active = ActiveCall(data, DirectHost(data), runtime, codec, plan)
+                extensions = (*extensions_of_direct_call(data.settings), LeaveRecord)
+                active = ActiveCall(data, DirectHost(data), runtime, codec, extensions)
                 firsts[call.key.digest], self._calls[active] = active, entry
             elif first.key.fingerprint != call.key.fingerprint:
                 entry.refuse(

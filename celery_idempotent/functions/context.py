@@ -13,13 +13,13 @@ from celery_idempotent.core.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import ConflictError, IdempotencyError
-from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.functions.bodies import Bodies
 from celery_idempotent.functions.direct_call import (
     Decision,
     DirectHost,
     NotCompletedError,
     current_execution,
+    extensions_of_direct_call,
     outcome_of,
 )
 
@@ -36,7 +36,8 @@ class BaseBlockExecution(Bodies):
         self.decision = Decision.CONFLICT
         #: Under CONFLICT, names the execution that holds the key.
         self.conflict: ConflictError | None = None
-        self._call = ActiveCall(data, host, runtime, codec, plan_for(data.settings))
+        extensions = extensions_of_direct_call(data.settings)
+        self._call = ActiveCall(data, host, runtime, codec, extensions)
         self._execution: BaseExecution | None = None
         self._outcome: Outcome | None = None
         self._outer_execution = current_execution.get()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from enum import Enum
 from typing import Any
@@ -17,12 +18,12 @@ from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call, Complete, Disposition, Fail, Release
 from celery_idempotent.core.flow.end import Answer, End, Requeue
 from celery_idempotent.core.flow.execution import BaseExecution
+from celery_idempotent.core.flow.extension import Extension, extensions_of
 from celery_idempotent.core.flow.outcome import Failure, Outcome, that_has_run
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.record.record import Record
-from celery_idempotent.core.task.publish import outbox
 from celery_idempotent.core.task.receive.call import worker_name
-from celery_idempotent.errors import IdempotencyError, TransactionError
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.settings import Settings
 
 #: The execution whose function or block is running.
@@ -48,6 +49,40 @@ class Decision(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+class Unprotected(Extension):
+    """Runs a body without a record: ``enabled=False``."""
+
+    def __init__(self, call: ActiveCall) -> None:
+        super().__init__(call)
+        #: Has the contexts of the body while they are open.
+        self._contexts = ExitStack()
+
+    async def before_begin(self) -> None:
+        """Grants the call, and enters the contexts that its options give the body."""
+        settings, execution = self.call.settings, self.call.run_unprotected()
+        for extension in extensions_of(settings):
+            self._contexts.enter_context(extension.unprotected(settings, execution))
+
+    def ran_unprotected(self, outcome: Outcome) -> Outcome:
+        """Leaves the contexts with the error of the body, if any."""
+        try:
+            with self._contexts:
+                outcome.get()
+        except BaseException as error:
+            return Failure(error)
+        return outcome
+
+    def ended(self) -> None:
+        """Leaves the contexts of a body that has not ended, with an error."""
+        with suppress(NotCompletedError), self._contexts:
+            raise NotCompletedError
+
+
+def extensions_of_direct_call(settings: Settings) -> tuple[type[Extension], ...]:
+    """Returns what the options of a direct call add to its flow."""
+    return extensions_of(settings) if settings.enabled else (Unprotected,)
 
 
 class NotCompletedError(Exception):
@@ -119,13 +154,11 @@ class DirectHost:
 
     Args:
         work: runs the function; None for a block or a batch, whose caller runs the code.
-        app: publishes the messages that the body registers for the commit.
+        app: publishes the messages of the body; None if unknown.
         difference: as `Host.difference`; by default unknown.
     """
 
     returns_restored = True
-    #: Only a task can replace itself.
-    replacements = ()
 
     def __init__(
         self,
@@ -137,7 +170,7 @@ class DirectHost:
         self.data = data
         self.difference = difference
         self._work: Any = work
-        self._app = app
+        self.app = app
 
     def run(self, execution: BaseExecution) -> Any:
         """Runs the work with `execution` as the current one."""
@@ -155,19 +188,6 @@ class DirectHost:
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Raises `error`: the record is the only source of the result."""
         raise error
-
-    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
-        """Returns the messages that `functions` publish on commit."""
-        return outbox.store(str(self.data.key), self._app, functions)
-
-    def publish_messages(self, messages: Any) -> None:
-        """Publishes the messages that :meth:`store_messages` returned."""
-        if self._app is None:
-            raise TransactionError(
-                f"{self.data.key}: its row has messages that another process did not publish; pass "
-                "the Celery app to Idempotency() instead of a URL"
-            )
-        outbox.publish(str(self.data.key), self._app, self.data.task_id, messages)
 
 
 class AsyncDirectHost(DirectHost):

@@ -20,8 +20,10 @@ from celery_idempotent.core.flow import outcome
 from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.aio import AsyncExecutor, AsyncioRuntime
 from celery_idempotent.core.flow.call import Call
+from celery_idempotent.core.flow.conflict import POLICIES
 from celery_idempotent.core.flow.execution import BaseExecution, unprotected
 from celery_idempotent.core.flow.executor import Executor
+from celery_idempotent.core.flow.extension import extensions_of, run_unprotected
 from celery_idempotent.core.flow.flow import execute
 from celery_idempotent.core.flow.thread import run_flow
 from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
@@ -37,7 +39,6 @@ from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.core.store.record_store import RecordStore, distinct
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
-from celery_idempotent.extensions.transaction import plan_for, run_plain
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import (
     AsyncBlockExecution,
@@ -61,7 +62,7 @@ DEFAULT_NAME = "calls"
 
 #: The values that apply outside tasks; the others need a message.
 _ALLOWED_POLICIES = {
-    "on_conflict": ("wait", "raise"),
+    "on_conflict": tuple(name for name, policy in POLICIES.items() if policy.functions),
     "on_store_error": ("raise", "run"),
     "until": ("expired", "finished"),
 }
@@ -189,11 +190,13 @@ class Idempotency:
             raise SettingsError(
                 f"{name} is a generator function, whose values cannot be replayed; return a list"
             )
-        if own_settings.transaction is not None and inspect.iscoroutinefunction(func):
-            raise SettingsError(
-                f"{name}: idempotency_transaction needs a blocking function, since its connection "
-                "blocks; make it blocking, and call it with asyncio.to_thread"
-            )
+        extensions = extensions_of(own_settings)
+        for extension in extensions:
+            if extension.blocks and inspect.iscoroutinefunction(func):
+                raise SettingsError(
+                    f"{name}: {extension.option} needs a blocking function, since "
+                    f"{extension.blocks}; make it blocking, and call it with asyncio.to_thread"
+                )
         # No serializer changes the arguments between the caller and the function.
         rule = KeyRule(name, key, inspect.signature(func), lambda args, kwargs: (args, kwargs))
         first = next(iter(rule.signature.parameters), None)
@@ -203,7 +206,6 @@ class Idempotency:
                 f"share its outcomes; use {first} in the key, or pass a function as the key"
             )
         labels = None if label is None else Label(rule, label)
-        plan = plan_for(own_settings)
         # Not those of the executor's codec, which needs the encryption keys.
         values = ValueCodec(self.app, self._accept)
 
@@ -223,7 +225,8 @@ class Idempotency:
             data = direct_call(func, key, own_settings, label)
             work = partial(func, *args, **kwargs)
             difference = partial(rule.difference, args, kwargs, key)
-            return ActiveCall(data, host(data, work, self.app, difference), runtime, codec, plan)
+            caller = host(data, work, self.app, difference)
+            return ActiveCall(data, caller, runtime, codec, extensions)
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             if not own_settings.enabled:
@@ -237,7 +240,7 @@ class Idempotency:
             if not own_settings.enabled:
                 execution, work = unprotected(), partial(func, *args, **kwargs)
                 work = partial(run_as_current, execution, work)
-                return restored(run_plain(own_settings, execution, work))
+                return restored(run_unprotected(own_settings, execution, work))
             executor = self.executor
             call = new_call(DirectHost, executor.runtime, executor.codec, args, kwargs)
             return outcome_of(call, run_flow(partial(execute, call))).get()
@@ -326,11 +329,12 @@ class Idempotency:
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
     ) -> list[Call | IdempotencyError]:
-        if self.settings.transaction is not None:
-            raise SettingsError(
-                f"Idempotency {self.name!r}: a batch has no idempotency_transaction; use a block, "
-                "with idem.execution(key), for each key"
-            )
+        for extension in extensions_of(self.settings):
+            if extension.blocks:
+                raise SettingsError(
+                    f"Idempotency {self.name!r}: a batch has no {extension.option}; use a block, "
+                    "with idem.execution(key), for each key"
+                )
         if self.settings.wait_replicas:
             raise SettingsError(
                 f"Idempotency {self.name!r}: a batch does not wait for replicas; remove "
@@ -512,11 +516,12 @@ class Block:
         self._execution.__exit__(*error)
 
     async def __aenter__(self) -> AsyncBlockExecution:
-        if self._data.settings.transaction is not None:
-            raise SettingsError(
-                f"{self._engine.name}: idempotency_transaction needs `with`, not `async with`, "
-                "since its connection blocks"
-            )
+        for extension in extensions_of(self._data.settings):
+            if extension.blocks:
+                raise SettingsError(
+                    f"{self._engine.name}: {extension.option} needs `with`, not `async with`, "
+                    f"since {extension.blocks}"
+                )
         executor = self._engine.async_executor
         self._execution = AsyncBlockExecution(
             self._data, self._host, AsyncioRuntime(executor.store), executor.codec

@@ -4,3 +4,14 @@ An execution claims a row before the body runs, and writes the outcome to it bef
 Effects and outcome are therefore committed together or not at all. A second execution of the key
 waits in the database for the first to end.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def databases(tasks: Iterable[Any]) -> set[Any]:
+    """Returns each `Database` that these tasks name in ``idempotency_transaction``."""
+    named = {task.idempotency_configuration.settings.transaction for task in tasks}
+    return named - {None}

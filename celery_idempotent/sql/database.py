@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -176,36 +176,38 @@ class Database:
         return Row.read(rows[0]) if rows else None
 
     def forget(
-        self, prefix: str, key: Key, owner: str, before_commit: Callable[[], bool]
-    ) -> bool | None:
-        """Deletes the row of `key`. Other transactions that claim it wait for this one to end.
+        self, prefix: str, key: Key, forget_record: Callable[[], str], owner: str = ""
+    ) -> str:
+        """Deletes the row of `key` and its record; if one fails, nothing is forgotten.
+
+        The transaction is committed after `forget_record`. A failure in between leaves the row, and
+        duplicates get its outcome. Other transactions that claim the row wait for this one to end.
 
         Args:
+            forget_record: as :meth:`Executor.forget`.
             owner: the owner of the row that was shown, which is kept if another owns it now; empty
                 deletes any row.
-            before_commit: called after the deletion; returns whether to commit it.
 
         Returns:
-            Whether there was a row; None if it was kept.
+            As :meth:`Executor.forget`.
 
         Raises:
-            StoreUnavailableError: if the database is unavailable.
+            StoreUnavailableError: if Redis or the database is unavailable.
         """
-        values = {"id": row_id(prefix, key)}
-        try:
-            with self.transaction() as session:
-                if owner:
-                    shown = {**values, "owner": owner}
-                    deleted = session.execute(self.statements.forget_shown, shown).changed
-                    if not deleted and session.execute(self.statements.find, values).rows:
-                        raise _Kept
-                else:
-                    deleted = session.execute(self.statements.forget, values).changed
-                if not before_commit():
+        values, case = {"id": row_id(prefix, key)}, "changed"
+        with suppress(_Kept), self.transaction() as session:
+            if owner:
+                shown = {**values, "owner": owner}
+                deleted = session.execute(self.statements.forget_shown, shown).changed
+                if not deleted and session.execute(self.statements.find, values).rows:
                     raise _Kept
-        except _Kept:
-            return None
-        return deleted > 0
+            else:
+                deleted = session.execute(self.statements.forget, values).changed
+            case = forget_record()
+            if case not in ("ok", "absent"):
+                raise _Kept
+            case = "ok" if deleted else case
+        return case
 
     def count(self) -> tuple[int, int]:
         """Returns the numbers of all rows and of expired ones. Reads the whole table.

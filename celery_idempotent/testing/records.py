@@ -22,7 +22,8 @@ from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.task.task import IdempotentTask
-from celery_idempotent.settings import PREFIX, SHADOW_SUFFIX
+from celery_idempotent.extensions.shadow import SHADOW_SUFFIX
+from celery_idempotent.settings import PREFIX
 from celery_idempotent.testing.server import RedisServer
 
 if TYPE_CHECKING:

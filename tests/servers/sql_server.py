@@ -21,9 +21,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
-import psycopg
-import pymysql
-
 from tests.servers.program import Ports, Program, ServerError, Stoppable
 
 _START_SECONDS = 60.0
@@ -60,8 +57,6 @@ class SQLServer(Stoppable):
 
     #: The user of the package.
     user: ClassVar[str]
-    #: What connecting raises while the server starts.
-    error: ClassVar[type[Exception]]
 
     def __init__(self) -> None:
         self.ports = Ports(1)
@@ -95,7 +90,9 @@ class SQLServer(Stoppable):
         while True:
             try:
                 return self.execute("SELECT 1")
-            except self.error:
+            except Exception as error:
+                if type(error).__name__ != "OperationalError":
+                    raise
                 if self.program.ended() or time.monotonic() > deadline:
                     tail = self.program.output_tail()
                     raise ServerError(f"{self.user} did not start: {tail}") from None
@@ -148,7 +145,6 @@ class PostgreSQL(SQLServer):
     """A PostgreSQL server."""
 
     user = "postgres"
-    error = psycopg.OperationalError
 
     def _initialize(self) -> None:
         self._run([str(self._bin / "initdb"), "-N", "--auth=trust", "-U", "postgres", *self._data])
@@ -172,6 +168,8 @@ class PostgreSQL(SQLServer):
 
     def execute(self, statement: str) -> None:
         """Executes a statement as the superuser."""
+        import psycopg
+
         conninfo = f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
         with psycopg.connect(conninfo, autocommit=True) as connection:
             connection.execute(statement.encode())
@@ -185,7 +183,6 @@ class MariaDB(SQLServer):
     """A MariaDB server."""
 
     user = "mysql"
-    error = pymysql.err.OperationalError
 
     @property
     def _directories(self) -> list[str]:
@@ -211,6 +208,8 @@ class MariaDB(SQLServer):
 
     def execute(self, statement: str) -> None:
         """Executes a statement as the superuser."""
+        import pymysql
+
         with pymysql.connect(host="127.0.0.1", port=self.port, user="root") as connection:
             connection.cursor().execute(statement)
 
@@ -227,7 +226,6 @@ class PgBouncer(SQLServer):
     """
 
     user = "postgres"
-    error = psycopg.OperationalError
 
     def __init__(self, server: PostgreSQL) -> None:
         self._server = server
@@ -262,6 +260,8 @@ class PgBouncer(SQLServer):
 
     def execute(self, statement: str) -> None:
         """Executes a statement as the superuser."""
+        import psycopg
+
         conninfo = f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
         with psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as connection:
             connection.execute(statement.encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -96,9 +97,11 @@ class TestOutcomes:
     def test_forget(self, shop: Shop, order: str) -> None:
         shop.charge(order)
         key = shop.charge.idempotency_key_of(order)
-        store = shop.idem.executor
-        assert store.forget(key, database=shop_database(shop)) == "ok"
-        assert store.forget(key, database=shop_database(shop)) == "absent"
+        executor = shop.idem.executor
+        forget = partial(executor.forget, key)
+        prefix = executor.store.config.prefix
+        assert shop_database(shop).forget(prefix, key, forget) == "ok"
+        assert shop_database(shop).forget(prefix, key, forget) == "absent"
         shop.charge(order)
         assert shop.effects(order) == 2
 

@@ -6,13 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from celery import Celery
 
-from celery_idempotent import Idempotency, IdempotentTask, State, StoreUnavailableError, signals
+from celery_idempotent import Idempotency, IdempotentTask, StoreUnavailableError, signals
 from celery_idempotent.contrib.sqlalchemy import outcomes
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.run_sync import run_sync
@@ -183,11 +184,11 @@ def test_a_row_that_has_changed_is_kept(shop: Shop, order: str, with_record: boo
     shop.charge.apply((order,))
     key = shop.key(order)
 
-    if with_record:
-        assert shop.executor.forget(key, None, shop.rows, "another owner") == "changed"
-        assert shop.charge.idempotency_record(order).state is State.COMPLETED
-    else:
-        assert shop.rows.forget(shop.prefix, key, "another owner", lambda: True) is None
+    if not with_record:
+        shop.executor.forget(key)
+    forget = partial(shop.executor.forget, key)
+    assert shop.rows.forget(shop.prefix, key, forget, "another owner") == "changed"
+    assert bool(shop.charge.idempotency_record(order)) is with_record
     (row,) = shop.database.rows(key)
     assert row.state == "COMPLETED"
 
@@ -198,7 +199,8 @@ def test_with_a_changed_record_the_row_is_kept(shop: Shop, order: str) -> None:
     shop.charge.idempotency_forget(order)
     shop.charge.apply((order,))
 
-    assert shop.executor.forget(shop.key(order), shown, shop.rows) == "changed"
+    forget = partial(shop.executor.forget, shop.key(order), shown)
+    assert shop.rows.forget(shop.prefix, shop.key(order), forget) == "changed"
 
     assert len(shop.database.rows(shop.key(order))) == 1
 
@@ -206,11 +208,11 @@ def test_with_a_changed_record_the_row_is_kept(shop: Shop, order: str) -> None:
 def test_without_redis_nothing_is_forgotten(shop: Shop, order: str) -> None:
     shop.charge.apply((order,))
 
-    def unavailable() -> bool:
+    def unavailable() -> str:
         raise StoreUnavailableError("Redis")
 
     with pytest.raises(StoreUnavailableError):
-        shop.rows.forget(shop.prefix, shop.key(order), "", unavailable)
+        shop.rows.forget(shop.prefix, shop.key(order), unavailable)
 
     assert len(shop.database.rows(shop.key(order))) == 1
 
@@ -219,13 +221,13 @@ def test_a_call_meanwhile_waits_for_the_end_and_runs(shop: Shop, order: str) -> 
     shop.charge.apply((order,))
     calling = threading.Thread(target=shop.charge.apply, args=((order,),))
 
-    def forget_record() -> bool:
+    def forget_record() -> str:
         shop.forget_record(order)
         calling.start()
         eventually(lambda: shop.charge.idempotency_record(order), "the call has begun")
-        return True
+        return "ok"
 
-    assert shop.rows.forget(shop.prefix, shop.key(order), "", forget_record)
+    assert shop.rows.forget(shop.prefix, shop.key(order), forget_record) == "ok"
     calling.join(SOON)
 
     assert shop.database.effects(order) == 2

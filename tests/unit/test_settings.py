@@ -134,15 +134,6 @@ def test_publishes_of_a_burst_are_deduplicated_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "way_out"),
-    [("on_lease_lost", r"call .*check\(\)"), ("wait_aof", ""), ("breaker_threshold", "")],
-)
-def test_a_removed_option_is_refused_with_the_way_out(option: str, way_out: str) -> None:
-    with pytest.raises(SettingsError, match=f"^t: idempotency_{option} was removed: {way_out}"):
-        check_names([f"idempotency_{option}"], "t")
-
-
-@pytest.mark.parametrize(
     "value",
     [
         "redis://:secret@localhost",

@@ -11,6 +11,7 @@ from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from celery_idempotent import sql
 from celery_idempotent.contrib.django.tasks import current_app, idempotent_tasks, is_loading
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.configuration import ConfigurationError
@@ -40,7 +41,7 @@ def check_tasks(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator
     if is_loading():
         return
     try:
-        named = sorted(app_tasks.databases(idempotent_tasks()), key=str)
+        named = sorted(sql.databases(idempotent_tasks()), key=str)
     except ConfigurationError as error:
         hint = "The worker also refuses it. Correct the task or the setting CELERY_…."
         yield Error(str(error), hint=hint, id=f"{TAG}.E001")

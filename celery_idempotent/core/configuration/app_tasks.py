@@ -17,7 +17,6 @@ from celery_idempotent.core.configuration.configuration import (
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.store.record_store import RecordStore, distinct
 from celery_idempotent.settings import PREFIX
-from celery_idempotent.sql.database import Database
 
 _lock = threading.Lock()
 #: The correction of a plain task that has options.
@@ -82,12 +81,6 @@ def load(app: Celery) -> list[IdempotentTaskLike]:
 def enabled(app: Celery) -> list[IdempotentTaskLike]:
     """Returns the idempotent tasks that are protected."""
     return [task for task in tasks(app) if task.idempotency_configuration.settings.enabled]
-
-
-def databases(app_tasks: Iterable[IdempotentTaskLike]) -> set[Database]:
-    """Returns the databases that these tasks name in ``idempotency_transaction``."""
-    named = {task.idempotency_configuration.settings.transaction for task in app_tasks}
-    return named - {None}
 
 
 def stores(app_tasks: Iterable[IdempotentTaskLike]) -> list[RecordStore]:

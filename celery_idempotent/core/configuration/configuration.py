@@ -20,12 +20,10 @@ from celery_idempotent import settings
 from celery_idempotent.core.configuration.arguments import normalised
 from celery_idempotent.core.configuration.store_config import store_config_of
 from celery_idempotent.core.flow.executor import Executor
+from celery_idempotent.core.flow.extension import extensions_of
 from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.key.label import Label
 from celery_idempotent.core.key.rule import KeyRule
-from celery_idempotent.core.payload import encryption_keys, offload
 from celery_idempotent.core.payload.codec import PayloadCodec
-from celery_idempotent.core.payload.offload import OffloadStorage
 from celery_idempotent.core.payload.result_codec import ResultCodec
 from celery_idempotent.core.payload.value_codec import decompressor
 from celery_idempotent.core.record.record import Record
@@ -34,11 +32,10 @@ from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
+from celery_idempotent.core.store.url import check as check_url
 from celery_idempotent.core.store.url import names_one_server
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.settings import OPTIONS, PREFIX, SIMILAR_PREFIX, Settings
-from celery_idempotent.sql.database import Database
 
 #: The backend whose commands the script repeats; subclasses may write something else.
 _BACKEND = "celery.backends.redis.RedisBackend"
@@ -88,6 +85,14 @@ class TaskConfiguration:
             settings.check_names(attributes_of(task), task.name)
             _check_prefixes(task_class, task.name)
             options = settings.build(dict(_values_of(task, app)), task.name)
+            if options.offload_backend:
+                from celery_idempotent.core.payload import offload
+
+                offload.check(app, options.offload_backend)
+            if options.encryption_keys is not None:
+                from celery_idempotent.core.payload import encryption_keys
+
+                encryption_keys.check(options)
             options = resolve(
                 options, task.name, app.conf.result_serializer, accepted_content_types(app)
             )
@@ -98,32 +103,28 @@ class TaskConfiguration:
                 )
             if options.on_conflict == "wait":  # as the app configures its functions
                 options = replace(options, on_conflict="retry")
-            if options.offload_backend:
-                offload.check(app, options.offload_backend)
-            encryption_keys.check(options)
             if options.enabled:
                 _check_body(task_class.run, task.name)
                 _check_strategy(task_class, task.name)
             #: Whether every call runs as a plain task and is only counted.
             self.in_shadow = options.shadow and options.enabled
-            if self.in_shadow and options.transaction is not None:
-                raise SettingsError(
-                    f"{task.name}: idempotency_shadow cannot be used with idempotency_transaction, "
-                    "whose body needs a connection: set idempotency_shadow = False on this task"
-                )
-            self.settings = settings.in_shadow(options) if self.in_shadow else options
+            self.settings = options
+            #: What the task's options add to the flow of a call.
+            self.extensions = extensions_of(options)
             # Celery 5.7 and later, for a task with ``pydantic=True``.
             dump = getattr(task_class.run, "dump_arguments", None)
             if dump is not None:
                 dump = partial(dump, bound=not _is_static(task_class))
             normalise = partial(normalised, task.serializer, dump=dump)
-            #: What the task's options add to the flow of a call.
-            self.plan = plan_for(self.settings)
             self.rule = KeyRule(task.name, options.key, _signature_of(task_class), normalise)
             #: Whether a warning has named the task as one whose calls in a map are unprotected.
             self.used_in_map = False
             #: None without ``idempotency_label``.
-            self.label = Label(self.rule, options.label) if options.label else None
+            self.label: Label | None = None
+            if options.label:
+                from celery_idempotent.core.key.label import Label
+
+                self.label = Label(self.rule, options.label)
         except SettingsError as error:
             raise ConfigurationError(str(error)) from None
 
@@ -160,6 +161,13 @@ class TaskConfiguration:
             StoreUnavailableError: if Redis does not reply.
         """
         return run_sync(self.executor.store.execute(command))
+
+    def forget(self, key: Key, shown: Record | str | None, *, force: bool = False) -> str:
+        """As :meth:`Executor.forget`, wherever the task's options have stored the outcome."""
+        forget = partial(self.executor.forget, key, shown, force=force)
+        for extension in self.extensions:
+            forget = partial(extension.forget, self.settings, key, forget)
+        return forget()
 
     def delete_reservation(self, key: Key, task_id: str) -> None:
         """Deletes the reservation that the message `task_id` has under `key`.
@@ -260,9 +268,7 @@ def _check_prefixes(task: Any, where: str) -> None:
 
 
 def resolve(options: Settings, where: str, default: str, accept: frozenset[str]) -> Settings:
-    """Returns `options` with serializer and database, after checking serializer and compression.
-
-    The database of `transaction` is not connected yet.
+    """Returns `options` with a serializer, and as their extensions change them, after checks.
 
     Args:
         where: the task, for the error message.
@@ -273,6 +279,8 @@ def resolve(options: Settings, where: str, default: str, accept: frozenset[str])
         SettingsError: if one of them is unavailable, or the serializer's content type is not
             accepted.
     """
+    if options.redis_url is not None:
+        check_url(options.redis_url, options.redis_options or {})
     serializer = options.serializer or default
     if serializer not in registry.name_to_type:
         raise SettingsError(
@@ -297,8 +305,10 @@ def resolve(options: Settings, where: str, default: str, accept: frozenset[str])
                 f"{where}: idempotency_compression must be gzip, bzip2, lzma or zstd, and installed"
                 f", not {options.compression!r}"
             ) from None
-    database = None if options.transaction is None else Database(options.transaction)
-    return replace(options, serializer=serializer, transaction=database)
+    options = replace(options, serializer=serializer)
+    for extension in extensions_of(options):
+        options = extension.resolve(options, where)
+    return options
 
 
 def accepted_content_types(app: Celery) -> frozenset[str]:
@@ -382,8 +392,16 @@ def executor_of(app: Celery, options: Settings) -> Executor:
             for other_identity, executor in executors:
                 if other_identity == identity:
                     return executor
-            url, cipher = options.offload_backend, encryption_keys.cipher(options)
-            storage = OffloadStorage(app, url) if url else None
+            storage = None
+            if options.offload_backend:
+                from celery_idempotent.core.payload.offload import OffloadStorage
+
+                storage = OffloadStorage(app, options.offload_backend)
+            cipher = None
+            if options.encryption_keys is not None:
+                from celery_idempotent.core.payload import encryption_keys
+
+                cipher = encryption_keys.cipher(options)
             codec = PayloadCodec(ResultCodec(app), accepted_content_types(app), storage, cipher)
             methods = PayloadCodec.decode, PayloadCodec.view
             decoders = (_decoder(app, codec, method) for method in methods)

@@ -107,9 +107,6 @@ REPLACEMENT_FAILED = Event(
 )
 RESULT_UNREADABLE = Event(DEBUG, "cannot read its earlier result: {error}")
 RAISES = Event(INFO, "raises {reason.__class__.__name__}")
-RAISES_CONFLICT = Event(INFO, "raises ConflictError: {reason}")
-IGNORED = Event(INFO, "is ignored as a duplicate: {reason}")
-REJECTED = Event(INFO, "is rejected as a duplicate: {reason}")
 REQUEUED = Event(INFO, "is requeued for {seconds:.1f} s{unless}: {reason}")
 #: While Redis is unavailable: `CANNOT_BEGIN_YET` counts these.
 REQUEUED_IN_OUTAGE = Event(DEBUG, REQUEUED.message)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
+
+from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow.call import Call, Host, Release
-from celery_idempotent.core.flow.end import Admission, End, Settlement
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.outcome import Outcome, restore_step
 from celery_idempotent.core.flow.runtime import Runtime
@@ -33,16 +34,10 @@ from celery_idempotent.errors import (
 
 #: Seconds between two attempts to write while Redis is unavailable.
 WRITE_RETRY_INTERVAL = 0.25
+#: Loaded when a body reaches its first step.
+_STEPS = "celery_idempotent.extensions.steps:Steps"
 #: Frees the key at once and leaves nothing.
 FREE = Release()
-
-
-class Plan(NamedTuple):
-    """The additions of a call's options to its flow: see :class:`Extension`."""
-
-    #: Makes the steps of an execution, when its body reaches the first one.
-    steps: Callable[[ActiveCall], Any]
-    extensions: tuple[Callable[[ActiveCall], Extension], ...] = ()
 
 
 class ActiveCall:
@@ -51,7 +46,7 @@ class ActiveCall:
     Args:
         data: the call, as the caller has handed it in.
         codec: blocking or asynchronous, like the runtime.
-        plan: the additions of the call's options.
+        extensions: create the extensions of the call, see :mod:`.extension`.
     """
 
     def __init__(
@@ -60,7 +55,7 @@ class ActiveCall:
         host: Host,
         runtime: Runtime,
         codec: PayloadCodec,
-        plan: Plan,
+        extensions: Sequence[Callable[[ActiveCall], Any]] = (),
     ) -> None:
         self.data = data
         self.host = host
@@ -110,10 +105,7 @@ class ActiveCall:
         self.at_body = False
         self._begun: Begun | None = None
         self._loss_reported = False
-        self._plan = plan
-        self.extensions: list[Extension] = []
-        if plan.extensions:
-            self.extensions = [extension(self) for extension in plan.extensions]
+        self.extensions = [extension(self) for extension in extensions]
 
     async def send_begin(self) -> Reply:
         """Sends the begin; if it is granted, `lease` and `execution` are set."""
@@ -272,7 +264,7 @@ class ActiveCall:
         steps = vars(self).get("_steps")
         if steps is None:
             # Atomic, since threads of the body may reach their first steps at the same time.
-            new = self._plan.steps(self)
+            new = symbol_by_name(_STEPS)(self)
             steps = vars(self).setdefault("_steps", new)
             if steps is new:
                 self.extensions.append(steps)
@@ -304,35 +296,6 @@ class ActiveCall:
     def report(self, event: Event, **fields: Any) -> None:
         """Reports that `event` has happened to the execution."""
         report(event, self, self.execution, **fields)
-
-
-class Extension:
-    """The effect of one option on one call. A subclass overrides the points that it needs."""
-
-    def __init__(self, call: ActiveCall) -> None:
-        self.call = call
-
-    async def before_begin(self) -> End | None:
-        """Called before the first begin; returns None, or an end of the call."""
-        return None
-
-    async def admitted(self, admission: Admission) -> Admission:
-        """Called after each begin; returns the admission or replaces it."""
-        return admission
-
-    def ran_unprotected(self, outcome: Outcome) -> Outcome:
-        """Called after a body without a record; returns its outcome or another."""
-        return outcome
-
-    async def settling(self, settlement: Settlement) -> Settlement | End:
-        """Called before an outcome is stored or a key released; returns a settlement or an end."""
-        return settlement
-
-    async def settled(self, settlement: Settlement, reply: Reply) -> None:
-        """Called after the outcome was stored."""
-
-    def ended(self) -> None:
-        """Called at the end of the flow, however it ends. Never raises, and may be called again."""
 
 
 def begin_command(call: ActiveCall) -> Command:

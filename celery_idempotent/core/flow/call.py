@@ -6,7 +6,6 @@ end (:mod:`.end`), and the caller carries it out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -93,6 +92,10 @@ class Host(Protocol):
     """The caller of the flow."""
 
     @property
+    def app(self) -> Any:
+        """The Celery app that publishes messages; None if unknown."""
+
+    @property
     def returns_restored(self) -> bool:
         """Whether the first caller also gets the value that the serializer restores."""
 
@@ -114,21 +117,3 @@ class Host(Protocol):
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns or raises the outcome that `record` lacks, from elsewhere; or raises `error`."""
-
-    @property
-    def replacements(self) -> Sequence[Callable[[], Any]]:
-        """Functions that publish the canvas that replaces the call's task, on commit."""
-
-    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
-        """Returns the messages, as JSON, that `functions` of a transaction publish on commit.
-
-        Raises:
-            TransactionError: if a function does something else, or its message cannot be stored.
-        """
-
-    def publish_messages(self, messages: Any) -> None:
-        """Publishes the messages that `store_messages` returned, decoded.
-
-        Raises:
-            Exception: the broker's error.
-        """

@@ -1,12 +1,18 @@
-"""Conflicts: how a duplicate ends while another call holds the key."""
+"""Conflicts: how a duplicate ends while another call holds the key.
+
+`POLICIES` has a row for each value of ``idempotency_on_conflict``.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from logging import INFO
+from typing import NamedTuple
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
+from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.end import Answer, Drop, End, Reject, Requeue
 from celery_idempotent.core.flow.outcome import Failure
@@ -18,6 +24,46 @@ from celery_idempotent.errors import ConflictError, KeyReusedError
 FIRST_REQUEUE_DELAY = 1.0
 #: The longest delay in seconds of a message that nothing wakes, during another call.
 LONGEST_REQUEUE_DELAY = 5.0
+
+
+class Policy(NamedTuple):
+    """A value of ``idempotency_on_conflict``."""
+
+    #: What happens to the duplicate, for ``explain``.
+    sentence: str
+    #: Who may set it, besides tasks: functions (and blocks, batches), consumers of kombu.
+    functions: bool = False
+    consumers: bool = False
+    #: Returns the end of the duplicate, from the record that has the key, and the error that
+    #: describes the conflict. None: it is requeued.
+    end: Callable[[Record, ConflictError], End] | None = None
+    #: Reported before that end.
+    event: Event = Event()
+
+
+POLICIES = {
+    "retry": Policy("it waits until that ends", consumers=True),
+    # In a function, until its time is up.
+    "wait": Policy("it waits until that ends", functions=True),
+    "raise": Policy(
+        "it fails with ConflictError",
+        functions=True,
+        end=lambda record, reason: Answer(Failure(reason), record, refused=True),
+        event=Event(INFO, "raises ConflictError: {reason}"),
+    ),
+    "ignore": Policy(
+        "it is ignored",
+        consumers=True,
+        end=lambda record, reason: Drop(record),
+        event=Event(INFO, "is ignored as a duplicate: {reason}"),
+    ),
+    "reject": Policy(
+        "it is rejected, and the broker dead-letters it",
+        consumers=True,
+        end=lambda record, reason: Reject(str(reason), record),
+        event=Event(INFO, "is rejected as a duplicate: {reason}"),
+    ),
+}
 
 
 def apply_policy(
@@ -41,17 +87,10 @@ def apply_policy(
     """
     is_copy, policy = record.task_id == call.task_id, policy_for(call, record, returns=returns)
     report(table.CONFLICTED, call, record=record, policy=policy)
-    reason = held(call, record)
-    if policy == "raise":
-        report(table.RAISES_CONFLICT, call, reason=reason)
-        return Answer(Failure(reason), record, refused=True)
-    if policy == "ignore":
-        report(table.IGNORED, call, reason=reason)
-        return Drop(record)
-    if policy == "reject":
-        report(table.REJECTED, call, reason=reason)
-        return Reject(str(reason), record)
-    # ``retry``, or ``wait`` when its time is up
+    reason, row = held(call, record), POLICIES[policy]
+    if row.end is not None:
+        report(row.event, call, reason=reason)
+        return row.end(record, reason)
     longest = min(call.settings.lease, LONGEST_REQUEUE_DELAY)
     if now_ms is not None and (returns or is_copy):
         left = (record.at_ms - now_ms) / 1000
@@ -84,7 +123,9 @@ def reused(record: Record, difference: Callable[[bytes], str]) -> KeyReusedError
 def held(call: ActiveCall, record: Record) -> ConflictError:
     """Returns the error of a call whose key another one holds."""
     where = f" on {record.worker}" if record.worker else ", which has not begun yet"
-    return error(f"{call.key} is held by task {record.task_id}{where}", record)
+    is_copy = record.task_id == call.task_id
+    holder = "another message of this task" if is_copy else f"task {record.task_id}"
+    return error(f"{call.key} is held by {holder}{where}", record)
 
 
 def error(text: str, record: Record) -> ConflictError:

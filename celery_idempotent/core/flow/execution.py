@@ -11,8 +11,6 @@ from typing import Any, Protocol, TypeVar, overload
 from celery_idempotent.core.flow.outcome import step_that_has_run
 from celery_idempotent.core.lease.lease import Lease
 from celery_idempotent.errors import LeaseLostError, TransactionError
-from celery_idempotent.sql.session import Session
-from celery_idempotent.sql.transaction import Transaction
 
 T = TypeVar("T")
 
@@ -41,8 +39,8 @@ class BaseExecution:
     _protection: Protection | None = field(default=None, repr=False)
     #: Given a step's name and value, returns what an execution with a record returns.
     _restore_step: Callable[[str, Any], Any] | None = field(default=None, repr=False)
-    #: The database transaction of the body.
-    _transaction: Transaction | Session | None = field(default=None, repr=False)
+    #: Has the `connection` of the body's database transaction.
+    _transaction: Any = field(default=None, repr=False)
     #: Whether it took over from an execution whose lease had ended.
     _takes_over: bool = field(default=False, repr=False)
 

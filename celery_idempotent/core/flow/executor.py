@@ -14,7 +14,6 @@ from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import CorruptRecordError
-from celery_idempotent.sql.database import Database
 
 #: Maximum bytes of the name of an object.
 _MAX_NAME = 4096
@@ -28,45 +27,27 @@ class Executor:
         self.codec = codec
         self.runtime = BlockingRuntime(store)
 
-    def forget(
-        self,
-        key: Key,
-        shown: Record | str | None = None,
-        database: Database | None = None,
-        owner: str = "",
-        *,
-        force: bool = False,
-    ) -> str:
-        """Deletes the record of `key`, its message, its offloaded values, and its row.
-
-        The transaction that deletes the row is committed after the record is deleted: if Redis or
-        the database is unavailable, nothing is forgotten. A failure in between leaves the row, and
-        duplicates get its outcome.
+    def forget(self, key: Key, shown: Record | str | None = None, *, force: bool = False) -> str:
+        """Deletes the record of `key`, its message, and its offloaded values.
 
         Args:
             shown: as for :func:`commands.forget`.
             force: also while an execution runs.
-            database: the one with the row of the key, if the task has a transaction.
-            owner: as for :meth:`Database.forget`.
 
         Returns:
             ``ok``, ``absent``, ``changed`` or ``running``, the replies of lua/forget.lua.
 
         Raises:
-            StoreUnavailableError: if Redis or the database is unavailable.
+            StoreUnavailableError: if Redis is unavailable.
         """
-        if database is None:
-            return self._forget_record(key, shown, force=force)
-        cases = []
-
-        def forget_record() -> bool:
-            cases.append(self._forget_record(key, shown, force=force))
-            return cases[0] in ("ok", "absent")
-
-        had_row = database.forget(self.store.config.prefix, key, owner, forget_record)
-        if had_row is None:
-            return cases[0] if cases else "changed"
-        return "ok" if had_row else cases[0]
+        reply = run_sync(self.store.execute(commands.forget(key, shown, force=force)))
+        if reply.case == "ok":
+            with contextlib.suppress(CorruptRecordError):
+                record = self.store.record(key, reply.raw)
+                run_sync(self.codec.delete_record_objects(record))
+                if record.state is State.FAILED:
+                    self.delete_message(key, record.task_id)
+        return reply.case
 
     def record_to_forget(self, key: Key) -> Record | str:
         """Returns the record of `key` as :meth:`forget` takes it in `shown`.
@@ -78,16 +59,6 @@ class Executor:
             return run_sync(self.store.get(key)) or commands.NO_RECORD
         except CorruptRecordError:
             return commands.UNREADABLE
-
-    def _forget_record(self, key: Key, shown: Record | str | None, *, force: bool) -> str:
-        reply = run_sync(self.store.execute(commands.forget(key, shown, force=force)))
-        if reply.case == "ok":
-            with contextlib.suppress(CorruptRecordError):
-                record = self.store.record(key, reply.raw)
-                run_sync(self.codec.delete_record_objects(record))
-                if record.state is State.FAILED:
-                    self.delete_message(key, record.task_id)
-        return reply.case
 
     def delete_message(self, key: Key, task_id: str) -> None:
         """Deletes the kept message of `task_id`, if there is one.

@@ -11,7 +11,7 @@ from celery_idempotent.core.events import table
 from celery_idempotent.core.events.repeats import like_it
 from celery_idempotent.core.events.report import decide_by, report, report_refused
 from celery_idempotent.core.flow import conflict, replacement
-from celery_idempotent.core.flow.active_call import ActiveCall, Extension
+from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Complete, Delegate, Fail, Release
 from celery_idempotent.core.flow.continuation import Continuation
 from celery_idempotent.core.flow.end import (
@@ -28,6 +28,7 @@ from celery_idempotent.core.flow.end import (
     Requeue,
     Settlement,
 )
+from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.outcome import Failure, Outcome, Result, restored
 from celery_idempotent.core.flow.replay import replay, replay_or_requeue
 from celery_idempotent.core.flow.soft_limit import SoftLimitReached

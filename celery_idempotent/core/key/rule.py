@@ -8,12 +8,10 @@ from pathlib import PurePath
 from traceback import extract_tb
 from typing import Any, Final, NamedTuple
 
-from celery_idempotent.core.key import difference
 from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.core.key.explicit import as_text
 from celery_idempotent.core.key.key import Key, fingerprint_of
 from celery_idempotent.core.key.parameters import Argument, Parameters
-from celery_idempotent.core.key.template import Template
 from celery_idempotent.core.printable import did_you_mean
 from celery_idempotent.errors import KeyRuleError, SettingsError
 
@@ -203,6 +201,8 @@ class KeyRule:
         """
         bound = self._bind(*self._normalise(args, kwargs))
         fixed = () if key.explicit else self._fixed
+        from celery_idempotent.core.key import difference
+
         return difference.describe(self._parameters, bound, fixed, fingerprint)
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,6 +230,8 @@ class KeyRule:
         if rule is TASK_ID:
             return (lambda *_: b""), (), "TASK_ID: the id of the message"
         if isinstance(rule, str):
+            from celery_idempotent.core.key.template import Template
+
             encode = (template := Template(self.task, rule)).encode
             self.check_names(template.names)
             self._fixed = template.whole

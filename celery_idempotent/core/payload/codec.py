@@ -21,14 +21,11 @@ import contextlib
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kombu.exceptions import ContentDisallowed
 from kombu.serialization import registry
 
-from celery_idempotent.core.payload import offload
-from celery_idempotent.core.payload.encryption_keys import Cipher
-from celery_idempotent.core.payload.offload import OffloadStorage
 from celery_idempotent.core.payload.result_codec import ResultCodec, is_storable
 from celery_idempotent.core.payload.value_codec import (
     DATA_ONLY,
@@ -38,7 +35,7 @@ from celery_idempotent.core.payload.value_codec import (
     dump,
     load,
 )
-from celery_idempotent.core.record import layout, steps
+from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.payload import (
     ENCRYPTED,
     ERROR,
@@ -61,6 +58,10 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.settings import Settings
+
+if TYPE_CHECKING:
+    from celery_idempotent.core.payload.encryption_keys import Cipher
+    from celery_idempotent.core.payload.offload import OffloadStorage
 
 #: Fields in JSON, which every process can read.
 _JSON_FIELDS = (ERROR, OUTBOX, MESSAGE)
@@ -144,6 +145,8 @@ class PayloadCodec:
             return payload
         if self._storage is None:
             return Payload("", b"it is larger than idempotency_max_result_size")
+        from celery_idempotent.core.payload import offload
+
         kind = field.partition(" ")[0]
         seconds = settings.error_ttl if kind in (ERROR, MESSAGE) else settings.result_ttl
         put = partial(offload.put, self._storage, payload, key, token, field, seconds)
@@ -198,10 +201,16 @@ class PayloadCodec:
     async def delete_object(self, payload: Payload, key: str, field: str) -> None:
         """Deletes the offloaded object of a payload that no record holds. Never raises."""
         if payload.format.startswith(OFFLOADED) and self._storage is not None:
+            from celery_idempotent.core.payload import offload
+
             await self._run(partial(offload.delete, self._storage, payload, key, field))
 
     async def delete_step_objects(self, body: bytes, key: str) -> None:
         """Deletes the offloaded objects of the steps in `body`. Never raises."""
+        if not body:
+            return
+        from celery_idempotent.core.record import steps
+
         with contextlib.suppress(CorruptRecordError):
             for name, stored in steps.read(body, key).items():
                 await self.delete_object(Payload(*stored), key, step_field(name))
@@ -287,6 +296,8 @@ class PayloadCodec:
         if not payload.format:
             raise not_stored(payload, key, field)
         if payload.format.startswith(OFFLOADED):
+            from celery_idempotent.core.payload import offload
+
             payload = offload.get(self._storage, payload, key, field)
         if self._cipher is not None:
             payload = self._cipher.decrypt(payload, key, field)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
 from redis.exceptions import ClusterError, ResponseError
@@ -37,8 +37,6 @@ from celery_idempotent.core.store.node import Node
 from celery_idempotent.core.store.reference import Reference
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
-from celery_idempotent.core.store.tracking import InvalidationListener
-from celery_idempotent.core.store.transport.client import ClientTransport
 from celery_idempotent.core.store.transport.connection import (
     CONNECTION_ERRORS,
     connect,
@@ -50,6 +48,10 @@ from celery_idempotent.core.store.transport.connection import (
 from celery_idempotent.core.store.transport.server import ServerTransport
 from celery_idempotent.core.store.url import names_cluster
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from celery_idempotent.core.store.tracking import InvalidationListener
+    from celery_idempotent.core.store.transport.client import ClientTransport
 
 #: With ``idempotency_wait_replicas``: replies after a write that must not be lost. Redis replies
 #: before it replicates. If the master fails in between, the begin of a running execution is lost,
@@ -107,10 +109,15 @@ class RecordStore:
         self.node = Node(config, "", self._probe)
         self._nodes = {"": self.node}
         self.decode, self.view = decode, view or decode
-        names_server = config.client is None and not names_cluster(config.url)
-        transport = ServerTransport if names_server else ClientTransport
-        self._transport = transport(config, is_async=is_async)
-        self._listener = InvalidationListener(self._transport)
+        self._transport: ServerTransport | ClientTransport
+        if config.client is None and not names_cluster(config.url):
+            self._transport = ServerTransport(config, is_async=is_async)
+        else:
+            from celery_idempotent.core.store.transport.client import ClientTransport
+
+            self._transport = ClientTransport(config, is_async=is_async)
+        #: Created by the first wait for a change.
+        self._listener: InvalidationListener | None = None
         # The heartbeat needs a shorter timeout than other callers.
         self._heartbeat_transport: ServerTransport | ClientTransport | None = None
         self._refuses_second_key = False
@@ -324,6 +331,8 @@ class RecordStore:
 
         It may return early without a change: callers read the record and wait again.
         """
+        if self._listener is None:
+            self._listener = self.listener()
         await self._listener.wait_for_change(self.name(key), seen, seconds)
 
     async def get(self, key: Key) -> Record | None:
@@ -466,6 +475,8 @@ class RecordStore:
 
     def listener(self) -> InvalidationListener:
         """Returns another listener, with connections of its own."""
+        from celery_idempotent.core.store.tracking import InvalidationListener
+
         return InvalidationListener(self._transport)
 
     async def ping(self) -> None:
@@ -487,7 +498,8 @@ class RecordStore:
 
     async def aclose(self) -> None:
         """Closes the connections (of the running event loop); the next command reconnects."""
-        await self._listener.aclose()
+        if self._listener is not None:
+            await self._listener.aclose()
         if self._heartbeat_transport is not None:
             await self._heartbeat_transport.aclose()
         await self._transport.aclose()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
+
+from celery_idempotent.errors import SettingsError
 
 _ONE_SERVER = ("redis", "rediss", "valkey", "valkeys", "redis+socket", "unix")
 SENTINEL = "sentinel"
@@ -15,6 +18,28 @@ def scheme_of(url: str) -> str:
     """Returns the part before ``://``; empty if there is none."""
     scheme, separator, _ = url.partition("://")
     return scheme if separator else ""
+
+
+def check(url: str, options: Mapping[str, Any]) -> None:
+    """Rejects a URL that names no Redis server.
+
+    Args:
+        options: ``idempotency_redis_options``.
+
+    Raises:
+        SettingsError: naming the scheme, never the URL, which may hold a password.
+    """
+    scheme = scheme_of(url)
+    if scheme not in SCHEMES:
+        raise SettingsError(
+            f"idempotency_redis_url has {f'the scheme {scheme!r}' if scheme else 'no scheme'}; "
+            f"it must be one of {', '.join(SCHEMES)}"
+        ) from None
+    if scheme == SENTINEL and not options.get("master_name"):
+        raise SettingsError(
+            "idempotency_redis_url lists Sentinels: idempotency_redis_options must have the "
+            "'master_name' that they monitor"
+        )
 
 
 def names_one_server(url: str) -> bool:

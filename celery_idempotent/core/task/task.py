@@ -25,6 +25,7 @@ from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import About, report_refused
 from celery_idempotent.core.flow.execution import Execution, unprotected
+from celery_idempotent.core.flow.extension import run_unprotected
 from celery_idempotent.core.flow.soft_limit import BODY
 from celery_idempotent.core.key.explicit import message_form
 from celery_idempotent.core.key.key import Key
@@ -34,7 +35,7 @@ from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.task.message import call_options, canvas, message_headers
 from celery_idempotent.core.task.message.key_resolution import resolve_received_key
 from celery_idempotent.core.task.message.message_headers import id_text
-from celery_idempotent.core.task.publish import dedupe, put_back
+from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.core.task.publish.put_back import RequeuePause
 from celery_idempotent.core.task.receive import celery_log, user_methods
 from celery_idempotent.core.task.receive.call import (
@@ -49,7 +50,6 @@ from celery_idempotent.errors import (
     KeyRuleError,
     ResultDiscardedError,
 )
-from celery_idempotent.extensions.transaction import run_plain
 from celery_idempotent.settings import OPTIONS
 
 logger = logging.getLogger(__name__)
@@ -261,18 +261,18 @@ class IdempotentTask(Task):
     def _run_plain(
         self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs `body` without protection; with ``idempotency_transaction``, in a transaction.
+        """Runs `body` without protection, in the context that its options give it.
 
         If a body around it has a transaction in that database, `body` runs in the same one.
         """
-        settings = self.idempotency_configuration.settings
-        if settings.transaction is None:
+        configuration = self.idempotency_configuration
+        if not configuration.extensions:
             return user_methods.run(self, body, args, kwargs)
         execution = unprotected()
         reset = _plain_execution.set(execution)
         try:
             work = partial(user_methods.run, self, body, args, kwargs)
-            return run_plain(settings, execution, work)
+            return run_unprotected(configuration.settings, execution, work)
         finally:
             _plain_execution.reset(reset)
 
@@ -378,7 +378,8 @@ class IdempotentTask(Task):
         try:
             options = self._bind_headers("apply_async", text_id, kwargs, options)
         except KeyRuleError as error:
-            dedupe.report_publish_refused(About(self, self.name, text_id), error)
+            about = About(self, self.name, text_id)
+            report_refused(about, error, table.PUBLISH_REFUSED, "publish")
             raise
         if has_own_id and (headers := canvas.with_replaced_keys(text_id, options.get("headers"))):
             options["headers"] = headers
@@ -387,7 +388,11 @@ class IdempotentTask(Task):
         send = partial(
             super().apply_async, args, kwargs, task_id=task_id, producer=producer, shadow=shadow
         )
-        return dedupe.publish(self, args, kwargs, text_id, options, send, has_own_id=has_own_id)
+        if not self.idempotency_configuration.settings.deduplicates:
+            return send(**options)
+        from celery_idempotent.core.task.publish.dedupe import publish
+
+        return publish(self, args, kwargs, text_id, options, send, has_own_id=has_own_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
         """Runs a call eagerly, as Celery does, with the same protection as in a worker."""
@@ -498,8 +503,10 @@ class IdempotentTask(Task):
     def on_replace(self, sig: Signature) -> Any:
         """Publishes `sig`, as Celery does; with a transaction, once that is committed."""
         call = _call_of(self.request)
-        if call is not None and call.publish_with_commit(sig):
-            raise Ignore("Replaced by new task")
+        if call is not None and not self.request.is_eager:
+            for extension in call.active.extensions:
+                if extension.replacing(sig.delay):
+                    raise Ignore("Replaced by new task")
         return super().on_replace(sig)
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
@@ -537,10 +544,9 @@ class IdempotentTask(Task):
                 f"{self.name}: the task also has a parameter force: pass its arguments by position,"
                 " and forget a running call with `celery idempotency forget --force`"
             )
-        key, executor = self.idempotency_key_of(*args, **kwargs), configuration.executor
-        shown = None if force else executor.record_to_forget(key)
-        database = configuration.settings.transaction
-        case = executor.forget(key, shown, database, force=bool(force))
+        key = self.idempotency_key_of(*args, **kwargs)
+        shown = None if force else configuration.executor.record_to_forget(key)
+        case = configuration.forget(key, shown, force=bool(force))
         if case == "running":
             task_id = shown.task_id if isinstance(shown, Record) else "?"
             raise ConflictError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
@@ -82,13 +83,15 @@ def forget(
     sender = next((task for task in owners if task.name == key.task), None)
     configuration = (sender or owners[0]).idempotency_configuration
     record = view.record if view else None
-    case = configuration.executor.forget(
-        key,
-        NO_RECORD if view is None else record or UNREADABLE,
-        (configuration.settings.transaction if sender else None) or database,
-        outcome.row.owner if outcome else "",
-        force=force,
-    )
+    shown = NO_RECORD if view is None else record or UNREADABLE
+    forget_record = partial(configuration.executor.forget, key, shown, force=force)
+    if sender:
+        database = configuration.settings.transaction or database
+    if database is None:
+        case = forget_record()
+    else:
+        owner = outcome.row.owner if outcome else ""
+        case = database.forget(store.config.prefix, key, forget_record, owner)
     if case != "ok":
         return case
     found = outcome.row if outcome and view is None else record

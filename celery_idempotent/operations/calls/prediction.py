@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.flow import replacement
+from celery_idempotent.core.flow.conflict import POLICIES
 from celery_idempotent.core.key.explicit import message_form
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.key.parameters import Argument
@@ -33,12 +34,6 @@ class Prediction(NamedTuple):
 
 
 _NOUNS = {State.COMPLETED: "result", State.FAILED: "error"}
-_ON_CONFLICT = {
-    "retry": "it waits until that ends",
-    "raise": "it fails with ConflictError",
-    "ignore": "it is ignored",
-    "reject": "it is rejected, and the broker dead-letters it",
-}
 
 
 def predict(
@@ -142,7 +137,7 @@ def _predict_turn(
 def _conflict(settings: Settings, record: Record, *, collapses: bool) -> Prediction:
     """Predicts a conflict; with `collapses`, the publisher finds it."""
     holder = f"runs on {record.worker}" if record.worker else "has not started yet"
-    consequence = _ON_CONFLICT[settings.on_conflict]
+    consequence = POLICIES[settings.on_conflict].sentence
     if collapses:
         gets = "ConflictError" if settings.dedupe_publish == "raise" else "that task's result"
         consequence = f"no message is published, and the caller gets {gets}"

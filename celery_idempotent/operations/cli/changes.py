@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent import sql
 from celery_idempotent.core.printable import plural
 from celery_idempotent.core.record.record import State
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError
@@ -165,7 +165,7 @@ def purge(
     time; several may run at once. Expired rows that are not deleted do no harm.
     """
     deleted: Counter[str] = Counter()
-    for each in app_tasks.databases(tasks) | ({database} if database else set()):
+    for each in sql.databases(tasks) | ({database} if database else set()):
         found, after = batch, 0
         while found == batch:
             found, after = each.purge(batch, after)

@@ -12,6 +12,7 @@ from typing import Any
 
 from celery import Celery
 
+from celery_idempotent import sql
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.printable import did_you_mean
 from celery_idempotent.core.store.record_store import RecordStore
@@ -176,7 +177,7 @@ def _check_server(store: RecordStore, timeout: float) -> Iterator[Finding]:
 
 
 def _check_databases(app: Celery) -> Iterator[Finding]:
-    for database in app_tasks.databases(app_tasks.enabled(app)):
+    for database in sql.databases(app_tasks.enabled(app)):
         try:
             overdue = database.purge_is_overdue(PURGE_AFTER)
         except IdempotencyError as error:

@@ -24,8 +24,8 @@ from celery_idempotent.core.key.canonical import NotCanonicalError, canonical, d
 from celery_idempotent.core.key.parameters import entry_name
 from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.extensions.shadow import SHADOW_SUFFIX
 from celery_idempotent.operations.doctor.tasks import type_hints
-from celery_idempotent.settings import SHADOW_SUFFIX
 
 #: Document version; others are refused.
 VERSION = 1

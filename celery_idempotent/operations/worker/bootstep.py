@@ -14,7 +14,8 @@ from celery_idempotent.core import shared_counters
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
-from celery_idempotent.settings import Settings, in_shadow
+from celery_idempotent.extensions.shadow import Shadow
+from celery_idempotent.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ def _text(configuration: TaskConfiguration) -> str:
         return "unprotected (idempotency_enabled is False)"
     texts, default = [], Settings()
     if configuration.in_shadow:
-        texts, default = ["in shadow (every call runs)"], in_shadow(default)
+        texts, default = ["in shadow (every call runs)"], Shadow.resolve(default, "")
     texts.append(f"key by {configuration.rule.description}")
     values = {name: getattr(settings, name) for name in _LOGGED}
     texts += [f"{n} {_shown(v)}" for n, v in values.items() if v != getattr(default, n)]

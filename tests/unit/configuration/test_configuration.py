@@ -101,6 +101,10 @@ class TestInvalidOptions:
             "shop.charge: idempotency_max_attempts must be a whole number"
         )
 
+    def test_a_server_that_is_not_redis(self) -> None:
+        error = error_of(celery(), idempotency_redis_url="http://:secret@x")
+        assert error.startswith("idempotency_redis_url has the scheme 'http'; it must be one of ")
+
     def test_a_misspelt_prefix(self) -> None:
         expected = "there is no option idempotent_key; did you mean idempotency_key?"
 

@@ -14,7 +14,6 @@ from celery_idempotent.core.flow.execution import Execution
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.lease.lease import Lease
 from celery_idempotent.core.store.commands import LeaseExtension
-from celery_idempotent.extensions.transaction import plan_for
 from celery_idempotent.settings import Settings
 
 
@@ -43,7 +42,7 @@ def granted(runtime: Any) -> ActiveCall:
     data = Call(None, Key("shop.charge", "digest"), settings, "id", "here/1", 1.0)
     host: Any = None
     codec: Any = None
-    call = ActiveCall(data, host, runtime, codec, plan_for(settings))
+    call = ActiveCall(data, host, runtime, codec)
     extension = LeaseExtension(data.key, 1, settings.lease_ms, settings.result_ms)
     call.lease = Lease(runtime.store, extension, 0.0, call.report_lease_lost)
     call.execution = runtime.execution(str(data.key), 1, 1, call)

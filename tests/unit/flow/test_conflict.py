@@ -10,13 +10,13 @@ import pytest
 from celery_idempotent.core.flow import flow
 from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call
-from celery_idempotent.core.flow.conflict import requeue_delay
+from celery_idempotent.core.flow.conflict import POLICIES, held, requeue_delay
 from celery_idempotent.core.flow.end import Requeue
 from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.core.store.outage import OutageLogger
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.extensions.transaction import plan_for
-from celery_idempotent.settings import Settings
+from celery_idempotent.settings import ON_CONFLICT, Settings
 
 
 def delays(requeue_count: int, lease: float) -> list[float]:
@@ -42,6 +42,22 @@ def test_up_to_a_quarter_is_left_to_chance() -> None:
     assert len(set(several)) > 100
 
 
+def test_the_policies_are_those_of_the_option() -> None:
+    assert tuple(POLICIES) == ON_CONFLICT
+
+
+def test_a_copy_is_not_held_by_itself() -> None:
+    call: Any = SimpleNamespace(key="shop.charge:digest", task_id="1")
+    holders = {
+        each: Record(State.STARTED, call.key, "shop.charge", each, "w/1", 1, 1) for each in "12"
+    }
+
+    texts = {each: str(held(call, record)) for each, record in holders.items()}
+
+    assert texts["2"] == "shop.charge:digest is held by task 2 on w/1"
+    assert texts["1"] == "shop.charge:digest is held by another message of this task on w/1"
+
+
 def test_a_lease_of_less_than_a_second_makes_it_no_shorter() -> None:
     assert all(0.75 <= delay <= 1 for delay in delays(9, lease=0.5))
 
@@ -60,7 +76,7 @@ def test_not_much_after_the_store_however_long_the_lease() -> None:
     runtime: Any = SimpleNamespace(
         store=SimpleNamespace(node_of=lambda _: SimpleNamespace(outage=OutageLogger("shop")))
     )
-    call = ActiveCall(data, nothing, runtime, nothing, plan_for(settings))
+    call = ActiveCall(data, nothing, runtime, nothing)
 
     end = flow.without_store(call, StoreUnavailableError("away"))
 

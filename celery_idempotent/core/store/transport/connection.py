@@ -64,17 +64,8 @@ def connect(
     """
     if config.client is not None:
         return _user_client(config.client, library)
+    urls.check(config.url, config.options)
     scheme, is_cluster = urls.scheme_of(config.url), urls.names_cluster(config.url)
-    if scheme not in urls.SCHEMES:
-        raise SettingsError(
-            f"idempotency_redis_url has {f'the scheme {scheme!r}' if scheme else 'no scheme'}; "
-            f"it must be one of {', '.join(urls.SCHEMES)}"
-        ) from None
-    if scheme == urls.SENTINEL and not config.options.get("master_name"):
-        raise SettingsError(
-            "idempotency_redis_url lists Sentinels: idempotency_redis_options must have the "
-            "'master_name' that they monitor"
-        )
     if is_cluster and library is redis:
         retries = max(retries, 1)  # without one, it cannot connect while its first primary hangs
     timeout = (config.timeout if timeout is None else timeout) / (retries + 1)

@@ -54,10 +54,10 @@ def publish(
     *,
     has_own_id: bool,
 ) -> AsyncResult:
-    """Sends the message.
+    """Reserves the key, and sends the message.
 
-    With ``idempotency_dedupe_publish`` it reserves the key first. If another call has the key, it
-    sends nothing, and returns the result of that call or raises an error, as the option says.
+    If another call has the key, it sends nothing, and returns the result of that call or raises an
+    error, as ``idempotency_dedupe_publish`` says.
 
     Args:
         options: of the call; the headers in it are replaced.
@@ -72,7 +72,7 @@ def publish(
     """
     configuration = task.idempotency_configuration
     settings, in_shadow = configuration.settings, configuration.in_shadow
-    if not settings.deduplicates or any(map(options.get, _CANVAS_OPTIONS)):
+    if any(map(options.get, _CANVAS_OPTIONS)):
         return send(**options)
     args, kwargs, headers = args or (), kwargs or {}, options.get("headers")
     about, case, record = About(task, task.name, task_id), "", None
@@ -114,8 +114,8 @@ def publish(
         raise report_publish_refused(about, conflict.reused(record, difference))
     if has_own_id or case == "reused":
         return send(**options)
-    if settings.transaction is not None and layout.is_poisoned(record):
-        return send(**options)  # the worker determines whether its row was committed
+    if layout.is_poisoned(record) and any(e.knows_poisoned for e in configuration.extensions):
+        return send(**options)
     report(table.DEDUPLICATED, about, record=record)
     if settings.dedupe_publish == "raise":
         raise conflict.error(

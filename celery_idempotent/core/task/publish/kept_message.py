@@ -9,8 +9,8 @@ A rerun is a new publish under the old task id, whose result then replaces the f
 
 - If two people rerun it at once, or one repeats it after an error, the publishes are copies of one
   message, and one runs; the next also runs if that ends in an error that is not stored.
-- It is published first; the receiving worker then forgets the outcome (`ForgetFirst`). A message
-  that is lost on its way can be published again, and a process that dies in between leaves
+- It is published first; the receiving worker then forgets the outcome (`extensions.rerun`). A
+  message that is lost on its way can be published again, and a process that dies in between leaves
   nothing half done. The message names the token of the outcome: of several messages for one
   outcome, only the first forgets it.
 - It has no eta and no expiry, and may use all its retries again.
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -31,25 +30,18 @@ from celery.app.task import Context
 from celery.canvas import Signature
 from kombu.entity import Queue
 
-from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
-from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.active_call import ActiveCall, Extension, Plan
-from celery_idempotent.core.flow.end import End
+from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.executor import Executor
-from celery_idempotent.core.flow.soft_limit import at_row
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.payload.value_codec import JSON, dump, load
 from celery_idempotent.core.record.payload import message_field
-from celery_idempotent.core.record.record import Record
-from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.task.message import message_headers
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, id_text
 from celery_idempotent.core.task.publish import put_back
-from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
-from celery_idempotent.sql.database import Database
+from celery_idempotent.errors import CorruptRecordError
 
 #: Options that hold signatures, and when those run.
 _CONTINUATION = {"chain": "then", "link": "then", "link_error": "after an error"}
@@ -264,49 +256,3 @@ def publish(signature: Signature, key: Key, token: int) -> str:
     with put_back.confirming_producer(signature.app) as producer:
         signature.set(headers=headers).apply_async(producer=producer)
     return str(task_id)
-
-
-def plan_of_rerun(configuration: TaskConfiguration, token: int) -> Plan:
-    """Returns the plan of a rerun that replaces the outcome with `token`."""
-    first = partial(ForgetFirst, token, configuration.executor)
-    return configuration.plan._replace(extensions=(first, *configuration.plan.extensions))
-
-
-class ForgetFirst(Extension):
-    """Forgets the outcome with `token` before the first begin; for blocking code.
-
-    Args:
-        executor: the task's executor.
-    """
-
-    def __init__(self, token: int, executor: Executor, call: ActiveCall) -> None:
-        super().__init__(call)
-        self._token, self._executor = token, executor
-
-    async def before_begin(self) -> End | None:
-        """Forgets the outcome; any other outcome stays, and the begin replays it."""
-        try:
-            forgotten = at_row(self._forget)
-        except StoreUnavailableError as error:
-            report(table.STORE_UNAVAILABLE, self.call)
-            return conflict.requeue(self.call, error)
-        except CorruptRecordError:
-            return None  # the begin refuses it
-        if forgotten:
-            report(table.RUNS_AGAIN, self.call)
-        return None
-
-    def _forget(self) -> bool:
-        executor, key = self._executor, self.call.key
-        database: Database | None = self.call.settings.transaction
-        record = run_sync(executor.store.get(key))
-        row = database.find(executor.store.config.prefix, key) if database is not None else None
-        shown: Record | str = commands.NO_RECORD
-        if record is not None:
-            if record.token != self._token or not record.state.finished:
-                return False
-            shown = record
-        elif row is None or row.token != self._token:
-            return False
-        owner = row.owner if row is not None else ""
-        return executor.forget(key, shown, database, owner) == "ok"

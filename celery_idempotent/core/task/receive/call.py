@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -27,6 +26,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.states import FAILURE, PROPAGATE_STATES, SUCCESS
 from celery.utils.nodenames import gethostname
 from kombu.utils.encoding import bytes_to_str
+from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent.core import shared_counters
 from celery_idempotent.core.clock import monotonic
@@ -35,7 +35,7 @@ from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.flow import soft_limit
-from celery_idempotent.core.flow.active_call import ActiveCall, Plan
+from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
 from celery_idempotent.core.flow.end import Answer, Drop, End, Requeue
 from celery_idempotent.core.flow.execution import Execution
@@ -51,8 +51,8 @@ from celery_idempotent.core.store.commands import BackendResult
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.task.message import canvas, message_headers
 from celery_idempotent.core.task.message.key_resolution import resolve_key
-from celery_idempotent.core.task.message.message_headers import DEDUPLICATED, MessageHeaders, Waits
-from celery_idempotent.core.task.publish import kept_message, outbox, put_back
+from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
+from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.core.task.publish.put_back import (
     RequeuePause,
     hold_for,
@@ -61,8 +61,9 @@ from celery_idempotent.core.task.publish.put_back import (
 )
 from celery_idempotent.core.task.receive import user_methods
 from celery_idempotent.errors import IdempotencyError, KeyReusedError, StoreUnavailableError
-from celery_idempotent.extensions.shadow import Shadow
 
+#: The extension of a message that forgets an outcome before it begins.
+_RERUN = "celery_idempotent.extensions.rerun:ForgetFirst"
 #: The current call.
 call_of_context: ContextVar[Any] = ContextVar("idempotent_call", default=None)
 #: The call whose result a script has stored; reset when Celery would store it again.
@@ -87,7 +88,7 @@ class TaskCall:
         key: Key,
         headers: MessageHeaders,
     ) -> None:
-        self.sender, self._configuration, self._request = task, configuration, request
+        self.sender, self._configuration, self.request = task, configuration, request
         self._args, self._kwargs = args, kwargs
         settings = configuration.settings
         if headers.result_ttl is not None:
@@ -98,10 +99,6 @@ class TaskCall:
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: the other task has its id and its continuation.
         self.replaced: Delegate | None = None
-        #: Functions that publish the replacement once the transaction is committed.
-        self.replacements: list[Callable[[], Any]] = []
-        #: Why the replacement can never be published.
-        self._refusal: Exception | None = None
         self.ending: BaseException | None = None
         self.execution: Execution | None = None
         self.began_at = monotonic()
@@ -125,21 +122,24 @@ class TaskCall:
             continues=not configuration.in_shadow and canvas.has_continuation(request),
             soft_limit=None if request.is_eager else soft_limit_of(request),
         )
-        self._waits, self._forgets, plan = headers.waits, headers.forgets, configuration.plan
-        if self._forgets:
-            plan = kept_message.plan_of_rerun(configuration, self._forgets)
-        if configuration.in_shadow:
-            request.idempotency_without_body = False
-            finding = message_headers.finding_of(task_id, request.headers)
-            plan = Plan(plan.steps, (partial(Shadow, finding == DEDUPLICATED),))
+        self._waits, extensions = headers.waits, configuration.extensions
+        #: The token of the outcome that a rerun replaces; 0 without one.
+        self.forgets = headers.forgets
+        if self.forgets and not configuration.in_shadow:
+            extensions = (symbol_by_name(_RERUN), *extensions)
         executor = configuration.executor
         #: In the flow.
-        self.active = ActiveCall(self.data, self, executor.runtime, executor.codec, plan)
+        self.active = ActiveCall(self.data, self, executor.runtime, executor.codec, extensions)
+
+    @property
+    def app(self) -> Any:
+        """The app of the task."""
+        return self.sender.app
 
     @property
     def in_flow(self) -> TaskCall:
         """This call. Celery and this package find the id of its message in the request again."""
-        self._request.id = self._message_id
+        self.request.id = self._message_id
         return self
 
     def execute(self) -> Any:
@@ -165,31 +165,31 @@ class TaskCall:
         if greenlet is not None and isinstance(error, greenlet.GreenletExit):
             from celery.worker.state import revoked
 
-            if not self._request.is_eager and self._request.id not in revoked:
+            if not self.request.is_eager and self.request.id not in revoked:
                 raise Reject("the greenlet was killed", requeue=True) from None
 
     def _flow(self) -> End:
         outer_call = call_of_context.get()
         try:
             call_of_context.set(self)
-            if not self._request.is_eager:
+            if not self.request.is_eager:
                 running.add(self)
             return run_flow(partial(execute, self.active), self.data.soft_limit)
         finally:
-            self._request.id = self._message_id
+            self.request.id = self._message_id
             running.discard(self)
             call_of_context.set(outer_call)
 
     def run(self, execution: Execution) -> Any:
         """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""
         self.execution = execution
-        self._request.idempotency_without_body = False
+        self.request.idempotency_without_body = False
         self.sender.before_start(self.data.task_id, self._args, self._kwargs)
         return user_methods.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def _backend_result(self, value: Any) -> BackendResult | None:
         """Returns the result for the script to write; None if that is left to Celery."""
-        request = self._request
+        request = self.request
         if (
             request.is_eager
             or request.ignore_result
@@ -222,7 +222,7 @@ class TaskCall:
             if self.rescheduled is not None:
                 return outcome, self.rescheduled
             if self.ending is None:
-                request = self._request
+                request = self.request
                 if request.is_eager and isinstance(outcome.value, Retry):
                     return outcome, self._reserved_for(outcome.value)
                 follows = bool(request.callbacks or request.chain or request.chord)
@@ -238,11 +238,11 @@ class TaskCall:
             return outcome, Release()
         if isinstance(error, self.data.settings.replay_errors):
             return outcome, Fail()
-        return outcome, Release(died=not self._request.is_eager and _exits_by_itself(error))
+        return outcome, Release(died=not self.request.is_eager and _exits_by_itself(error))
 
     def replacement(self, sig: Signature) -> Delegate:
         """Prepares `sig` to replace the task, and returns the consequence for the key."""
-        in_shadow, request = self._configuration.in_shadow, self._request
+        in_shadow, request = self._configuration.in_shadow, self.request
         generation = (self.data.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS
         canvas.mark_replaced(sig, self.active.key, request)
         if not in_shadow and not request.is_eager:
@@ -259,17 +259,9 @@ class TaskCall:
             last is None or not canvas.ignores_result(last) or self._completes_key(last),
         )
 
-    def publish_with_commit(self, replacement: Signature) -> bool:
-        """Publishes `replacement` after the commit of the body's transaction, if it has one."""
-        transactional = self.data.settings.transaction is not None
-        if not transactional or self._request.is_eager or self._configuration.in_shadow:
-            return False
-        self.replacements.append(replacement.delay)
-        return True
-
     def _completes_key(self, sig: Signature) -> bool:
         """Returns whether `sig`, which replaces the task, will complete its key."""
-        configuration, request = self._configuration, self._request
+        configuration, request = self._configuration, self.request
         if sig.task != self.active.key.task:
             return False
         try:
@@ -294,8 +286,8 @@ class TaskCall:
         options = retry.sig.options if retry.sig else {"eta": retry.when}
         # The body may have changed the number of its retries.
         depth = self.data.generation - self.data.generation % canvas.GENERATIONS
-        awaited = depth + int(options.get("retries") or self._request.retries + 1)
-        delay = {} if self._request.is_eager else options
+        awaited = depth + int(options.get("retries") or self.request.retries + 1)
+        delay = {} if self.request.is_eager else options
         return Release(hold_for(delay, self.data.settings.lease), awaited)
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
@@ -306,7 +298,7 @@ class TaskCall:
         Raises:
             IdempotencyError: `error`, if the backend has no outcome.
         """
-        if record.task_id == self.data.task_id and not self._request.is_eager:
+        if record.task_id == self.data.task_id and not self.request.is_eager:
             result = self.sender.AsyncResult(self.data.task_id)
             try:
                 state, value = result.state, result.result
@@ -323,16 +315,6 @@ class TaskCall:
         rule, key = self._configuration.rule, self.active.key
         return rule.difference(self._args, self._kwargs, key, fingerprint)
 
-    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
-        """Returns the messages that `functions` publish on commit."""
-        return outbox.store(str(self.active.key), self.sender.app, functions)
-
-    def publish_messages(self, messages: Any) -> None:
-        """Publishes what :meth:`store_messages` returned."""
-        error = outbox.publish(str(self.active.key), self.sender.app, self.data.task_id, messages)
-        if self.replaced is not None:
-            self._refusal = error
-
     def _perform(self, end: End) -> Any:
         """Carries out `end` after the flow; returns or raises the outcome of the message."""
         written = end.record is not None and self._refer_to(end.record, end)
@@ -340,12 +322,12 @@ class TaskCall:
             if isinstance(end.outcome, Failure) and self._has_ended(end, end.outcome.error):
                 self._keep_message()
             if end.continuation_sent:
-                canvas.drop_continuation(self._request)
+                canvas.drop_continuation(self.request)
             if end.result_written or written:
                 result_written.set(self)
-            return (Failure(self._refusal) if self._refusal else end.outcome).get()
+            return end.outcome.get()
         # Suppresses Celery's log line, which would not show how this delivery ends.
-        self._request.idempotency_end_logged = True
+        self.request.idempotency_end_logged = True
         if isinstance(end, Requeue):
             self.requeue(end)
         elif not isinstance(end, Drop):
@@ -362,9 +344,11 @@ class TaskCall:
 
     def _keep_message(self) -> None:
         """Keeps the message for a person to rerun, unless it is a replacement."""
-        request, in_shadow = self._request, self._configuration.in_shadow
+        request, in_shadow = self.request, self._configuration.in_shadow
         may_store = self.data.settings.store_result and not request.replaced_task_nesting
         if may_store and not (request.is_eager or in_shadow):
+            from celery_idempotent.core.task.publish import kept_message
+
             kept_message.keep(self.active, request)
 
     def _refer_to(self, record: Record, end: End) -> bool:
@@ -400,7 +384,7 @@ class TaskCall:
             refused = reference.OTHER_ARGUMENTS if is_reused else reference.CONFLICT
             return reference.REPLAYED if end.replayed else refused
         if isinstance(end, Requeue):
-            return reference.CONFLICT if self._request.is_eager else reference.WAITING
+            return reference.CONFLICT if self.request.is_eager else reference.WAITING
         return reference.IGNORED if isinstance(end, Drop) else reference.DEAD_LETTERED
 
     def requeue(self, end: Requeue) -> None:
@@ -410,7 +394,7 @@ class TaskCall:
         fails, this copy is requeued; if the broker is not available for that either, it will
         redeliver the copy on its own.
         """
-        if self._request.is_eager:
+        if self.request.is_eager:
             report(table.RAISES, self.active, reason=end.reason)
             raise end.reason
         seconds, record, waits = end.seconds, end.record, None
@@ -418,18 +402,18 @@ class TaskCall:
             since_ms = self._waits.since_ms if self._waits else time.time_ns() // 1_000_000
             seconds, waits = end.fallback, Waits(since_ms, record.token, record.task_id[:255])
         headers = message_headers.with_derived_key(
-            self._request.headers,
+            self.request.headers,
             self.active.key,
             self.data.task_id,
             requeue_count=self.data.requeue_count + 1,
             rollback_count=end.rollback_count,
-            forgets=self._forgets,
+            forgets=self.forgets,
             waits=waits,
         )
 
         # Its expiry is kept only in a header. Celery would also pass it to the broker, which drops
         # every expired message; a worker still runs one whose execution began before that.
-        task, request, expires = self.sender, self._request, self._request.expires
+        task, request, expires = self.sender, self.request, self.request.expires
         if expires and task.app.conf.task_protocol == 2:
             headers, expires = {**headers, "expires": expires}, None
         pause = RequeuePause(task, request, self.began_at)

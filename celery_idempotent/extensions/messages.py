@@ -79,7 +79,7 @@ def _refused(key: str, name: str, reason: str) -> TransactionError:
 
 
 def publish(
-    key: str, app: Celery, task_id: str, messages: Sequence[Sequence[str]]
+    key: str, app: Celery | None, task_id: str, messages: Sequence[Sequence[str]]
 ) -> Exception | None:
     """Publishes the messages that :func:`store` returned.
 
@@ -95,8 +95,14 @@ def publish(
 
     Raises:
         CorruptRecordError: if they cannot be read.
+        TransactionError: without an app.
         Exception: the broker's error.
     """
+    if app is None:
+        raise TransactionError(
+            f"{key}: its row has messages that another process did not publish; pass the Celery "
+            "app to Idempotency() instead of a URL"
+        )
     unavailable = put_back.broker_errors(app)
     try:
         stored = [load(app, message) for message in messages]

@@ -1,0 +1,98 @@
+"""Extensions of the flow: what an option adds to it. The flow itself names none of them.
+
+The extension of an option is imported if a task sets the option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+from kombu.utils.imports import symbol_by_name
+
+from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.end import Admission, End, Settlement
+from celery_idempotent.core.flow.execution import BaseExecution
+from celery_idempotent.core.flow.outcome import Outcome
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.store.scripts import Reply
+from celery_idempotent.settings import EXTENSIONS, Settings
+
+
+class Extension:
+    """The effect of one option on one call. A subclass overrides the points that it needs."""
+
+    #: The option that adds it, as a setting of Celery.
+    option = ""
+    #: Why it needs the thread of one call, and no coroutine or batch can have it; else empty.
+    blocks = ""
+    #: Whether it may know an outcome of a call whose record is poisoned.
+    knows_poisoned = False
+
+    def __init__(self, call: ActiveCall) -> None:
+        self.call = call
+
+    @classmethod
+    def resolve(cls, settings: Settings, where: str) -> Settings:
+        """Returns the settings with which calls run.
+
+        Args:
+            where: the task or function, for an error message.
+
+        Raises:
+            SettingsError: if its option cannot be used, or not together with another one.
+        """
+        return settings
+
+    @classmethod
+    def unprotected(
+        cls, settings: Settings, execution: BaseExecution
+    ) -> AbstractContextManager[Any]:
+        """Returns the context of a body that runs without protection, outside the flow."""
+        return nullcontext()
+
+    @classmethod
+    def forget(cls, settings: Settings, key: Key, forget_record: Callable[[], str]) -> str:
+        """Forgets a call: calls `forget_record`, and returns its reply or another."""
+        return forget_record()
+
+    async def before_begin(self) -> End | None:
+        """Called before the first begin; returns None, or an end of the call."""
+        return None
+
+    async def admitted(self, admission: Admission) -> Admission:
+        """Called after each begin; returns the admission or replaces it."""
+        return admission
+
+    def replacing(self, publish: Callable[[], Any]) -> bool:
+        """Called when the body replaces its task; returns whether `publish` is called later."""
+        return False
+
+    def ran_unprotected(self, outcome: Outcome) -> Outcome:
+        """Called after a body without a record; returns its outcome or another."""
+        return outcome
+
+    async def settling(self, settlement: Settlement) -> Settlement | End:
+        """Called before an outcome is stored or a key released; returns a settlement or an end."""
+        return settlement
+
+    async def settled(self, settlement: Settlement, reply: Reply) -> None:
+        """Called after the outcome was stored."""
+
+    def ended(self) -> None:
+        """Called at the end of the flow, however it ends. Never raises, and may be called again."""
+
+
+def extensions_of(settings: Settings) -> tuple[type[Extension], ...]:
+    """Returns the extensions of the options that are set."""
+    chosen = [path for option, path in EXTENSIONS.items() if getattr(settings, option)]
+    return tuple(map(symbol_by_name, chosen))
+
+
+def run_unprotected(settings: Settings, execution: BaseExecution, work: Callable[[], Any]) -> Any:
+    """Runs `work` without protection, outside the flow."""
+    with ExitStack() as stack:
+        for extension in extensions_of(settings):
+            stack.enter_context(extension.unprotected(settings, execution))
+        return work()

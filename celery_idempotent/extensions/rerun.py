@@ -1,0 +1,53 @@
+"""A rerun: a message that forgets the outcome which it replaces before it begins."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import report
+from celery_idempotent.core.flow import conflict
+from celery_idempotent.core.flow.end import End
+from celery_idempotent.core.flow.extension import Extension
+from celery_idempotent.core.flow.soft_limit import at_row
+from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
+
+
+class ForgetFirst(Extension):
+    """Forgets an outcome before the first begin; for messages of tasks."""
+
+    async def before_begin(self) -> End | None:
+        """Forgets the outcome; any other outcome stays, and the begin replays it."""
+        try:
+            forgotten = at_row(self._forget)
+        except StoreUnavailableError as error:
+            report(table.STORE_UNAVAILABLE, self.call)
+            return conflict.requeue(self.call, error)
+        except CorruptRecordError:
+            return None  # the begin refuses it
+        if forgotten:
+            report(table.RUNS_AGAIN, self.call)
+        return None
+
+    def _forget(self) -> bool:
+        host: Any = self.call.host
+        configuration, key = self.call.sender.idempotency_configuration, self.call.key
+        executor, database = configuration.executor, configuration.settings.transaction
+        record = run_sync(executor.store.get(key))
+        row = database.find(executor.store.config.prefix, key) if database is not None else None
+        shown: Record | str = commands.NO_RECORD
+        if record is not None:
+            if record.token != host.forgets or not record.state.finished:
+                return False
+            shown = record
+        elif row is None or row.token != host.forgets:
+            return False
+        forget = partial(executor.forget, key, shown)
+        if database is None:
+            return bool(forget() == "ok")
+        owner = row.owner if row is not None else ""
+        return bool(database.forget(executor.store.config.prefix, key, forget, owner) == "ok")
