@@ -23,13 +23,13 @@ from kombu.mixins import ConsumerMixin
 
 from celery_idempotent import errors
 from celery_idempotent.core.events.report import log_extra
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.conflict import POLICIES, requeue_delay
 from celery_idempotent.core.flow.end import Answer, Drop, Reject, Requeue
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.flow import execute
 from celery_idempotent.core.flow.outcome import Failure, Result
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.thread import run_flow
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.record import Record, State
@@ -166,7 +166,7 @@ class IdempotentConsumer(ConsumerMixin):
         executor = self._idem.executor
         try:
             extensions = extensions_of_direct_call(self._settings)
-            active = ActiveCall(call, host, executor.runtime, executor.codec, extensions)
+            active = Pass(call, host, executor.runtime, executor.codec, extensions)
             end = run_flow(partial(execute, active))
         except Exception as error:
             end = Answer(Failure(error))

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from celery_idempotent.core.events import table
-from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.soft_limit import at_row
 from celery_idempotent.core.record.payload import OUTBOX, Payload
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
@@ -23,7 +23,7 @@ from celery_idempotent.sql.outcomes import Claim, OutcomeValues, Row
 from celery_idempotent.sql.transaction import Transaction
 
 
-def claim_of(call: ActiveCall) -> Claim:
+def claim_of(call: Pass) -> Claim:
     """Returns the claim of the row of the key, for the execution of `call`."""
     prefix = call.runtime.store.config.prefix
     attempt = call.execution.attempt if call.execution is not None else 0
@@ -37,7 +37,7 @@ def claim_of(call: ActiveCall) -> Claim:
     )
 
 
-async def begin_at_row(call: ActiveCall, transaction: Transaction, claim: Claim) -> Row | None:
+async def begin_at_row(call: Pass, transaction: Transaction, claim: Claim) -> Row | None:
     """Begins `transaction`, after publishing the messages that an earlier one left in the row.
 
     Returns:
@@ -56,7 +56,7 @@ async def begin_at_row(call: ActiveCall, transaction: Transaction, claim: Claim)
 
 
 async def commit_with_outbox(
-    call: ActiveCall,
+    call: Pass,
     transaction: Transaction,
     claim: Claim,
     outcome: OutcomeValues,
@@ -83,7 +83,7 @@ async def commit_with_outbox(
     return row, refusal
 
 
-async def publish_found(call: ActiveCall, database: Database, row: Row) -> Row:
+async def publish_found(call: Pass, database: Database, row: Row) -> Row:
     """Publishes the messages that another execution left in `row`; returns the row without them.
 
     Raises:
@@ -96,7 +96,7 @@ async def publish_found(call: ActiveCall, database: Database, row: Row) -> Row:
     return row._replace(outbox=None)
 
 
-async def outbox_of(call: ActiveCall, functions: Sequence[Callable[[], Any]]) -> bytes | None:
+async def outbox_of(call: Pass, functions: Sequence[Callable[[], Any]]) -> bytes | None:
     """Returns the outbox of the messages that `functions` publish; None if there are none.
 
     Raises:
@@ -118,7 +118,7 @@ async def outbox_of(call: ActiveCall, functions: Sequence[Callable[[], Any]]) ->
 
 
 async def publish_outbox(
-    call: ActiveCall, database: Database, row: Row | Claim, outbox: bytes
+    call: Pass, database: Database, row: Row | Claim, outbox: bytes
 ) -> Exception | None:
     """Publishes the messages that are committed in `row`, and removes them from it.
 

@@ -14,15 +14,15 @@ from typing import Any
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.active_call import (
-    ActiveCall,
-    begin_command,
-    release_command,
-)
 from celery_idempotent.core.flow.call import Complete, Delegate, Fail
 from celery_idempotent.core.flow.end import Answer
 from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.outcome import Failure, Outcome
+from celery_idempotent.core.flow.pass_ import (
+    Pass,
+    begin_command,
+    release_command,
+)
 from celery_idempotent.core.flow.soft_limit import SoftLimitReached
 from celery_idempotent.core.lease.clock import lease_now
 from celery_idempotent.core.lease.lease import Lease
@@ -98,7 +98,7 @@ class Shadow(Extension):
         return Answer(outcome)
 
 
-async def _begin(call: ActiveCall) -> Lease | None:
+async def _begin(call: Pass) -> Lease | None:
     """Counts the decision about the call. Returns its lease if it holds the key."""
     store = call.runtime.store
     try:
@@ -132,19 +132,19 @@ async def _begin(call: ActiveCall) -> Lease | None:
     return None
 
 
-async def _decide(call: ActiveCall) -> Reply:
+async def _decide(call: Pass) -> Reply:
     """Returns the reply to the begin of `call`."""
     reply = await call.runtime.execute(begin_command(call))
     if reply.case == "reused" and call.data.generation:
         record = call.runtime.store.record(call.key, reply.raw)
         if record.task_id == call.task_id:
             # A task that replaced itself has other arguments under the same key.
-            call.key, call.label = call.key.with_fingerprint(b""), ""
+            call.accept_other_arguments()
             return await _decide(call)
     return reply
 
 
-def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
+def _count_duplicate(call: Pass, case: str, record: Record) -> None:
     """Counts a call that would not have run."""
     if case == "reused":
         report_refused(call, conflict.reused(record, call.host.difference), table.WOULD_REFUSE)
@@ -161,7 +161,7 @@ def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
         report(table.WOULD_REPLAY, call, record=record)
 
 
-async def _end(call: ActiveCall, held: Lease | None, outcome: Outcome) -> None:
+async def _end(call: Pass, held: Lease | None, outcome: Outcome) -> None:
     """Records that the execution has ended, if it holds the key. Does not retry."""
     if held is None:
         return
@@ -174,7 +174,7 @@ async def _end(call: ActiveCall, held: Lease | None, outcome: Outcome) -> None:
         report(table.END_UNCOUNTED_ERROR, call, error=error)
 
 
-def _end_command(call: ActiveCall, token: int, outcome: Outcome) -> Command:
+def _end_command(call: Pass, token: int, outcome: Outcome) -> Command:
     """Returns the command that ends the execution as the flow would."""
     settings = call.settings
     outcome, disposition = call.host.meaning(outcome)

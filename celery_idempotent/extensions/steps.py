@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Complete, Fail
 from celery_idempotent.core.flow.end import Settlement
 from celery_idempotent.core.flow.extension import Extension
@@ -17,6 +16,7 @@ from celery_idempotent.core.flow.outcome import (
     restored,
     step_that_has_run,
 )
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.record import steps
 from celery_idempotent.core.record.payload import Payload, step_field
 from celery_idempotent.core.store import commands
@@ -28,7 +28,7 @@ from celery_idempotent.errors import IdempotencyError, LeaseLostError
 class Steps(Extension):
     """The finished steps of a call, including those of its earlier executions."""
 
-    def __init__(self, call: ActiveCall) -> None:
+    def __init__(self, call: Pass) -> None:
         super().__init__(call)
         #: The names of the steps that this execution runs or has run. The lock keeps two threads
         #: from beginning the same one.
@@ -110,4 +110,4 @@ class Steps(Extension):
             call.report_lease_lost(reply.raw)
             raise LeaseLostError(f"{call.key}: another execution has taken over")
         with self._lock:
-            call.steps_body += entry
+            call.add_step(entry)

@@ -16,9 +16,7 @@ from typing import Any
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow import conflict, flow, replacement
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Complete, Delegate, Disposition, Fail, Release
-from celery_idempotent.core.flow.continuation import Continuation
 from celery_idempotent.core.flow.end import (
     AGAIN,
     GRANTED,
@@ -32,6 +30,7 @@ from celery_idempotent.core.flow.end import (
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.outcome import Failure, Result, is_asynchronous
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.replay import replay_or_requeue
 from celery_idempotent.core.flow.soft_limit import at_row
 from celery_idempotent.core.key.key import Key
@@ -84,7 +83,7 @@ class RowTransaction(Extension):
         database: Database = settings.transaction
         return database.forget(settings.key_prefix, key, forget_record)
 
-    def __init__(self, call: ActiveCall) -> None:
+    def __init__(self, call: Pass) -> None:
         super().__init__(call)
         #: Functions that publish the canvas that replaces the task.
         self._replacements: list[Callable[[], Any]] = []
@@ -106,9 +105,7 @@ class RowTransaction(Extension):
     async def _begin(self) -> Admission:
         call = self.call
         self._claim = claim_of(call)
-        assert call.execution is not None
-        call.protected = True  # by the row if there is no record
-        call.execution._transaction = self.transaction  # noqa: SLF001 - the body reads its connection
+        call.protect_by(self.transaction)
         try:
             row = await begin_at_row(call, self.transaction, self._claim)
             row = row and row.with_outcome()
@@ -258,11 +255,10 @@ class RowTransaction(Extension):
         try:
             reply = await self._repeat(row, record)
             if reply.case == "ok" and self._sends(row):
-                call.continuation = Continuation(call, call.token)
+                call.send_continuation_of(call.token)
         except (StoreUnavailableError, CorruptRecordError) as error:
             call.report(table.ROW_NOT_REPEATED, error=error)
-        call.settled = True
-        call.stop_renewal()
+        call.mark_settled()
         return await replay_or_requeue(call, record)
 
     def _sends(self, row: Row) -> bool:
@@ -287,7 +283,7 @@ class RowTransaction(Extension):
                     disposition,
                     Result(None),
                     Payload(record.format, record.body),
-                    row.remaining_ms,
+                    retention_ms=row.remaining_ms,
                     sending_ms=self.call.sending_ms if self._sends(row) else 0,
                 ),
             )

@@ -8,12 +8,12 @@ from typing import Any
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.end import Admission, Answer, End, Finished
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.outcome import Failure, Result
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.record import Record
@@ -59,7 +59,7 @@ class Entry:
         conflict = isinstance(error, ConflictError)
         self.decision, self.error = Decision.CONFLICT if conflict else Decision.REJECTED, error
 
-    def begun(self, call: ActiveCall, end: End | BaseException | None) -> None:
+    def begun(self, call: Pass, end: End | BaseException | None) -> None:
         """Sets the decision from the `end` of the flow of `call`; None if it reached its body."""
         if end is None:
             self.decision, self.execution = Decision.RUN, call.execution
@@ -92,7 +92,7 @@ class Entry:
         return 0 if self.execution is None else self.execution.attempt
 
 
-def _not_stored(call: ActiveCall, end: End | BaseException | None) -> IdempotencyError | None:
+def _not_stored(call: Pass, end: End | BaseException | None) -> IdempotencyError | None:
     """Returns the reason why the value of a completed key is not stored, if it is not."""
     if not call.protected:
         return None
@@ -135,10 +135,10 @@ class BaseBatch(Bodies, Sequence[Entry]):
     ) -> None:
         super().__init__(runtime)
         self._entries = [Entry(key) for key in keys]
-        self._pending: dict[Hashable, ActiveCall] = {}
+        self._pending: dict[Hashable, Pass] = {}
         #: The first entry of each usable key.
-        self._calls: dict[ActiveCall, Entry] = {}
-        firsts: dict[str, ActiveCall] = {}
+        self._calls: dict[Pass, Entry] = {}
+        firsts: dict[str, Pass] = {}
         digests: dict[Hashable, str] = {}
         for entry, call in zip(self._entries, calls, strict=True):
             if isinstance(call, IdempotencyError):
@@ -155,7 +155,7 @@ class BaseBatch(Bodies, Sequence[Entry]):
                 # A batch does not wait for a key that is held.
                 data = call._replace(wait_timeout=0.0)
                 extensions = (*extensions_of_direct_call(data.settings), LeaveRecord)
-                active = ActiveCall(data, DirectHost(data), runtime, codec, extensions)
+                active = Pass(data, DirectHost(data), runtime, codec, extensions)
                 firsts[call.key.digest], self._calls[active] = active, entry
             elif first.key.fingerprint != call.key.fingerprint:
                 entry.refuse(
@@ -203,7 +203,7 @@ class BaseBatch(Bodies, Sequence[Entry]):
             for call in parts:
                 call.runtime = self._runtime
 
-    def _take(self, keys: Iterable[Hashable]) -> dict[Hashable, ActiveCall]:
+    def _take(self, keys: Iterable[Hashable]) -> dict[Hashable, Pass]:
         """Removes the calls of `keys` from the pending ones and returns them."""
         keys = dict.fromkeys(keys)
         if keys.keys() - self._pending.keys():

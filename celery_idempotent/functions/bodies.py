@@ -7,15 +7,15 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.aio import AsyncioRuntime
 from celery_idempotent.core.flow.end import End
 from celery_idempotent.core.flow.flow import execute_from_body, execute_to_body
 from celery_idempotent.core.flow.outcome import Failure, Outcome
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.thread import run_flow
 
 #: Parts of flows, see `flow.execute_to_body`.
-Parts = Mapping[ActiveCall, Coroutine[Any, Any, End | None]]
+Parts = Mapping[Pass, Coroutine[Any, Any, End | None]]
 
 
 class Bodies:
@@ -26,12 +26,12 @@ class Bodies:
     """
 
     #: The calls that were begun.
-    _begun_calls: Sequence[ActiveCall] = ()
+    _begun_calls: Sequence[Pass] = ()
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
         #: How the flows have ended, or the errors that they raised; None for one at its body.
-        self._ends: dict[ActiveCall, End | BaseException | None] = {}
+        self._ends: dict[Pass, End | BaseException | None] = {}
 
     def __del__(self) -> None:
         self._close()
@@ -40,9 +40,7 @@ class Bodies:
         """Called when all flows have reached their bodies or ended."""
         raise NotImplementedError
 
-    async def _begin(
-        self, calls: Sequence[ActiveCall], reason: BaseException | None = None
-    ) -> None:
+    async def _begin(self, calls: Sequence[Pass], reason: BaseException | None = None) -> None:
         """Begins `calls`; after an error or a cancellation, ends those that have begun.
 
         Args:
@@ -56,7 +54,7 @@ class Bodies:
             await self._end(error, reason or error)
             raise
 
-    async def _complete(self, outcomes: Mapping[ActiveCall, Outcome]) -> None:
+    async def _complete(self, outcomes: Mapping[Pass, Outcome]) -> None:
         """Runs the flows of these calls, whose bodies have ended with `outcomes`, to their ends."""
         await self._drive(partial(self._settle, outcomes))
 
@@ -79,11 +77,9 @@ class Bodies:
         """Stops the renewal of the leases, without awaiting anything."""
         for call in self._begun_calls:
             if call.at_body:
-                call.at_body = False
-                call.end_extensions()
-                call.stop_renewal()
+                call.close()
 
-    async def _settle(self, outcomes: Mapping[ActiveCall, Outcome]) -> None:
+    async def _settle(self, outcomes: Mapping[Pass, Outcome]) -> None:
         at_body = {call: outcome for call, outcome in outcomes.items() if call.at_body}
         await self._run({call: execute_from_body(call, at_body[call]) for call in at_body})
 

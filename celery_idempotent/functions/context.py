@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.end import Answer
 from celery_idempotent.core.flow.execution import AsyncExecution, BaseExecution, Execution
 from celery_idempotent.core.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import ConflictError, IdempotencyError
@@ -37,7 +37,7 @@ class BaseBlockExecution(Bodies):
         #: Under CONFLICT, names the execution that holds the key.
         self.conflict: ConflictError | None = None
         extensions = extensions_of_direct_call(data.settings)
-        self._call = ActiveCall(data, host, runtime, codec, extensions)
+        self._call = Pass(data, host, runtime, codec, extensions)
         self._execution: BaseExecution | None = None
         self._outcome: Outcome | None = None
         self._outer_execution = current_execution.get()

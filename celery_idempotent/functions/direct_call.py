@@ -14,12 +14,12 @@ from celery import Celery
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call, Complete, Disposition, Fail, Release
 from celery_idempotent.core.flow.end import Answer, End, Requeue
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.extension import Extension, extensions_of
 from celery_idempotent.core.flow.outcome import Failure, Outcome, that_has_run
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.record.record import Record
 from celery_idempotent.core.task.receive.call import worker_name
@@ -54,7 +54,7 @@ class Decision(str, Enum):
 class Unprotected(Extension):
     """Runs a body without a record: ``enabled=False``."""
 
-    def __init__(self, call: ActiveCall) -> None:
+    def __init__(self, call: Pass) -> None:
         super().__init__(call)
         #: Has the contexts of the body while they are open.
         self._contexts = ExitStack()
@@ -134,7 +134,7 @@ def direct_call(
     )
 
 
-def outcome_of(call: ActiveCall, end: End | BaseException) -> Outcome:
+def outcome_of(call: Pass, end: End | BaseException) -> Outcome:
     """Returns the outcome of a direct call; the caller decides whether to call again.
 
     Args:

@@ -17,7 +17,6 @@ from celery_idempotent.core.configuration import app_tasks, configuration
 from celery_idempotent.core.configuration.store_config import store_config_of
 from celery_idempotent.core.events.report import About, report_refused
 from celery_idempotent.core.flow import outcome
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.aio import AsyncExecutor, AsyncioRuntime
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.conflict import POLICIES
@@ -25,6 +24,7 @@ from celery_idempotent.core.flow.execution import BaseExecution, unprotected
 from celery_idempotent.core.flow.executor import Executor
 from celery_idempotent.core.flow.extension import extensions_of, run_unprotected
 from celery_idempotent.core.flow.flow import execute
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.thread import run_flow
 from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.core.key.key import Key, fingerprint_of
@@ -215,7 +215,7 @@ class Idempotency:
 
         def new_call(
             host: type[DirectHost], runtime: Any, codec: PayloadCodec, args: Any, kwargs: Any
-        ) -> ActiveCall:
+        ) -> Pass:
             label = labels.of(args, kwargs) if labels else ""
             try:
                 key = rule.derive(args, kwargs)
@@ -226,7 +226,7 @@ class Idempotency:
             work = partial(func, *args, **kwargs)
             difference = partial(rule.difference, args, kwargs, key)
             caller = host(data, work, self.app, difference)
-            return ActiveCall(data, caller, runtime, codec, extensions)
+            return Pass(data, caller, runtime, codec, extensions)
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             if not own_settings.enabled:

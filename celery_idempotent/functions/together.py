@@ -6,7 +6,7 @@ from collections.abc import Generator
 from types import coroutine
 from typing import Any
 
-from celery_idempotent.core.flow.active_call import ActiveCall
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.store.commands import Command
 from celery_idempotent.functions.bodies import Parts
 
@@ -36,7 +36,7 @@ class Together:
         ends: gets the end of each part, or the error that it raised.
     """
 
-    def __init__(self, runtime: Any, parts: Parts, ends: dict[ActiveCall, Any]) -> None:
+    def __init__(self, runtime: Any, parts: Parts, ends: dict[Pass, Any]) -> None:
         self._runtime, self._parts, self._ends = runtime, parts, ends
         self._left = dict.fromkeys(parts)
 
@@ -57,9 +57,9 @@ class Together:
             if isinstance(end, BaseException) and not isinstance(end, Exception):
                 raise end
 
-    async def _run(self, replies: dict[ActiveCall, Any]) -> None:
+    async def _run(self, replies: dict[Pass, Any]) -> None:
         """Resumes each part with its reply, or an error, and serves what it waits for."""
-        waiting: dict[ActiveCall, Any] = {}
+        waiting: dict[Pass, Any] = {}
         while replies:
             for call, reply in tuple(replies.items()):
                 effect = await self._resume(call, reply)
@@ -83,7 +83,7 @@ class Together:
             return [error] * len(effects)
         return [None] * len(effects)
 
-    async def _resume(self, call: ActiveCall, reply: Any) -> Any:
+    async def _resume(self, call: Pass, reply: Any) -> Any:
         """Runs a part until it waits for an effect, which is returned, or to its end."""
         part = self._parts[call]
         try:

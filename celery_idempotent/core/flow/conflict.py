@@ -13,9 +13,9 @@ from typing import NamedTuple
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.events.table import Event
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.end import Answer, Drop, End, Reject, Requeue
 from celery_idempotent.core.flow.outcome import Failure
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.errors import ConflictError, KeyReusedError
@@ -67,7 +67,7 @@ POLICIES = {
 
 
 def apply_policy(
-    call: ActiveCall,
+    call: Pass,
     record: Record,
     *,
     returns: bool = False,
@@ -103,7 +103,7 @@ def apply_policy(
     return end._replace(fallback=min(_jittered(call.settings.lease), _half_retention(call)))
 
 
-def policy_for(call: ActiveCall, record: Record, *, returns: bool = False) -> str:
+def policy_for(call: Pass, record: Record, *, returns: bool = False) -> str:
     """Returns the policy for `call` while `record` is held."""
     is_copy = record.task_id == call.task_id
     return "retry" if is_copy or returns else call.settings.on_conflict
@@ -120,7 +120,7 @@ def reused(record: Record, difference: Callable[[bytes], str]) -> KeyReusedError
     return KeyReusedError(one_line(f"{text}: {differs}" if differs else text))
 
 
-def held(call: ActiveCall, record: Record) -> ConflictError:
+def held(call: Pass, record: Record) -> ConflictError:
     """Returns the error of a call whose key another one holds."""
     where = f" on {record.worker}" if record.worker else ", which has not begun yet"
     is_copy = record.task_id == call.task_id
@@ -133,7 +133,7 @@ def error(text: str, record: Record) -> ConflictError:
     return ConflictError(one_line(text), record.task_id)
 
 
-def requeue(call: ActiveCall, reason: BaseException, longest: float | None = None) -> Requeue:
+def requeue(call: Pass, reason: BaseException, longest: float | None = None) -> Requeue:
     """Requeues `call`, with a delay that grows each time.
 
     Args:
@@ -145,7 +145,7 @@ def requeue(call: ActiveCall, reason: BaseException, longest: float | None = Non
     return Requeue(min(seconds, _half_retention(call)), reason, data.rollback_count)
 
 
-def _half_retention(call: ActiveCall) -> float:
+def _half_retention(call: Pass) -> float:
     """Returns half of the seconds for which an outcome is kept that ends a wait."""
     settings = call.settings
     return float("inf") if settings.runs_again else min(settings.result_ttl, settings.error_ttl) / 2

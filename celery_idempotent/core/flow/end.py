@@ -104,6 +104,8 @@ class Settlement:
     disposition: Disposition
     outcome: Outcome
     payload: Payload | None = None
+    #: The field of the record for an encoded value; empty if the payload is none.
+    field: str = ""
     retention_ms: int = 0
     #: These two as for `commands.complete`.
     backend_result: BackendResult | None = None

@@ -11,10 +11,10 @@ from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.end import Admission, End, Settlement
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.outcome import Outcome
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.settings import EXTENSIONS, Settings
@@ -30,7 +30,7 @@ class Extension:
     #: Whether it may know an outcome of a call whose record is poisoned.
     knows_poisoned = False
 
-    def __init__(self, call: ActiveCall) -> None:
+    def __init__(self, call: Pass) -> None:
         self.call = call
 
     @classmethod

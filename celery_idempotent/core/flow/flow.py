@@ -9,11 +9,9 @@ from typing import Any
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.repeats import like_it
-from celery_idempotent.core.events.report import decide_by, report, report_refused
+from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow import conflict, replacement
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Complete, Delegate, Fail, Release
-from celery_idempotent.core.flow.continuation import Continuation
 from celery_idempotent.core.flow.end import (
     AGAIN,
     GRANTED,
@@ -30,10 +28,10 @@ from celery_idempotent.core.flow.end import (
 )
 from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.outcome import Failure, Outcome, Result, restored
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.replay import replay, replay_or_requeue
 from celery_idempotent.core.flow.soft_limit import SoftLimitReached
 from celery_idempotent.core.lease.clock import lease_now
-from celery_idempotent.core.lease.lease import Lease
 from celery_idempotent.core.payload.codec import DELEGATED, RESULT_IGNORED
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.payload import ERROR, RESULT, Payload
@@ -53,7 +51,7 @@ from celery_idempotent.errors import (
 MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
 
 
-async def execute(call: ActiveCall) -> End:
+async def execute(call: Pass) -> End:
     """Runs `call` from its begin to its settlement, and returns how it ends.
 
     Raises:
@@ -66,7 +64,7 @@ async def execute(call: ActiveCall) -> End:
     return end
 
 
-async def execute_to_body(call: ActiveCall) -> End | None:
+async def execute_to_body(call: Pass) -> End | None:
     """Runs `call` up to its body, which the caller runs; returns the end of a call without one.
 
     After None, :func:`execute_from_body` must follow, as long as `call.at_body` is true.
@@ -77,27 +75,27 @@ async def execute_to_body(call: ActiveCall) -> End | None:
     return await _part(call, _begin(call))
 
 
-async def execute_from_body(call: ActiveCall, outcome: Outcome) -> End:
+async def execute_from_body(call: Pass, outcome: Outcome) -> End:
     """Runs `call`, whose body has ended with `outcome`, to its settlement.
 
     Raises:
         As :func:`execute`.
     """
-    call.at_body = False
+    call.leave_body()
     end = await _part(call, _settle(call, outcome))
     assert end is not None
     return end
 
 
-async def _execute(call: ActiveCall) -> End:
+async def _execute(call: Pass) -> End:
     if (end := await _begin(call)) is not None:
         return end
     assert call.execution is not None
-    outcome = call.outcome or await call.runtime.run(partial(call.host.run, call.execution))
+    outcome = await call.runtime.run(partial(call.host.run, call.execution))
     return await _settle(call, outcome)
 
 
-async def _begin(call: ActiveCall) -> End | None:
+async def _begin(call: Pass) -> End | None:
     extension: Extension
     for extension in call.extensions:
         if (end := await extension.before_begin()) is not None:
@@ -105,7 +103,7 @@ async def _begin(call: ActiveCall) -> End | None:
     return await begin(call) if call.execution is None else None
 
 
-async def _settle(call: ActiveCall, outcome: Outcome) -> End:
+async def _settle(call: Pass, outcome: Outcome) -> End:
     try:
         return await settle(call, outcome)
     except GeneratorExit:
@@ -114,38 +112,27 @@ async def _settle(call: ActiveCall, outcome: Outcome) -> End:
         return await settle_again(call, outcome, error)
 
 
-async def _part(call: ActiveCall, part: Coroutine[Any, Any, End | None]) -> End | None:
+async def _part(call: Pass, part: Coroutine[Any, Any, End | None]) -> End | None:
     """Runs a part of the flow; an error, or an end of the call, gives back what it was granted."""
     try:
         end = await part
-        call.at_body = end is None
+        if end is None:
+            call.reach_body()
         return end
     except SoftLimitReached as interrupted:
-        call.unanswered = False  # asking again whether the begin was granted takes too long
-        await give_back(call, interrupted)
+        await call.interrupt(interrupted, must_ask=False)  # that takes too long
         return conflict.requeue(call, interrupted.error)
     except GeneratorExit:
         raise  # the event loop is closed: nothing can be awaited
     except BaseException as error:
-        call.at_body = False
-        await give_back(call, error)
+        await call.interrupt(error)
         raise
     finally:
         if not call.at_body:
-            if call.extensions:
-                call.end_extensions()
-            if call.renewed:
-                call.stop_renewal()
+            call.close()
 
 
-async def give_back(call: ActiveCall, error: BaseException) -> None:
-    """Gives back whatever `call` was granted, after a signal handler has raised `error`."""
-    call.end_extensions()
-    decide_by(call, error)
-    await call.give_back()
-
-
-async def begin(call: ActiveCall) -> End | None:
+async def begin(call: Pass) -> End | None:
     """Requests the key; returns None if the call may run, else the end of the call."""
     since = lease_now()
     while True:
@@ -173,7 +160,7 @@ async def begin(call: ActiveCall) -> End | None:
             return admission
 
 
-async def admit(call: ActiveCall) -> Admission:
+async def admit(call: Pass) -> Admission:
     """Sends one begin and returns what its reply permits."""
     try:
         reply = await call.send_begin()
@@ -195,7 +182,7 @@ async def admit(call: ActiveCall) -> Admission:
     if reply.case == "reused":
         if call.data.generation and record.task_id == call.task_id:
             # The task has replaced itself with other arguments, under the same key.
-            call.key, call.label = call.key.with_fingerprint(b""), ""
+            call.accept_other_arguments()
             return AGAIN
         return Answer(
             Failure(report_refused(call, conflict.reused(record, call.host.difference))),
@@ -206,7 +193,7 @@ async def admit(call: ActiveCall) -> Admission:
     return Held(record, reply, key)
 
 
-async def _granted(call: ActiveCall) -> Admission:
+async def _granted(call: Pass) -> Admission:
     """Returns whether an execution that Redis has granted may begin its body."""
     execution, lease = call.execution, call.lease
     assert execution is not None
@@ -216,35 +203,31 @@ async def _granted(call: ActiveCall) -> Admission:
             await call.runtime.execute(
                 commands.poison(call.key, call.token, call.settings.error_ms, label=call.label)
             )
-            call.lease = None
+            call.drop_lease()
             return AGAIN
         if call.must_confirm and not await call.confirm():
-            call.lease = None
+            call.drop_lease()
             return AGAIN
     except StoreUnavailableError as error:
-        call.lease = None  # unless confirmed, it counts as no death
+        call.drop_lease()  # unless confirmed, it counts as no death
         return without_store(call, error)
     call.start_renewal()
-    return GRANTED if lease.trusted else await _begin_again(call, lease)
+    return GRANTED if lease.trusted else await _begin_again(call)
 
 
-async def _begin_again(call: ActiveCall, lease: Lease) -> Admission:
+async def _begin_again(call: Pass) -> Admission:
     """Begins again, once, because the granted lease had expired when the reply came.
 
     The process was suspended, or Redis is slow.
     """
-    if lease.token == call.expired_token:
-        await call.give_back()
-        late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
-        return without_store(call, late)
-    # A begin with the same id returns the current state of the key.
-    call.report(table.BEGINS_AGAIN)
-    call.stop_renewal()
-    call.expired_token, call.lease = lease.token, None
-    return AGAIN
+    if call.drop_expired_lease():
+        return AGAIN  # a begin with the same id returns the current state of the key
+    await call.give_back()
+    late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
+    return without_store(call, late)
 
 
-async def _release_replaced(call: ActiveCall, record: Record) -> bool:
+async def _release_replaced(call: Pass, record: Record) -> bool:
     """Releases the key of another task if its replacement has failed; returns whether it has."""
     error = replacement.error_of(record, call.settings)
     if error is None:
@@ -261,7 +244,7 @@ def _wait_interval(record: Record, now_ms: int) -> float:
     return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
 
 
-def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | Requeue:
+def without_store(call: Pass, error: StoreUnavailableError) -> Granted | Requeue:
     """Applies ``on_store_error``: runs the call without protection, requeues it, or raises."""
     policy = call.settings.on_store_error
     outage = call.runtime.store.node_of(call.key).outage
@@ -279,7 +262,7 @@ def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | R
     return conflict.requeue(call, error, longest=breaker.MAX_DELAY)
 
 
-async def settle(call: ActiveCall, outcome: Outcome) -> End:
+async def settle(call: Pass, outcome: Outcome) -> End:
     """Stores `outcome` or releases the key, and returns the end that counts."""
     lease = call.lease
     extension: Extension
@@ -305,7 +288,7 @@ async def settle(call: ActiveCall, outcome: Outcome) -> End:
     return await _store(call, settlement)
 
 
-async def settle_again(call: ActiveCall, outcome: Outcome, error: BaseException) -> End:
+async def settle_again(call: Pass, outcome: Outcome, error: BaseException) -> End:
     """Settles after a signal handler has raised `error` in :func:`settle`.
 
     The body has ended, so its outcome still has to be stored. An error that ends the process is
@@ -314,7 +297,8 @@ async def settle_again(call: ActiveCall, outcome: Outcome, error: BaseException)
     if call.settled or not call.protected:
         raise error
     exiting = not isinstance(error, Exception)
-    call.writes_once |= exiting
+    if exiting:
+        call.write_once()
     try:
         end = await settle(call, outcome)
     except Exception as second:
@@ -327,7 +311,7 @@ async def settle_again(call: ActiveCall, outcome: Outcome, error: BaseException)
     return end
 
 
-async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
+async def settlement_of(call: Pass, outcome: Outcome) -> Settlement:
     """Encodes what has to be stored for `outcome`."""
     if call.steps_body:
         _ = call.steps  # from now on they are an extension of the call
@@ -344,9 +328,9 @@ async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
             payload = await call.codec.protect(payload, settings, **protect)
         else:
             payload = await call.codec.encode_result(outcome.value, settings, **protect)
-        settlement.payload, settlement.backend_result = payload, disposition.backend_result
+        settlement.payload, settlement.field = payload, RESULT
+        settlement.backend_result = disposition.backend_result
         settlement.sending_ms = call.sending_ms if disposition.continues else 0
-        call.stored = payload, RESULT
     elif isinstance(disposition, Delegate):
         # The other task has the continuation, so this one has none to send. If the other's result
         # never comes, a call that waits for it runs when the record expires.
@@ -355,33 +339,23 @@ async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
     elif isinstance(disposition, Fail):
         assert isinstance(outcome, Failure)
         payload = await call.codec.encode_error(outcome.error, settings, **protect)
-        settlement.payload, settlement.retention_ms = payload, settings.error_ms
-        call.stored = payload, ERROR
+        settlement.payload, settlement.field = payload, ERROR
+        settlement.retention_ms = settings.error_ms
     return settlement
 
 
-async def _store(call: ActiveCall, settlement: Settlement) -> End:
+async def _store(call: Pass, settlement: Settlement) -> End:
     """Stores the outcome of the key."""
-    call.writes_once |= settlement.committed
-    command = settle_command(call, settlement)
-    try:
-        reply = await call.write(command)
-    except StoreUnavailableError as error:
-        call.unsaved = None if settlement.committed else error
-        event = table.COMMITTED_ONLY if settlement.committed else table.OUTCOME_UNSAVED
-        call.report(event, error=error)
-        reply = None
-    call.settled = True
-    call.stop_renewal()
+    reply = await call.settle_as(settlement, settle_command(call, settlement))
     delegates = isinstance(settlement.disposition, Delegate)
     lost = reply is not None and reply.case == "lost" and not settlement.committed
     if reply is None or (lost and delegates):
         return Answer(settlement.outcome)
     if lost:
-        await call.discard_stored()
+        await call.discard(settlement)
         return await _resolve_lost_lease(call, reply, settlement.outcome)
     if settlement.sending_ms:
-        call.continuation = Continuation(call, call.token)
+        call.send_continuation_of(call.token)
     _report_stored(call, settlement)
     for extension in call.extensions:
         await extension.settled(settlement, reply)
@@ -389,7 +363,7 @@ async def _store(call: ActiveCall, settlement: Settlement) -> End:
     return Answer(settlement.outcome, is_own=not delegates, result_written=written)
 
 
-def settle_command(call: ActiveCall, settlement: Settlement) -> Command:
+def settle_command(call: Pass, settlement: Settlement) -> Command:
     """Returns the command that stores the outcome of the key."""
     key, token, label, disposition = call.key, call.token, call.label, settlement.disposition
     payload, retention_ms = settlement.payload, settlement.retention_ms
@@ -404,7 +378,7 @@ def settle_command(call: ActiveCall, settlement: Settlement) -> Command:
     return commands.complete(*about, label=label, sending_ms=sending_ms)
 
 
-def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
+def _report_stored(call: Pass, settlement: Settlement) -> None:
     payload, execution = settlement.payload, call.execution
     assert payload is not None
     if isinstance(settlement.disposition, Delegate):
@@ -423,7 +397,7 @@ def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
         report(table.COMPLETED, call, execution, end=kept)
 
 
-async def _release(call: ActiveCall, settlement: Settlement, disposition: Release) -> End:
+async def _release(call: Pass, settlement: Settlement, disposition: Release) -> End:
     """Frees the key, or reserves it for a retry."""
     outcome, error = settlement.outcome, settlement.error
     # Before the release, which the heartbeat would take for a lost lease.
@@ -450,7 +424,7 @@ async def _release(call: ActiveCall, settlement: Settlement, disposition: Releas
     return await _resolve_lost_lease(call, reply, outcome)
 
 
-async def _abort(call: ActiveCall, outcome: Outcome) -> End:
+async def _abort(call: Pass, outcome: Outcome) -> End:
     """Ends a call whose body stopped because its lease was lost: as `_resolve_lost_lease`."""
     call.end_extensions()
     try:
@@ -462,7 +436,7 @@ async def _abort(call: ActiveCall, outcome: Outcome) -> End:
     return await _resolve_lost_lease(call, reply, outcome)
 
 
-async def _resolve_lost_lease(call: ActiveCall, reply: Reply, outcome: Outcome) -> End:
+async def _resolve_lost_lease(call: Pass, reply: Reply, outcome: Outcome) -> End:
     """Returns the outcome of the execution that took over; else requeues, or keeps `outcome`."""
     call.report_lease_lost(reply.raw)
     record = _winning_record(call, reply)
@@ -476,7 +450,7 @@ async def _resolve_lost_lease(call: ActiveCall, reply: Reply, outcome: Outcome) 
     return _requeue_lost(call)
 
 
-def _winning_record(call: ActiveCall, reply: Reply) -> Record | None:
+def _winning_record(call: Pass, reply: Reply) -> Record | None:
     try:
         if not reply.raw:
             return None
@@ -485,6 +459,6 @@ def _winning_record(call: ActiveCall, reply: Reply) -> Record | None:
         return None
 
 
-def _requeue_lost(call: ActiveCall) -> Requeue:
+def _requeue_lost(call: Pass) -> Requeue:
     lost = LeaseLostError(f"{call.key}: another execution may run")
     return conflict.requeue(call, lost)

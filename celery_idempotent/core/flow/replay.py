@@ -5,10 +5,9 @@ from __future__ import annotations
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.active_call import ActiveCall
-from celery_idempotent.core.flow.continuation import Continuation
 from celery_idempotent.core.flow.end import Answer, End
 from celery_idempotent.core.flow.outcome import Failure, Result
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.errors import (
@@ -21,7 +20,7 @@ from celery_idempotent.errors import (
 )
 
 
-async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> Answer:
+async def replay(call: Pass, record: Record, *, sends: bool = False) -> Answer:
     """Answers `call` with the outcome that a finished `record` holds.
 
     The continuation of a message that has completed is sent once; a duplicate sends its own.
@@ -41,7 +40,7 @@ async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> An
     except (ResultNotStoredError, CorruptRecordError) as error:
         missing = error
     if sends:
-        call.continuation = Continuation(call, record.token)
+        call.send_continuation_of(record.token)
     sent = record.state is State.COMPLETED and record.task_id == call.task_id and not sends
     if missing is not None:
         try:
@@ -64,7 +63,7 @@ async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> An
     return Answer(answer, record, replayed=True, continuation_sent=sent)
 
 
-async def replay_or_requeue(call: ActiveCall, record: Record, *, sends: bool = False) -> End:
+async def replay_or_requeue(call: Pass, record: Record, *, sends: bool = False) -> End:
     """As :func:`replay`; applies the policies if the outcome is not available yet."""
     try:
         return await replay(call, record, sends=sends)

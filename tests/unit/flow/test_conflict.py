@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from celery_idempotent.core.flow import flow
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.conflict import POLICIES, held, requeue_delay
 from celery_idempotent.core.flow.end import Requeue
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.core.store.outage import OutageLogger
@@ -76,7 +76,7 @@ def test_not_much_after_the_store_however_long_the_lease() -> None:
     runtime: Any = SimpleNamespace(
         store=SimpleNamespace(node_of=lambda _: SimpleNamespace(outage=OutageLogger("shop")))
     )
-    call = ActiveCall(data, nothing, runtime, nothing)
+    call = Pass(data, nothing, runtime, nothing)
 
     end = flow.without_store(call, StoreUnavailableError("away"))
 

@@ -32,8 +32,8 @@ from kombu.entity import Queue
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.executor import Executor
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.payload.value_codec import JSON, dump, load
 from celery_idempotent.core.record.payload import message_field
@@ -69,7 +69,7 @@ MAX_PARTS = 10_000
 _MAX_NUMBER = 10**9
 
 
-def keep(call: ActiveCall, request: Context) -> None:
+def keep(call: Pass, request: Context) -> None:
     """Keeps the message of `request` for ``idempotency_error_ttl``. Never raises."""
     settings, key, task_id = call.settings, call.key, call.task_id
     try:

@@ -35,12 +35,12 @@ from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.flow import soft_limit
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
 from celery_idempotent.core.flow.end import Answer, Drop, End, Requeue
 from celery_idempotent.core.flow.execution import Execution
 from celery_idempotent.core.flow.flow import execute
 from celery_idempotent.core.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.soft_limit import SoftLimit
 from celery_idempotent.core.flow.thread import run_flow
 from celery_idempotent.core.key.key import Key
@@ -129,7 +129,7 @@ class TaskCall:
             extensions = (symbol_by_name(_RERUN), *extensions)
         executor = configuration.executor
         #: In the flow.
-        self.active = ActiveCall(self.data, self, executor.runtime, executor.codec, extensions)
+        self.active = Pass(self.data, self, executor.runtime, executor.codec, extensions)
 
     @property
     def app(self) -> Any:

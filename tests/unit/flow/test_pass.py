@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.core.flow.active_call import ActiveCall
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import Execution
+from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.lease.lease import Lease
 from celery_idempotent.core.store.commands import LeaseExtension
@@ -37,16 +37,16 @@ class Heartbeat:
         self.held.discard(lease)
 
 
-def granted(runtime: Any) -> ActiveCall:
+def granted(runtime: Any) -> Pass:
     settings = Settings(lease=60.0)
     data = Call(None, Key("shop.charge", "digest"), settings, "id", "here/1", 1.0)
     host: Any = None
     codec: Any = None
-    call = ActiveCall(data, host, runtime, codec)
+    call = Pass(data, host, runtime, codec)
     extension = LeaseExtension(data.key, 1, settings.lease_ms, settings.result_ms)
     call.lease = Lease(runtime.store, extension, 0.0, call.report_lease_lost)
     call.execution = runtime.execution(str(data.key), 1, 1, call)
-    call.renewed = True
+    call._is_renewed = True
     runtime.start_renewal(call.lease)
     return call
 
@@ -68,7 +68,7 @@ def test_an_execution_is_shown_without_its_inner_parts() -> None:
     assert shown == "Execution(key='shop.charge:digest', token=1, attempt=1)"
 
 
-def first_steps_of_threads(call: ActiveCall) -> list[Any]:
+def first_steps_of_threads(call: Pass) -> list[Any]:
     """What each of four threads gets that ask at the same time."""
     barrier = threading.Barrier(4)
     steps: list[Any] = []

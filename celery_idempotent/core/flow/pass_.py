@@ -1,4 +1,7 @@
-"""A call in the flow: its begin, its lease, and their end."""
+"""The pass of a call through the flow: its begin, its lease, and their end.
+
+Others read the attributes of a pass, and change it by its methods.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,21 @@ from typing import Any
 from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent.core.events import table
-from celery_idempotent.core.events.report import report
+from celery_idempotent.core.events.report import decide_by, report
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow.call import Call, Host, Release
+from celery_idempotent.core.flow.end import Settlement
 from celery_idempotent.core.flow.execution import BaseExecution
-from celery_idempotent.core.flow.outcome import Outcome, restore_step
+from celery_idempotent.core.flow.outcome import restore_step
 from celery_idempotent.core.flow.runtime import Runtime
 from celery_idempotent.core.lease.clock import lease_now
 from celery_idempotent.core.lease.lease import Lease
 from celery_idempotent.core.payload.codec import PayloadCodec, not_stored
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.layout import Begun
-from celery_idempotent.core.record.payload import Payload
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.commands import Command, LeaseExtension
+from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -40,7 +44,7 @@ _STEPS = "celery_idempotent.extensions.steps:Steps"
 FREE = Release()
 
 
-class ActiveCall:
+class Pass:
     """One pass of a call through the flow.
 
     Args:
@@ -55,7 +59,7 @@ class ActiveCall:
         host: Host,
         runtime: Runtime,
         codec: PayloadCodec,
-        extensions: Sequence[Callable[[ActiveCall], Any]] = (),
+        extensions: Sequence[Callable[[Pass], Any]] = (),
     ) -> None:
         self.data = data
         self.host = host
@@ -71,9 +75,9 @@ class ActiveCall:
         self.decision = ""
         self.execution_id = os.urandom(layout.ID_BYTES)
         #: A begin was sent, and its reply is not processed yet.
-        self.unanswered = False
+        self._unanswered = False
         #: The token of the last lease that had expired when its reply came.
-        self.expired_token = 0
+        self._expired_token = 0
         #: Milliseconds to send the continuation; 0 without one.
         self.sending_ms = data.settings.lease_ms if data.continues else 0
         #: The fencing token; 0 without a record.
@@ -84,23 +88,21 @@ class ActiveCall:
         self.execution: BaseExecution | None = None
         #: The outcome is to be stored; else the body runs without protection.
         self.protected = False
-        #: The payload of the outcome, and the field of the record that it is stored in.
-        self.stored: tuple[Payload, str] | None = None
+        #: How the execution has ended.
+        self._settlement: Settlement | None = None
         #: Why the outcome is not stored.
         self.unsaved: StoreUnavailableError | None = None
         #: The record has the outcome, is no longer held, or cannot be written.
         self.settled = False
-        #: A write is not repeated while Redis is unavailable: the process is about to end, or a
-        #: later call can store the outcome.
-        self.writes_once = False
+        self._writes_once = False
         #: The finished steps, as in the record.
         self.steps_body = b""
-        #: The right to send the continuation, once there is an outcome: a `Continuation`.
-        self.continuation: Any = None
-        #: Of a body that has run outside the flow.
-        self.outcome: Outcome | None = None
-        #: The lease is being renewed.
-        self.renewed = False
+        #: Of the execution whose continuation this delivery sends; 0 if it sends none. It is
+        #: callbacks, the rest of a chain, or a chord's count, which Celery's tracer sends after the
+        #: flow. Until it is marked as sent, or its time is over, no redelivery sends it. If the
+        #: process dies, its parent ends that time.
+        self._continuation_token = 0
+        self._is_renewed = False
         #: The flow has reached the body, which the caller runs: see `flow.execute_to_body`.
         self.at_body = False
         self._begun: Begun | None = None
@@ -111,11 +113,11 @@ class ActiveCall:
         """Sends the begin; if it is granted, `lease` and `execution` are set."""
         settings = self.settings
         command, sent_at = begin_command(self), lease_now()
-        self.unanswered = True
+        self._unanswered = True
         try:
             reply = await self.runtime.execute_interruptible(command)
         except IdempotencyError:
-            self.unanswered = False
+            self._unanswered = False
             raise
         if reply.case == "begun":
             self._begun = begun = layout.begun(reply.raw)
@@ -127,7 +129,7 @@ class ActiveCall:
                 str(self.key), begun.token, begun.attempt, self, _takes_over=takes_over
             )
             self.settled, self.protected, self.lease = False, True, lease
-        self.unanswered = False
+        self._unanswered = False
         outage = self.runtime.store.node_of(self.key).outage
         if outage.failed_calls:
             outage.end()
@@ -135,6 +137,10 @@ class ActiveCall:
             seconds = lease_now() - sent_at
             report(table.BEGIN_REPLIED, self, case=reply.case, seconds=seconds)
         return reply
+
+    def accept_other_arguments(self) -> None:
+        """Continues without a fingerprint: the task has replaced itself, under the same key."""
+        self.key, self.label = self.key.with_fingerprint(b""), ""
 
     @property
     def must_confirm(self) -> bool:
@@ -159,6 +165,27 @@ class ActiveCall:
             self.lease.renewed(sent_at)
         return reply.case == "ok"
 
+    def drop_lease(self) -> None:
+        """Forgets a lease that was granted, and that the call does not hold."""
+        self.stop_renewal()
+        self.lease = None
+
+    def drop_expired_lease(self) -> bool:
+        """Drops a lease that had expired when its reply came; returns whether it is the first."""
+        assert self.lease is not None
+        if self.token == self._expired_token:
+            return False
+        self.report(table.BEGINS_AGAIN)
+        self.drop_lease()
+        self._expired_token = self.token
+        return True
+
+    def protect_by(self, transaction: Any) -> None:
+        """Lets `transaction`, which has the row of the key, keep the outcome."""
+        assert self.execution is not None
+        self.protected = True  # even without a record
+        self.execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
+
     def run_unprotected(self) -> BaseExecution:
         """Lets the body run without a record."""
         key = str(self.key)
@@ -171,31 +198,57 @@ class ActiveCall:
         """Renews the lease from now on, and reports the begin once."""
         assert self._begun is not None
         assert self.lease is not None
-        self.renewed = True
+        self._is_renewed = True
         self.runtime.start_renewal(self.lease)
-        if self.token != self.expired_token:
+        if self.token != self._expired_token:
             report(table.BEGUN, self, self.execution)
             if (orphaned_seconds := self._begun.orphaned_seconds) is not None:
                 self.report(table.TAKEN_OVER, orphaned_seconds=orphaned_seconds)
 
     def stop_renewal(self) -> None:
         """Stops the renewal. May be called again after a signal handler has raised in it."""
-        if self.renewed and self.lease is not None:
+        if self._is_renewed and self.lease is not None:
             self.runtime.stop_renewal(self.lease)
-            self.renewed = False
+            self._is_renewed = False
+
+    def reach_body(self) -> None:
+        """Leaves the flow to the caller, who runs the body."""
+        self.at_body = True
+
+    def leave_body(self) -> None:
+        """Returns to the flow."""
+        self.at_body = False
 
     def end_extensions(self) -> None:
         """Ends the extensions. May be called again."""
         for extension in self.extensions:
             extension.ended()
 
-    async def give_back(self) -> None:
-        """Releases the key if it is still held, after a signal handler has raised an error.
+    def close(self) -> None:
+        """Ends the extensions and the renewal, without awaiting anything."""
+        self.leave_body()
+        self.end_extensions()
+        self.stop_renewal()
 
-        The handler may have interrupted any line of the flow, so `lease` may not be set yet.
+    async def interrupt(self, error: BaseException, *, must_ask: bool = True) -> None:
+        """Gives back whatever the call was granted, after `error` has interrupted it.
+
+        Args:
+            must_ask: whether to ask Redis for the reply to a begin that is not known.
+        """
+        self.leave_body()
+        self._unanswered &= must_ask
+        self.end_extensions()
+        decide_by(self, error)
+        await self.give_back()
+
+    async def give_back(self) -> None:
+        """Releases the key if it is still held.
+
+        A signal handler may have interrupted any line of the flow, so `lease` may not be set yet.
         """
         try:
-            if self.unanswered:
+            if self._unanswered:
                 await self.send_begin()
             if self.lease is not None and not self.settled:
                 self.stop_renewal()
@@ -220,6 +273,13 @@ class ActiveCall:
         self.settled = True
         return reply
 
+    def write_once(self) -> None:
+        """Repeats no write while Redis is unavailable: a later call can store the outcome.
+
+        Or the process is about to end.
+        """
+        self._writes_once = True
+
     async def write(self, command: Command) -> Reply:
         """Writes to the record, if there is one; repeats while Redis is unavailable.
 
@@ -238,25 +298,65 @@ class ActiveCall:
                 return await self.runtime.execute(command)
             except StoreUnavailableError:
                 expired = not lease.trusted and lease_now() >= since + lease.seconds
-                if self.writes_once or expired:
+                if self._writes_once or expired:
                     raise
                 await self.runtime.sleep(WRITE_RETRY_INTERVAL)
             except CorruptRecordError:
                 # Another program has overwritten the record.
                 return Reply("lost", b"", 0)
 
-    async def discard_stored(self) -> None:
+    async def settle_as(self, settlement: Settlement, command: Command) -> Reply | None:
+        """Ends the execution: stores the outcome by `command`.
+
+        Returns:
+            None if Redis stays unavailable, which is reported.
+        """
+        self._settlement = settlement
+        reply = None
+        if settlement.committed:
+            self.write_once()
+        try:
+            reply = await self.write(command)
+        except StoreUnavailableError as error:
+            self.unsaved = None if settlement.committed else error
+            event = table.COMMITTED_ONLY if settlement.committed else table.OUTCOME_UNSAVED
+            self.report(event, error=error)
+        self.mark_settled()
+        return reply
+
+    def mark_settled(self) -> None:
+        """Ends the execution, whose outcome is stored, or is not to be stored."""
+        self.settled = True
+        self.stop_renewal()
+
+    async def discard(self, settlement: Settlement) -> None:
         """Deletes the offloaded value of an outcome that Redis has refused."""
-        if self.stored is not None:
-            payload, field = self.stored
-            await self.codec.delete_object(payload, str(self.key), field)
+        if settlement.payload is not None and settlement.field:
+            await self.codec.delete_object(settlement.payload, str(self.key), settlement.field)
 
     def not_stored(self) -> ResultNotStoredError | None:
         """Returns the error for duplicates if the record was completed without the value."""
-        if self.stored is None or not self.settings.store_result:
+        settlement = self._settlement
+        if settlement is None or not settlement.field or not self.settings.store_result:
             return None
-        payload, field = self.stored
-        return None if payload.format else not_stored(payload, str(self.key), field)
+        assert settlement.payload is not None
+        if settlement.payload.format:
+            return None
+        return not_stored(settlement.payload, str(self.key), settlement.field)
+
+    def send_continuation_of(self, token: int) -> None:
+        """Lets this delivery send the continuation of the execution with `token`, once."""
+        self._continuation_token = token
+
+    def mark_continuation_sent(self) -> None:
+        """Marks in Redis that the continuation was sent; for code that blocks."""
+        if not self._continuation_token:
+            return
+        command = commands.mark_sent(self.key, self._continuation_token)
+        try:
+            run_sync(self.runtime.execute(command))
+        except IdempotencyError as error:
+            report(table.MAY_CONTINUE_AGAIN, self, error=error)
 
     @property
     def steps(self) -> Any:
@@ -269,6 +369,10 @@ class ActiveCall:
             if steps is new:
                 self.extensions.append(steps)
         return steps
+
+    def add_step(self, entry: bytes) -> None:
+        """Adds a finished step, which the record has."""
+        self.steps_body += entry
 
     def step(self, name: str, func: Callable[[], Any], *, in_transaction: bool = False) -> Any:
         """Returns the outcome of a step; on an event loop, an awaitable of it."""
@@ -298,7 +402,7 @@ class ActiveCall:
         report(event, self, self.execution, **fields)
 
 
-def begin_command(call: ActiveCall) -> Command:
+def begin_command(call: Pass) -> Command:
     """Returns the command that begins an execution of `call`."""
     settings, data = call.settings, call.data
     return commands.begin(
@@ -314,7 +418,7 @@ def begin_command(call: ActiveCall) -> Command:
     )
 
 
-def release_command(call: ActiveCall, token: int, disposition: Release = FREE) -> Command:
+def release_command(call: Pass, token: int, disposition: Release = FREE) -> Command:
     """Returns the command that gives the key back, for the execution of `call` with `token`."""
     settings, key = call.settings, call.key
     # `abandon` compares no token: under an expired lease, another thread may run the message.
