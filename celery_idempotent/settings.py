@@ -15,7 +15,6 @@ from celery_idempotent.errors import SettingsError
 PREFIX = "idempotency_"
 #: Also begins misspelt names such as ``idempotent_key``.
 SIMILAR_PREFIX = "idem"
-_ANY_PREFIX = re.compile(r"^idem(\w*?(cy|nt))?_?")
 
 UNTIL = ("expired", "finished", "started")
 ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
@@ -330,57 +329,9 @@ def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIO
         if name.startswith(PREFIX) or (
             name.startswith(SIMILAR_PREFIX) and difflib.get_close_matches(name, known, 1, 0.85)
         ):
+            from celery_idempotent.unknown_option import unknown_option
+
             raise unknown_option(name, where, known)
-
-
-def unknown_option(name: str, where: str, known: Collection[str]) -> SettingsError:
-    """Returns the error for an option that is not among the `known` ones.
-
-    It suggests the option of that meaning, else the most similar one.
-    """
-    word = _ANY_PREFIX.sub("", name)
-    options = {option.removeprefix(PREFIX): option for option in known}
-    meant = _MEANT.get(word, word)
-    if meant in _ADVICE:
-        hint = f"; {_ADVICE[meant]}"
-    else:
-        close = [meant] if meant in options else difflib.get_close_matches(word, options, 1)
-        hint = f"; did you mean {options[close[0]]}?" if close else ""
-    return SettingsError(f"{where}: there is no option {name}{hint}")
-
-
-#: Names that other libraries have for an option, or for something in `_ADVICE`.
-_MEANT: Mapping[str, str] = {
-    other: option
-    for option, others in {
-        "enabled": "active disabled enable",
-        "shadow": "dry_run observe",
-        "key": "id name template unique_key unique_on",
-        "until": "mode scope",
-        "lease": "heartbeat lock lock_expiry lock_timeout lock_ttl timeout visibility_timeout",
-        "result_ttl": "cache_ttl expiration expires expiry retention ttl window",
-        "error_ttl": "failure_ttl",
-        "replay_errors": "cache_errors errors store_errors",
-        "on_conflict": "duplicates on_duplicate policy raise_on_duplicate",
-        "wait_timeout": "acquire_timeout blocking_timeout wait",
-        "max_attempts": "attempts max_retries retries",
-        "on_store_error": "fail_open on_outage on_redis_error",
-        "dedupe_publish": "dedup dedupe deduplicate unique",
-        "reservation_ttl": "queue_ttl",
-        "store_result": "cache_result ignore_result",
-        "encryption_keys": "encrypt encryption secret secret_key",
-        "transaction": "database db engine",
-        "redis_url": "backend backend_url broker redis storage store url",
-        "key_prefix": "namespace prefix",
-        "label": "description title",
-        "debounce": "delay throttle",
-    }.items()
-    for other in others.split()
-}
-#: What to do for want of an option.
-_ADVICE: Mapping[str, str] = {
-    "debounce": "idempotency_until = 'started' collapses a burst of calls",
-}
 
 
 def _describe(value: Any) -> str:

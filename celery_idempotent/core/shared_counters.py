@@ -19,6 +19,7 @@ from zlib import crc32
 
 from billiard.process import current_process
 
+from celery_idempotent.core import worker
 from celery_idempotent.core.events.report import counters
 from celery_idempotent.core.events.table import COUNTED
 from celery_idempotent.core.lease.clock import lease_now
@@ -172,15 +173,10 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-#: The counters of this worker; None in other programs.
-current: SharedCounters | None = None
-
-
 def start(tasks: Iterable[str], file: int = -1) -> SharedCounters:
     """Starts counting in this process and in those that it forks; arguments as `SharedCounters`."""
-    global current
-    if current is not None:
-        counters.remove(current.count)
-    current = SharedCounters(tasks, file)
-    counters.append(current.count)
-    return current
+    if worker.counters is not None:
+        counters.remove(worker.counters.count)
+    worker.counters = shared = SharedCounters(tasks, file)
+    counters.append(shared.count)
+    return shared

@@ -55,6 +55,7 @@ from celery_idempotent.functions.direct_call import (
 )
 from celery_idempotent.operations.records.query import records
 from celery_idempotent.settings import PREFIX, Settings
+from celery_idempotent.unknown_option import unknown_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -475,7 +476,7 @@ class Idempotency:
             if option in _TASK_OPTIONS:
                 raise SettingsError(f"{where}: {option} is for tasks only; remove it")
             if option not in _OPTIONS:
-                raise settings.unknown_option(option, where, ("key", "label", *_OPTIONS))
+                raise unknown_option(option, where, ("key", "label", *_OPTIONS))
             choices = _ALLOWED_POLICIES.get(option)
             if choices and value not in choices:
                 raise SettingsError(

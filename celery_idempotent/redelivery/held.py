@@ -10,7 +10,7 @@ from weakref import ref
 
 from celery import Celery
 
-from celery_idempotent.core import shared_counters
+from celery_idempotent.core import worker
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.lease.clock import lease_now
@@ -105,7 +105,7 @@ class HeldMessages:
 
     def all(self, seconds: float) -> list[HeldMessage]:
         """Returns the messages that the worker still has, received or renewed within `seconds`."""
-        since, counters = lease_now() - seconds, shared_counters.current
+        since, counters = lease_now() - seconds, worker.counters
         frozen = counters.frozen_processes() if counters else frozenset()
         self._held = [
             held

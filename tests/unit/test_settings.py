@@ -11,7 +11,8 @@ import pytest
 
 from celery_idempotent import TASK_ID
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.settings import _ADVICE, _MEANT, OPTIONS, Settings, build, check_names
+from celery_idempotent.settings import OPTIONS, Settings, build, check_names
+from celery_idempotent.unknown_option import _ADVICE, _MEANT
 
 YEAR = 366 * 86400
 

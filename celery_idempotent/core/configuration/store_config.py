@@ -14,7 +14,6 @@ from celery import Celery
 from kombu.utils.imports import symbol_by_name
 from kombu.utils.url import url_to_parts
 
-from celery_idempotent.core.configuration import broker
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.url import SENTINEL, parts_of
 from celery_idempotent.errors import SettingsError
@@ -67,9 +66,12 @@ def _url_and_options(app: Celery | None, options: Settings) -> tuple[str, dict[s
         return options.redis_url, _chosen(query, ("credential_provider",))
     if app and (backend := _redis_backend(app)):
         return _of_backend(backend, app.conf.result_backend_transport_options or {})
-    if app and broker.uses_redis(app):
+    if app:
+        from celery_idempotent.core.configuration import broker
+
         try:
-            return _of_broker(broker.connection(app))
+            if broker.uses_redis(app):
+                return _of_broker(broker.connection(app))
         except SettingsError:
             raise
         except ValueError:  # quotes the URL

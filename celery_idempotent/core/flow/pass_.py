@@ -107,7 +107,7 @@ class Pass:
         self.at_body = False
         self._begun: Begun | None = None
         self._loss_reported = False
-        self.extensions = [extension(self) for extension in extensions]
+        self.extensions = [extension(self) for extension in extensions] if extensions else []
 
     async def send_begin(self) -> Reply:
         """Sends the begin; if it is granted, `lease` and `execution` are set."""
@@ -226,9 +226,11 @@ class Pass:
 
     def close(self) -> None:
         """Ends the extensions and the renewal, without awaiting anything."""
-        self.leave_body()
-        self.end_extensions()
-        self.stop_renewal()
+        self.at_body = False
+        if self.extensions:
+            self.end_extensions()
+        if self._is_renewed:
+            self.stop_renewal()
 
     async def interrupt(self, error: BaseException, *, must_ask: bool = True) -> None:
         """Gives back whatever the call was granted, after `error` has interrupted it.
@@ -327,7 +329,8 @@ class Pass:
     def mark_settled(self) -> None:
         """Ends the execution, whose outcome is stored, or is not to be stored."""
         self.settled = True
-        self.stop_renewal()
+        if self._is_renewed:
+            self.stop_renewal()
 
     async def discard(self, settlement: Settlement) -> None:
         """Deletes the offloaded value of an outcome that Redis has refused."""

@@ -21,7 +21,7 @@ from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.printable import plural
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.record import Record, utc
-from celery_idempotent.core.store import commands, reference
+from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.breaker import PROBE_TIMEOUT, Breaker
 from celery_idempotent.core.store.clock import Deadline
 from celery_idempotent.core.store.commands import (
@@ -34,7 +34,6 @@ from celery_idempotent.core.store.commands import (
 )
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.node import Node
-from celery_idempotent.core.store.reference import Reference
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.core.store.transport.connection import (
@@ -50,6 +49,7 @@ from celery_idempotent.core.store.url import names_cluster
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 
 if TYPE_CHECKING:
+    from celery_idempotent.core.store.reference import Reference
     from celery_idempotent.core.store.tracking import InvalidationListener
     from celery_idempotent.core.store.transport.client import ClientTransport
 
@@ -433,6 +433,8 @@ class RecordStore:
         Raises:
             StoreUnavailableError: if Redis does not reply.
         """
+        from celery_idempotent.core.store import reference
+
         raw = self.query("GET", reference.name(self.config.prefix, task_id))
         return reference.read(raw) if raw else None
 

@@ -19,7 +19,7 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
-from celery_idempotent.core import shared_counters
+from celery_idempotent.core import worker
 from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
@@ -35,8 +35,6 @@ from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.task.message import call_options, canvas, message_headers
 from celery_idempotent.core.task.message.key_resolution import resolve_received_key
 from celery_idempotent.core.task.message.message_headers import id_text
-from celery_idempotent.core.task.publish import put_back
-from celery_idempotent.core.task.publish.put_back import RequeuePause
 from celery_idempotent.core.task.receive import celery_log, user_methods
 from celery_idempotent.core.task.receive.call import (
     TaskCall,
@@ -231,8 +229,8 @@ class IdempotentTask(Task):
             _warn_of_map(self)
             return self._run_plain(super().__call__, args, kwargs)
         request._protected = 1  # noqa: SLF001
-        if shared_counters.current is not None:
-            shared_counters.current.enter(request.id)
+        if worker.counters is not None:
+            worker.counters.enter(request.id)
         request.idempotency_without_body = True
         configuration = self._configurations.get(self) or self.idempotency_configuration
         in_shadow = configuration.in_shadow
@@ -433,6 +431,8 @@ class IdempotentTask(Task):
         in_shadow = self.idempotency_configuration.in_shadow
         if call is not None and not in_shadow and "task_id" in options:
             raise TypeError("retry() takes no task_id: the caller waits for the result of this one")
+        from celery_idempotent.core.task.publish.put_back import RequeuePause
+
         pause = RequeuePause(self, self.request, call.began_at if call else monotonic())
         retry = None
         while True:
@@ -480,6 +480,8 @@ class IdempotentTask(Task):
             return super().signature_from_request(request, *args, **options)
         if call is not None:
             request.idempotency_headers_again = options["headers"]
+        from celery_idempotent.core.task.publish import put_back
+
         options = put_back.adapt_to_delayed_delivery(self.app, request, options)
         signature = super().signature_from_request(request, *args, **options)
         put_back.copy_properties(signature, request, options)

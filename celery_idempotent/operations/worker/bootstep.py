@@ -10,7 +10,7 @@ from typing import Any
 from celery import bootsteps
 from celery.utils.text import pluralize
 
-from celery_idempotent.core import shared_counters
+from celery_idempotent.core import worker
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
@@ -54,9 +54,9 @@ class Idempotency(bootsteps.StartStopStep):
             self._timer = None
 
     def _check_events(self, parent: Any) -> None:
-        if shared_counters.current is not None:
+        if worker.counters is not None:
             enabled = _sends_task_events(parent.event_dispatcher)
-            shared_counters.current.task_events_enabled = enabled
+            worker.counters.task_events_enabled = enabled
 
 
 def _sends_task_events(dispatcher: Any) -> bool:

@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 from celery_idempotent import signals
-from celery_idempotent.core import shared_counters
+from celery_idempotent.core import worker
 from celery_idempotent.core.record.record import Record
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def _on_shadowed(sender: Any, key: str, label: str, decision: str, **_: Any) -> 
 
 
 def _send(task: Any, name: str, label: str, **fields: Any) -> None:
-    counters = shared_counters.current
+    counters = worker.counters
     if counters is None or not counters.task_events_enabled:
         return
     if not getattr(task, "send_events", False):

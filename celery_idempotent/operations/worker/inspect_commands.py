@@ -21,7 +21,7 @@ from celery import Celery
 from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
-from celery_idempotent.core import shared_counters
+from celery_idempotent.core import worker
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.broker import connection_error, within
 from celery_idempotent.core.key.key import Key
@@ -72,7 +72,7 @@ def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
 @inspect_command()
 def idempotency_counts(state: Any) -> dict[str, dict[str, int]]:
     """Count executions, replays, conflicts and so on, by task, since the worker started."""
-    counters = shared_counters.current
+    counters = worker.counters
     if counters is None:
         return {}
     return {task: dict(counter) for task, counter in counters.totals().items()}
@@ -163,8 +163,8 @@ class Replies(NamedTuple):
     def totals(self) -> dict[str, Counter[str]]:
         """The summed counters by task."""
         totals: dict[str, Counter[str]] = defaultdict(Counter)
-        for worker in self.workers.values():
-            for task, counter in worker.counts.items():
+        for each in self.workers.values():
+            for task, counter in each.counts.items():
                 totals[task].update(counter)
         return dict(totals)
 
@@ -266,7 +266,7 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
     pid, task = call.request.worker_pid, call.request.task
     holds = record.state is State.STARTED and record.task_id == call.request.text_id
     lease = task.idempotency_configuration.settings.lease
-    counters = shared_counters.current
+    counters = worker.counters
     if counters and pid in counters.frozen_processes() and not record.worker.endswith(f"/{pid}"):
         holds = False  # the message was redelivered
     elif not holds:
@@ -311,4 +311,4 @@ def _stack(pid: int, record: Record) -> list[str]:
     for lease in this_process.held():
         if lease.token == record.token and str(lease.key) == record.key:
             return stack_of(lease)
-    return shared_counters.current.stack(pid, record.token) if shared_counters.current else []
+    return worker.counters.stack(pid, record.token) if worker.counters else []

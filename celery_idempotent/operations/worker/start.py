@@ -13,7 +13,7 @@ import billiard
 from celery import current_app
 from celery import signals as celery_signals
 
-from celery_idempotent.core import shared_counters
+from celery_idempotent.core import shared_counters, worker
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 def add_to(app: Any) -> None:
     """Adds the bootsteps to the worker of `app`."""
     # Before the pool forks, with what its processes use rarely.
+    import celery_idempotent.core.store.reference
     import celery_idempotent.core.task.publish.kept_message
+    import celery_idempotent.core.task.publish.put_back
     import celery_idempotent.extensions.rerun
     import celery_idempotent.extensions.steps
     import celery_idempotent.operations.worker.inspect_commands  # noqa: F401 - registers its commands
@@ -137,13 +139,13 @@ def _start_metrics(setting: Any, tasks: list[str]) -> None:
 def enter_process() -> None:
     """Counts in this process of the pool, which has just started."""
     file_name = os.environ.get(shared_counters.FILE_VARIABLE)
-    if shared_counters.current is None and file_name is not None:
+    if worker.counters is None and file_name is not None:
         _join_worker(file_name)
-    if shared_counters.current is not None:
-        shared_counters.current.enter_process()
+    if worker.counters is not None:
+        worker.counters.enter_process()
 
 
 @celery_signals.worker_shutting_down.connect(weak=False)
 def _on_shutdown(**_: Any) -> None:
-    if shared_counters.current is not None:
-        shared_counters.current.shutting_down = True
+    if worker.counters is not None:
+        worker.counters.shutting_down = True

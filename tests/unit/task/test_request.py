@@ -10,7 +10,7 @@ import pytest
 from celery.exceptions import ImproperlyConfigured
 from celery.worker.request import Request
 
-from celery_idempotent.core import shared_counters
+from celery_idempotent.core import shared_counters, worker
 from celery_idempotent.core.events import report
 from celery_idempotent.core.shared_counters import SharedCounters
 from celery_idempotent.core.task.receive.request import IdempotentRequest, request_class
@@ -59,7 +59,7 @@ def test_a_message_that_has_succeeded_without_its_task_is_counted(
     is_reported: bool,
 ) -> None:
     counters = SharedCounters(["shop.charge"])
-    monkeypatch.setattr(shared_counters, "current", counters)
+    monkeypatch.setattr(worker, "counters", counters)
     monkeypatch.setattr(report, "counters", [counters.count])
     pid = os.getpid() if pid == 0 else pid
     request = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Values that belong to one event loop or process, such as connections and heartbeats.
+"""Values that belong to one event loop, such as connections and heartbeats.
 
 A loop's values are stored in an attribute of the loop. A dictionary of loops would keep each loop
 alive, even with weak keys, because a connection refers to its loop.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
@@ -57,39 +56,6 @@ class PerLoop(Generic[T]):
         _, closing = _values().pop(self, (None, None))
         if closing is not None:
             await closing.aclose()
-
-
-class PerProcess(PerLoop[T]):
-    """One value for each process: a forked child does not share its parent's."""
-
-    def __init__(
-        self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None = None
-    ) -> None:
-        super().__init__(make, close)
-        #: By process id: this process's value or, until it has one, that of its parent.
-        self._values: dict[int, T] = {}
-
-    def get(self) -> T:
-        """Returns this process's value."""
-        pid = os.getpid()
-        try:
-            return self._values[pid]
-        except KeyError:
-            value = self._values.setdefault(pid, self._make())  # one for all threads
-            for other in list(self._values):
-                if other != pid:
-                    self._values.pop(other, None)
-            return value
-
-    def peek(self) -> T | None:
-        """Returns this process's value; None if it has none."""
-        return self._values.get(os.getpid())
-
-    async def aclose(self) -> None:
-        """Closes this process's value; the next call of `get` creates another."""
-        value = self._values.pop(os.getpid(), None)
-        if self._close is not None and value is not None:
-            await self._close(value)
 
 
 #: Each with the generator that closes it, if it has one.

@@ -25,10 +25,12 @@ from celery_idempotent.core.store import scripts
 from celery_idempotent.core.store.clock import Deadline, ServerClock
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.transport.connection import aclose_client, connect, result_of
-from celery_idempotent.core.store.transport.per_loop import PerLoop, PerProcess
+from celery_idempotent.core.store.transport.per_process import PerProcess
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from celery_idempotent.core.store.transport.per_loop import PerLoop
 
 T = TypeVar("T")
 
@@ -83,9 +85,13 @@ class BaseTransport:
 
     def scoped(
         self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None
-    ) -> PerLoop[T]:
+    ) -> PerLoop[T] | PerProcess[T]:
         """Returns a scope whose values may hold connections of this transport."""
-        return PerLoop(make, close) if self.is_async else PerProcess(make, close)
+        if not self.is_async:
+            return PerProcess(make, close)
+        from celery_idempotent.core.store.transport.per_loop import PerLoop
+
+        return PerLoop(make, close)
 
 
 #: Calls of one process or event loop that are under way, each on a connection of its own; others

@@ -32,7 +32,7 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 from kombu.transport.virtual.exchange import TopicExchange
 
-from celery_idempotent.core import shared_counters
+from celery_idempotent.core import worker
 from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.configuration import broker
 from celery_idempotent.errors import StoreUnavailableError
@@ -234,7 +234,7 @@ class RequeuePause:
             error: of the last attempt.
         """
         left = self._ends_at - monotonic()
-        counters = shared_counters.current
+        counters = worker.counters
         shutting_down = counters is not None and counters.shutting_down
         if isinstance(error, SoftTimeLimitExceeded) or shutting_down or left <= 0:
             return False

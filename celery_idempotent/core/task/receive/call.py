@@ -28,9 +28,8 @@ from celery.utils.nodenames import gethostname
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.imports import symbol_by_name
 
-from celery_idempotent.core import shared_counters
+from celery_idempotent.core import worker
 from celery_idempotent.core.clock import monotonic
-from celery_idempotent.core.configuration import broker
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
@@ -46,19 +45,11 @@ from celery_idempotent.core.flow.thread import run_flow
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.payload.result_codec import is_storable
 from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.store import reference
 from celery_idempotent.core.store.commands import BackendResult
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.task.message import canvas, message_headers
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
-from celery_idempotent.core.task.publish import put_back
-from celery_idempotent.core.task.publish.put_back import (
-    RequeuePause,
-    hold_for,
-    longest_wait,
-    seconds_until,
-)
 from celery_idempotent.core.task.receive import user_methods
 from celery_idempotent.errors import IdempotencyError, KeyReusedError, StoreUnavailableError
 
@@ -104,6 +95,8 @@ class TaskCall:
         self.began_at = monotonic()
         hold_ms = settings.hold_ms
         if hold_ms and request.expires is not None:
+            from celery_idempotent.core.task.publish.put_back import seconds_until
+
             hold_ms = max(1, min(hold_ms, round(seconds_until(request.expires) * 1000)))
         self.data = Call(
             sender=task,
@@ -153,8 +146,8 @@ class TaskCall:
             raise
         finally:
             began = self.active.token or isinstance(end, Requeue)
-            if self.data.settings.deduplicates and not began and shared_counters.current:
-                shared_counters.current.note_unbegun()
+            if self.data.settings.deduplicates and not began and worker.counters:
+                worker.counters.note_unbegun()
 
     def _return_to_queue(self, error: BaseException) -> None:
         """Raises Reject if the pool has killed the greenlet of a message that is not revoked.
@@ -288,6 +281,8 @@ class TaskCall:
         depth = self.data.generation - self.data.generation % canvas.GENERATIONS
         awaited = depth + int(options.get("retries") or self.request.retries + 1)
         delay = {} if self.request.is_eager else options
+        from celery_idempotent.core.task.publish.put_back import hold_for
+
         return Release(hold_for(delay, self.data.settings.lease), awaited)
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
@@ -359,6 +354,8 @@ class TaskCall:
         """
         if record.task_id == self.data.task_id:
             return False
+        from celery_idempotent.core.store import reference
+
         replay = end if isinstance(end, Answer) and end.replayed else None
         settings, failed = self.data.settings, record.state is State.FAILED
         retention_ms = settings.error_ms if failed else settings.result_ms
@@ -377,6 +374,8 @@ class TaskCall:
 
     def _became(self, end: End) -> str:
         """Returns what became of this duplicate, for its reference."""
+        from celery_idempotent.core.store import reference
+
         if isinstance(end, Answer):
             is_reused = isinstance(end.outcome, Failure) and isinstance(
                 end.outcome.error, KeyReusedError
@@ -397,6 +396,9 @@ class TaskCall:
         if self.request.is_eager:
             report(table.RAISES, self.active, reason=end.reason)
             raise end.reason
+        from celery_idempotent.core.configuration import broker
+        from celery_idempotent.core.task.publish import put_back
+
         seconds, record, waits = end.seconds, end.record, None
         if end.fallback and record and not broker.quorum_queues(self.sender.app):
             since_ms = self._waits.since_ms if self._waits else time.time_ns() // 1_000_000
@@ -416,8 +418,8 @@ class TaskCall:
         task, request, expires = self.sender, self.request, self.request.expires
         if expires and task.app.conf.task_protocol == 2:
             headers, expires = {**headers, "expires": expires}, None
-        pause = RequeuePause(task, request, self.began_at)
-        seconds = min(seconds, longest_wait(task.app))
+        pause = put_back.RequeuePause(task, request, self.began_at)
+        seconds = min(seconds, put_back.longest_wait(task.app))
         options = {
             "countdown": seconds,
             "retries": request.retries,

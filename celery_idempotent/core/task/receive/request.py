@@ -24,7 +24,7 @@ from celery.worker.state import revoked_stamps
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.utils.imports import symbol_by_name
 
-from celery_idempotent.core import shared_counters
+from celery_idempotent.core import shared_counters, worker
 from celery_idempotent.core.configuration.configuration import ConfigurationError, TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import About, log_extra, report
@@ -109,7 +109,7 @@ class IdempotentRequest(Request):
         A message that has failed may have ended before its task was called, for which Celery has
         many reasons.
         """
-        counters = shared_counters.current
+        counters = worker.counters
         if failed or counters is None or counters.has_entered(self.id, self._received_ms):
             return
         if self.worker_pid is not None and not counters.has_process(self.worker_pid):
@@ -150,7 +150,7 @@ class IdempotentRequest(Request):
 
     def give_back_if_unbegun(self) -> None:
         """Ends the reservation of this message if it may have ended without having begun."""
-        counters = shared_counters.current
+        counters = worker.counters
         if counters and counters.unbegun_since(self.time_start or 0.0):
             self._give_back()
 
