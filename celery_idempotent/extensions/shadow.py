@@ -7,6 +7,7 @@ reach the call: if Redis does not reply in time, the call runs and counts as ``u
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -73,6 +74,24 @@ class Shadow(Extension):
             encryption_keys=None,
             redis_timeout=min(settings.redis_timeout, SHADOW_TIMEOUT),
             wait_replicas=0,
+        )
+
+    @classmethod
+    def summary(cls, settings: Settings) -> str:
+        """Returns what happens to the calls."""
+        return "in shadow (every call runs)"
+
+    @classmethod
+    def explain(cls, sentence: str) -> str:
+        """Returns that the call runs."""
+        return f"runs in shadow; otherwise: {sentence}"
+
+    @classmethod
+    def findings(cls, task: Any) -> Iterator[Sequence[str]]:
+        """Yields that the task is unprotected."""
+        yield (
+            *("shadow", "warning", "idempotency_shadow is on", "idempotency_shadow = False"),
+            "every duplicate runs, and is only counted",
         )
 
     async def before_begin(self) -> Answer:

@@ -8,10 +8,12 @@ Redis.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from celery.backends.base import Backend
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
@@ -68,6 +70,23 @@ class RowTransaction(Extension):
     def resolve(cls, settings: Settings, where: str) -> Settings:
         """Returns the settings with the database, which is not connected yet."""
         return replace(settings, transaction=Database(settings.transaction))
+
+    @classmethod
+    def summary(cls, settings: Settings) -> str:
+        """Returns the name of the database."""
+        return f"transaction in {settings.transaction.engine.name}"
+
+    @classmethod
+    def findings(cls, task: Any) -> Iterator[Sequence[str]]:
+        """Yields that Celery could retry writing a result, but does not."""
+        backend = task.backend
+        can_repeat = type(backend).exception_safe_to_retry is not Backend.exception_safe_to_retry
+        if can_repeat and not (backend.always_retry or task.ignore_result):
+            yield (
+                *("result-retry", "warning", "result_backend_always_retry is off"),
+                "result_backend_always_retry = True",
+                "while the result backend is unavailable, callers of a committed task get an error",
+            )
 
     @classmethod
     @contextlib.contextmanager

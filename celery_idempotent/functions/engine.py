@@ -40,7 +40,7 @@ from celery_idempotent.core.store.record_store import RecordStore, distinct
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.functions.batch import AsyncBatch, Batch
-from celery_idempotent.functions.context import (
+from celery_idempotent.functions.block import (
     AsyncBlockExecution,
     BlockExecution,
 )

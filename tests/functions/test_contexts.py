@@ -26,7 +26,7 @@ from celery_idempotent.core.lease.heartbeat import heartbeat
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.functions.context import BlockExecution
+from celery_idempotent.functions.block import BlockExecution
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 

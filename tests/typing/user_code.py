@@ -12,7 +12,7 @@ from celery_idempotent import Idempotency, IdempotencyError, IdempotentTask, Rec
 from celery_idempotent.contrib import fastapi, flask
 from celery_idempotent.contrib.asgi import by_header
 from celery_idempotent.core.flow.execution import Execution
-from celery_idempotent.functions.context import AsyncBlockExecution, BlockExecution
+from celery_idempotent.functions.block import AsyncBlockExecution, BlockExecution
 
 idem = Idempotency("redis://")
 

@@ -25,7 +25,7 @@ from celery_idempotent.contrib.django import middleware as django
 from celery_idempotent.contrib.django import rest_framework
 from celery_idempotent.core.flow.execution import AsyncExecution, Execution
 from celery_idempotent.functions.batch import AsyncBatch, Batch
-from celery_idempotent.functions.context import AsyncBlockExecution, BlockExecution
+from celery_idempotent.functions.block import AsyncBlockExecution, BlockExecution
 from celery_idempotent.operations.cli import idempotency
 from celery_idempotent.operations.worker import inspect_commands
 from celery_idempotent.testing import IdempotencyTestMixin, IsolatedRecords, isolated_records

@@ -316,7 +316,7 @@ class TestLogAtStart:
             app.task(by_order, base=IdempotentTask, name=name, lazy=False, shared=False, **options)
 
         assert list(describe_settings(app_tasks.tasks(app)))[1:] == [
-            "bill: key by all arguments, serializer json, transaction in sqlite",
+            "bill: transaction in sqlite, key by all arguments, serializer json",
             "charge: key by the template 'order:{order_id}', serializer json",
             "index, search: key by all arguments, serializer json, until started",
             "pay: key by all arguments, serializer json, offload to file, encrypted",

@@ -5,7 +5,7 @@ The extension of an option is imported if a task sets the option.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -44,6 +44,25 @@ class Extension:
             SettingsError: if its option cannot be used, or not together with another one.
         """
         return settings
+
+    @classmethod
+    def summary(cls, settings: Settings) -> str:
+        """Returns the option in words, for the log of a worker's start."""
+        return ""
+
+    @classmethod
+    def explain(cls, sentence: str) -> str:
+        """Returns what would happen to a call, given what would happen without the option."""
+        return sentence
+
+    @classmethod
+    def findings(cls, task: Any) -> Iterator[Sequence[str]]:
+        """Yields what ``doctor`` reports about a task.
+
+        Each is a name, a severity (note, warning or error), and sentences: what is wrong, what to
+        set or change, and the consequence.
+        """
+        yield from ()
 
     @classmethod
     def unprotected(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.flow import replacement
 from celery_idempotent.core.flow.conflict import POLICIES
+from celery_idempotent.core.flow.extension import extensions_of
 from celery_idempotent.core.key.explicit import message_form
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.key.parameters import Argument
@@ -50,9 +51,10 @@ def predict(
     is_poisoned = view is not None and view.record is not None and layout.is_poisoned(view.record)
     if outcome is not None and (is_poisoned or prediction.case in _CLAIMS):
         prediction = _predict_by_row(key, settings, outcome) or prediction
-    if settings.shadow:
-        return prediction._replace(sentence=f"runs in shadow; otherwise: {prediction.sentence}")
-    return prediction
+    sentence = prediction.sentence
+    for extension in extensions_of(settings):
+        sentence = extension.explain(sentence)
+    return prediction._replace(sentence=sentence)
 
 
 #: The cases in which a call with ``idempotency_transaction`` asks for its row.

@@ -10,7 +10,6 @@ from typing import Any
 
 import billiard
 from celery import Celery
-from celery.backends.base import Backend
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
@@ -41,6 +40,9 @@ def check(app: Celery) -> Iterator[Finding]:
     periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     for task in app_tasks.tasks(app):
         if task.idempotency_configuration.settings.enabled:
+            for extension in task.idempotency_configuration.extensions:
+                for name, severity, *words in extension.findings(task):
+                    yield Finding(name, Severity[severity.upper()], task.name, *words)
             yield from _check_options(task, is_periodic=task.name in periodic)
             yield from _check_canonical(task)
         else:
@@ -85,9 +87,6 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "reject-on-worker-lost", Severity.WARNING,
             "reject_on_worker_lost is off", "reject_on_worker_lost = True",
             "a task whose process is killed is acknowledged as failed, and does not run again"),
-        Check(configuration.in_shadow, "shadow", Severity.WARNING,
-            "idempotency_shadow is on", "idempotency_shadow = False",
-            "every duplicate runs, and is only counted"),
         Check(not (configuration.in_shadow or settings.store_result), "store-result", Severity.NOTE,
             "idempotency_store_result is off",
             "idempotency_store_result = True, if duplicates need the result",
@@ -104,9 +103,6 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
         Check(settings.on_store_error == "run", "fail-open", Severity.WARNING,
             "idempotency_on_store_error is 'run'", "idempotency_on_store_error = 'retry'",
             "while Redis is unavailable, duplicates run"),
-        Check(settings.transaction and _gives_up_results(task), "result-retry", Severity.WARNING,
-            "result_backend_always_retry is off", "result_backend_always_retry = True",
-            "while the result backend is unavailable, callers of a committed task get an error"),
         Check("idempotency_key" in configuration.rule.signature.parameters,
             "key-argument", Severity.NOTE,
             "it has a parameter named idempotency_key", "another name for the parameter",
@@ -125,13 +121,6 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "idempotency_key = TASK_ID",
             f"after one run the next ones are replays, for {settings.result_ttl:g} s"),
     )  # fmt: skip
-
-
-def _gives_up_results(task: IdempotentTaskLike) -> bool:
-    """Whether Celery could retry writing a result, but does not."""
-    backend = task.backend
-    can_repeat = type(backend).exception_safe_to_retry is not Backend.exception_safe_to_retry
-    return can_repeat and not (backend.always_retry or task.ignore_result)
 
 
 def _check_canonical(task: IdempotentTaskLike) -> Iterator[Finding]:

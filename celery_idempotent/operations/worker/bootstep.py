@@ -14,7 +14,6 @@ from celery_idempotent.core import worker
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
-from celery_idempotent.extensions.shadow import Shadow
 from celery_idempotent.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -87,14 +86,13 @@ def _text(configuration: TaskConfiguration) -> str:
     settings, obstacle = configuration.settings, configuration.fusion_obstacle
     if not settings.enabled:
         return "unprotected (idempotency_enabled is False)"
-    texts, default = [], Settings()
-    if configuration.in_shadow:
-        texts, default = ["in shadow (every call runs)"], Shadow.resolve(default, "")
+    extensions, default = configuration.extensions, Settings()
+    for extension in extensions:
+        default = extension.resolve(default, "")
+    texts = [*filter(None, (extension.summary(settings) for extension in extensions))]
     texts.append(f"key by {configuration.rule.description}")
     values = {name: getattr(settings, name) for name in _LOGGED}
     texts += [f"{n} {_shown(v)}" for n, v in values.items() if v != getattr(default, n)]
-    if settings.transaction is not None:
-        texts.append(f"transaction in {settings.transaction.engine.name}")
     if settings.offload_backend:  # its URL may hold a password
         texts.append(f"offload to {settings.offload_backend.partition(':')[0]}")
     if settings.encryption_keys:
