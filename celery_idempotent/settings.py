@@ -184,12 +184,16 @@ class Settings:
     encryption_keys: Any = _secret(  # noqa: RUF009
         _are_keys,
         "a tuple of Fernet keys, the newest first, or a function that returns it, or its path",
+        extension=f"{_EXTENSIONS}.encryption:Encryption",
     )
     #: Maximum bytes as stored; a larger result goes to the offload backend or, without one, is not
     #: stored.
     max_result_size: int = _option(1024 * 1024, *_whole(0, 512 * 1024 * 1024, "of bytes "))
     #: URL of a Celery key-value backend for values above ``max_result_size``.
-    offload_backend: str | None = _secret(*_text("the URL of a Celery key-value backend"))
+    offload_backend: str | None = _secret(
+        *_text("the URL of a Celery key-value backend"),
+        extension=f"{_EXTENSIONS}.offload:Offload",
+    )
     #: The database whose transactions contain the body and its outcome: a SQLAlchemy engine, the
     #: path of one, or a Django alias.
     transaction: Any = _secret(  # noqa: RUF009

@@ -57,7 +57,7 @@ class Shadow(Extension):
     """Runs the body in place of the flow, and records only how the body begins and ends."""
 
     @classmethod
-    def resolve(cls, settings: Settings, where: str) -> Settings:
+    def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
         """Returns settings with which records hold facts only, and nothing waits."""
         if not settings.enabled:
             return settings

@@ -62,12 +62,12 @@ MAX_ROLLBACKS = 20
 class RowTransaction(Extension):
     """Claims the row of the key, runs the body in the transaction, and commits it."""
 
-    option = "idempotency_transaction"
-    blocks = "its connection blocks"
+    option = "transaction"
+    blocks = True
     knows_poisoned = True  # its row may be committed
 
     @classmethod
-    def resolve(cls, settings: Settings, where: str) -> Settings:
+    def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
         """Returns the settings with the database, which is not connected yet."""
         return replace(settings, transaction=Database(settings.transaction))
 

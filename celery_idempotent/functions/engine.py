@@ -30,7 +30,6 @@ from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.core.key.key import Key, fingerprint_of
 from celery_idempotent.core.key.label import Label
 from celery_idempotent.core.key.rule import TASK_ID, KeyRule
-from celery_idempotent.core.payload import encryption_keys
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.payload.result_codec import ResultCodec
 from celery_idempotent.core.payload.value_codec import ValueCodec
@@ -112,13 +111,7 @@ class Idempotency:
         )
         self.settings = self._build(options, f"Idempotency {name!r}")
         self._values = self._overridden(options)
-        encryption_keys.check(self.settings)
         self._store_config = store_config_of(self.app, self.settings)
-        if self.settings.offload_backend and self.app is None:
-            raise SettingsError(
-                "idempotency_offload_backend needs a Celery app: create Idempotency from the app "
-                "instead of a URL or a client"
-            )
         self._rule = KeyRule(name, None, inspect.Signature(), lambda args, kwargs: (args, kwargs))
 
     @overload
@@ -192,12 +185,12 @@ class Idempotency:
                 f"{name} is a generator function, whose values cannot be replayed; return a list"
             )
         extensions = extensions_of(own_settings)
-        for extension in extensions:
-            if extension.blocks and inspect.iscoroutinefunction(func):
-                raise SettingsError(
-                    f"{name}: {extension.option} needs a blocking function, since "
-                    f"{extension.blocks}; make it blocking, and call it with asyncio.to_thread"
-                )
+        blocking = _blocking_option(own_settings)
+        if blocking and inspect.iscoroutinefunction(func):
+            raise SettingsError(
+                f"{name}: {blocking} needs a blocking function, since its connection blocks; make "
+                "it blocking, and call it with asyncio.to_thread"
+            )
         # No serializer changes the arguments between the caller and the function.
         rule = KeyRule(name, key, inspect.signature(func), lambda args, kwargs: (args, kwargs))
         first = next(iter(rule.signature.parameters), None)
@@ -330,12 +323,11 @@ class Idempotency:
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
     ) -> list[Call | IdempotencyError]:
-        for extension in extensions_of(self.settings):
-            if extension.blocks:
-                raise SettingsError(
-                    f"Idempotency {self.name!r}: a batch has no {extension.option}; use a block, "
-                    "with idem.execution(key), for each key"
-                )
+        if blocking := _blocking_option(self.settings):
+            raise SettingsError(
+                f"Idempotency {self.name!r}: a batch has no {blocking}; use a block, with "
+                "idem.execution(key), for each key"
+            )
         if self.settings.wait_replicas:
             raise SettingsError(
                 f"Idempotency {self.name!r}: a batch does not wait for replicas; remove "
@@ -419,9 +411,7 @@ class Idempotency:
     def _codec(self) -> PayloadCodec:
         if self.app is not None:
             return self.executor.codec
-        return PayloadCodec(
-            ResultCodec(), self._accept, cipher=encryption_keys.cipher(self.settings)
-        )
+        return configuration.codec_of(None, self.settings, ResultCodec(), self._accept)
 
     def records(
         self,
@@ -485,7 +475,7 @@ class Idempotency:
                 )
         built = settings.build(self._overridden(options), where)
         default = self.app.conf.result_serializer if self.app else "json"
-        return configuration.resolve(built, where, default, self._accept)
+        return configuration.resolve(built, where, self.app, default, self._accept)
 
     def close(self) -> None:
         """Closes the connections that blocking code opened; the next call reconnects."""
@@ -517,12 +507,11 @@ class Block:
         self._execution.__exit__(*error)
 
     async def __aenter__(self) -> AsyncBlockExecution:
-        for extension in extensions_of(self._data.settings):
-            if extension.blocks:
-                raise SettingsError(
-                    f"{self._engine.name}: {extension.option} needs `with`, not `async with`, "
-                    f"since {extension.blocks}"
-                )
+        if blocking := _blocking_option(self._data.settings):
+            raise SettingsError(
+                f"{self._engine.name}: {blocking} needs `with`, not `async with`, since its "
+                "connection blocks"
+            )
         executor = self._engine.async_executor
         self._execution = AsyncBlockExecution(
             self._data, self._host, AsyncioRuntime(executor.store), executor.codec
@@ -531,6 +520,12 @@ class Block:
 
     async def __aexit__(self, *error: object) -> None:
         await self._execution.__aexit__(*error)
+
+
+def _blocking_option(settings: Settings) -> str:
+    """Returns the option that is set and needs blocking code; empty without one."""
+    names = (PREFIX + extension.option for extension in extensions_of(settings) if extension.blocks)
+    return next(names, "")
 
 
 def _configured_options(app: Celery) -> dict[str, Any]:

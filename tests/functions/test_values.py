@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from celery_idempotent import Decision, Idempotency, ResultNotStoredError, State
-from celery_idempotent.core.payload.offload import OffloadStorage
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import SettingsError
+from celery_idempotent.extensions.offload import OffloadStorage
 from tests.conftest import exhaustive_except
 from tests.functions.conftest import Calls, Money, Point, Shop, same
 from tests.servers.redis_server import RedisServer

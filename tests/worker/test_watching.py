@@ -316,13 +316,13 @@ class TestLogAtStart:
             app.task(by_order, base=IdempotentTask, name=name, lazy=False, shared=False, **options)
 
         assert list(describe_settings(app_tasks.tasks(app)))[1:] == [
-            "bill: transaction in sqlite, key by all arguments, serializer json",
+            "bill: key by all arguments, serializer json, transaction in sqlite",
             "charge: key by the template 'order:{order_id}', serializer json",
             "index, search: key by all arguments, serializer json, until started",
             "pay: key by all arguments, serializer json, offload to file, encrypted",
             "ship: key by all arguments, serializer json, lease 5",
             "tidy: unprotected (idempotency_enabled is False)",
-            "watch: in shadow (every call runs), key by all arguments, serializer json",
+            "watch: key by all arguments, serializer json, in shadow (every call runs)",
         ]
 
     @pytest.mark.exhaustive

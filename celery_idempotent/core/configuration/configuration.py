@@ -20,7 +20,7 @@ from celery_idempotent import settings
 from celery_idempotent.core.configuration.arguments import normalised
 from celery_idempotent.core.configuration.store_config import store_config_of
 from celery_idempotent.core.flow.executor import Executor
-from celery_idempotent.core.flow.extension import extensions_of
+from celery_idempotent.core.flow.extension import extensions_of, options_of
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.core.payload.codec import PayloadCodec
@@ -85,17 +85,8 @@ class TaskConfiguration:
             settings.check_names(attributes_of(task), task.name)
             _check_prefixes(task_class, task.name)
             options = settings.build(dict(_values_of(task, app)), task.name)
-            if options.offload_backend:
-                from celery_idempotent.core.payload import offload
-
-                offload.check(app, options.offload_backend)
-            if options.encryption_keys is not None:
-                from celery_idempotent.core.payload import encryption_keys
-
-                encryption_keys.check(options)
-            options = resolve(
-                options, task.name, app.conf.result_serializer, accepted_content_types(app)
-            )
+            accept = accepted_content_types(app)
+            options = resolve(options, task.name, app, app.conf.result_serializer, accept)
             if getattr(task, "idempotency_wait_timeout", None) is not None:
                 raise SettingsError(
                     f"{task.name}: idempotency_wait_timeout applies outside tasks only, since a "
@@ -109,7 +100,8 @@ class TaskConfiguration:
             #: Whether every call runs as a plain task and is only counted.
             self.in_shadow = options.shadow and options.enabled
             self.settings = options
-            #: What the task's options add to the flow of a call.
+            self.options = options_of(options)
+            #: Those that take part in the flow of a call.
             self.extensions = extensions_of(options)
             # Celery 5.7 and later, for a task with ``pydantic=True``.
             dump = getattr(task_class.run, "dump_arguments", None)
@@ -267,7 +259,9 @@ def _check_prefixes(task: Any, where: str) -> None:
         inherited.update(attributes)
 
 
-def resolve(options: Settings, where: str, default: str, accept: frozenset[str]) -> Settings:
+def resolve(
+    options: Settings, where: str, app: Celery | None, default: str, accept: frozenset[str]
+) -> Settings:
     """Returns `options` with a serializer, and as their extensions change them, after checks.
 
     Args:
@@ -306,9 +300,27 @@ def resolve(options: Settings, where: str, default: str, accept: frozenset[str])
                 f", not {options.compression!r}"
             ) from None
     options = replace(options, serializer=serializer)
-    for extension in extensions_of(options):
-        options = extension.resolve(options, where)
+    for option in reversed(options_of(options)):  # shadow, the first, switches others off
+        options = option.resolve(options, where, app)
     return options
+
+
+def codec_of(
+    app: Celery | None, options: Settings, results: ResultCodec, accept: frozenset[str]
+) -> PayloadCodec:
+    """Returns the codec for these `options`.
+
+    Args:
+        results: of the app.
+        accept: content types that may be decoded.
+
+    Raises:
+        SettingsError: if the keys of an encryption cannot be read.
+    """
+    parts: dict[str, Any] = {}
+    for option in options_of(options):
+        parts |= option.codec(options, app)
+    return PayloadCodec(results, accept, **parts)
 
 
 def accepted_content_types(app: Celery) -> frozenset[str]:
@@ -384,25 +396,16 @@ def executor_of(app: Celery, options: Settings) -> Executor:
     """Returns the app's executor for these options; tasks of one store share its connections."""
     try:
         config = store_config_of(app, options)
-        identity = config, options.offload_backend, options.encryption_keys
+        names = [option.option for option in options_of(options) if option.encodes]
+        identity = config, [(name, getattr(options, name)) for name in names]
         with _executors_lock:
             # A list, because options may not be hashable.
-            executors: list[tuple[tuple[StoreConfig, Any, Any], Executor]]
+            executors: list[tuple[tuple[StoreConfig, Any], Executor]]
             executors = vars(app).setdefault("_idempotency_executors", [])
             for other_identity, executor in executors:
                 if other_identity == identity:
                     return executor
-            storage = None
-            if options.offload_backend:
-                from celery_idempotent.core.payload.offload import OffloadStorage
-
-                storage = OffloadStorage(app, options.offload_backend)
-            cipher = None
-            if options.encryption_keys is not None:
-                from celery_idempotent.core.payload import encryption_keys
-
-                cipher = encryption_keys.cipher(options)
-            codec = PayloadCodec(ResultCodec(app), accepted_content_types(app), storage, cipher)
+            codec = codec_of(app, options, ResultCodec(app), accepted_content_types(app))
             methods = PayloadCodec.decode, PayloadCodec.view
             decoders = (_decoder(app, codec, method) for method in methods)
             executor = Executor(RecordStore(config, *decoders), codec)

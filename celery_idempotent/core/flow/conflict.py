@@ -123,9 +123,9 @@ def reused(record: Record, difference: Callable[[bytes], str]) -> KeyReusedError
 def held(call: Pass, record: Record) -> ConflictError:
     """Returns the error of a call whose key another one holds."""
     where = f" on {record.worker}" if record.worker else ", which has not begun yet"
-    is_copy = record.task_id == call.task_id
-    holder = "another message of this task" if is_copy else f"task {record.task_id}"
-    return error(f"{call.key} is held by {holder}{where}", record)
+    if record.task_id == call.task_id:
+        return error(f"{call.key} is held by another message of this task{where}", record)
+    return error(f"{call.key} is held by task {record.task_id}{where}", record)
 
 
 def error(text: str, record: Record) -> ConflictError:

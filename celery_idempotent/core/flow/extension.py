@@ -20,30 +20,31 @@ from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.settings import EXTENSIONS, Settings
 
 
-class Extension:
-    """The effect of one option on one call. A subclass overrides the points that it needs."""
+class Option:
+    """What an option adds to tasks and functions. A subclass overrides what it needs."""
 
-    #: The option that adds it, as a setting of Celery.
+    #: Its name, without prefix.
     option = ""
-    #: Why it needs the thread of one call, and no coroutine or batch can have it; else empty.
-    blocks = ""
-    #: Whether it may know an outcome of a call whose record is poisoned.
-    knows_poisoned = False
-
-    def __init__(self, call: Pass) -> None:
-        self.call = call
+    #: Whether tasks with another value of it need another codec.
+    encodes = False
 
     @classmethod
-    def resolve(cls, settings: Settings, where: str) -> Settings:
+    def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
         """Returns the settings with which calls run.
 
         Args:
             where: the task or function, for an error message.
+            app: the Celery app; None for a function without one.
 
         Raises:
             SettingsError: if its option cannot be used, or not together with another one.
         """
         return settings
+
+    @classmethod
+    def codec(cls, settings: Settings, app: Any) -> dict[str, Any]:
+        """Returns arguments of the :class:`.PayloadCodec` of its tasks and functions."""
+        return {}
 
     @classmethod
     def summary(cls, settings: Settings) -> str:
@@ -63,6 +64,18 @@ class Extension:
         set or change, and the consequence.
         """
         yield from ()
+
+
+class Extension(Option):
+    """The effect of an option on one call. A subclass overrides the points that it needs."""
+
+    #: Whether its connection blocks, so that no coroutine or batch can have it.
+    blocks = False
+    #: Whether it may know an outcome of a call whose record is poisoned.
+    knows_poisoned = False
+
+    def __init__(self, call: Pass) -> None:
+        self.call = call
 
     @classmethod
     def unprotected(
@@ -103,10 +116,15 @@ class Extension:
         """Called at the end of the flow, however it ends. Never raises, and may be called again."""
 
 
-def extensions_of(settings: Settings) -> tuple[type[Extension], ...]:
-    """Returns the extensions of the options that are set."""
+def options_of(settings: Settings) -> tuple[type[Option], ...]:
+    """Returns the options that are set, of those that have a file of their own."""
     chosen = [path for option, path in EXTENSIONS.items() if getattr(settings, option)]
     return tuple(map(symbol_by_name, chosen))
+
+
+def extensions_of(settings: Settings) -> tuple[type[Extension], ...]:
+    """Returns those of them that take part in the flow of a call."""
+    return tuple(option for option in options_of(settings) if issubclass(option, Extension))
 
 
 def run_unprotected(settings: Settings, execution: BaseExecution, work: Callable[[], Any]) -> Any:

@@ -5,7 +5,7 @@ The format of a payload describes how to read its body, from the outermost layer
 =============================  ================================================================
 ``json``                       serialized by kombu's serializer of that name
 ``json+gzip``                  … and compressed by kombu's compression of that name
-``!json+gzip``                 … and encrypted (`payload.encryption_keys`)
+``!json+gzip``                 … and encrypted (`extensions.encryption`)
 ``@json``, ``@!json+gzip``     … and offloaded: the body is the name of the object
                                (:mod:`celery_idempotent.core.payload.offload`)
 ``=task``                      another task returns the result; the body is its id
@@ -21,7 +21,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from kombu.exceptions import ContentDisallowed
 from kombu.serialization import registry
@@ -59,10 +59,6 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.settings import Settings
 
-if TYPE_CHECKING:
-    from celery_idempotent.core.payload.encryption_keys import Cipher
-    from celery_idempotent.core.payload.offload import OffloadStorage
-
 #: Fields in JSON, which every process can read.
 _JSON_FIELDS = (ERROR, OUTBOX, MESSAGE)
 
@@ -95,8 +91,8 @@ class PayloadCodec:
         self,
         result_codec: ResultCodec,
         accept: Collection[str],
-        offload_storage: OffloadStorage | None = None,
-        cipher: Cipher | None = None,
+        offload_storage: Any = None,
+        cipher: Any = None,
         is_async: bool = False,
     ) -> None:
         self.values = ValueCodec(result_codec.app, accept)

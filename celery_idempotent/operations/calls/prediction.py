@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.flow import replacement
 from celery_idempotent.core.flow.conflict import POLICIES
-from celery_idempotent.core.flow.extension import extensions_of
+from celery_idempotent.core.flow.extension import options_of
 from celery_idempotent.core.key.explicit import message_form
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.key.parameters import Argument
@@ -52,8 +52,8 @@ def predict(
     if outcome is not None and (is_poisoned or prediction.case in _CLAIMS):
         prediction = _predict_by_row(key, settings, outcome) or prediction
     sentence = prediction.sentence
-    for extension in extensions_of(settings):
-        sentence = extension.explain(sentence)
+    for option in options_of(settings):
+        sentence = option.explain(sentence)
     return prediction._replace(sentence=sentence)
 
 

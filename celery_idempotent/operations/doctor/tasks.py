@@ -40,7 +40,7 @@ def check(app: Celery) -> Iterator[Finding]:
     periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     for task in app_tasks.tasks(app):
         if task.idempotency_configuration.settings.enabled:
-            for extension in task.idempotency_configuration.extensions:
+            for extension in task.idempotency_configuration.options:
                 for name, severity, *words in extension.findings(task):
                     yield Finding(name, Severity[severity.upper()], task.name, *words)
             yield from _check_options(task, is_periodic=task.name in periodic)
@@ -111,10 +111,6 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "idempotency_until is 'started', and idempotency_dedupe_publish is off",
             "idempotency_dedupe_publish = True",
             "every call of a burst is published, and runs"),
-        Check(settings.label and settings.encryption_keys, "label-in-clear", Severity.NOTE,
-            "idempotency_label is stored unencrypted, although results are encrypted",
-            "idempotency_label: only fields that are not secret, or None",
-            "anyone who can read Redis, the logs or the events can read labels"),
         Check(is_periodic and settings.key is None and not settings.runs_again,
             "periodic-key", Severity.WARNING,
             "it is in beat_schedule, and its key consists of its arguments, the same each time",

@@ -86,17 +86,13 @@ def _text(configuration: TaskConfiguration) -> str:
     settings, obstacle = configuration.settings, configuration.fusion_obstacle
     if not settings.enabled:
         return "unprotected (idempotency_enabled is False)"
-    extensions, default = configuration.extensions, Settings()
-    for extension in extensions:
-        default = extension.resolve(default, "")
-    texts = [*filter(None, (extension.summary(settings) for extension in extensions))]
-    texts.append(f"key by {configuration.rule.description}")
+    default, options = Settings(), configuration.options
+    if configuration.in_shadow:
+        default = options[0].resolve(default, "", None)
+    texts = [f"key by {configuration.rule.description}"]
     values = {name: getattr(settings, name) for name in _LOGGED}
     texts += [f"{n} {_shown(v)}" for n, v in values.items() if v != getattr(default, n)]
-    if settings.offload_backend:  # its URL may hold a password
-        texts.append(f"offload to {settings.offload_backend.partition(':')[0]}")
-    if settings.encryption_keys:
-        texts.append("encrypted")
+    texts += filter(None, [option.summary(settings) for option in reversed(options)])
     if obstacle and not configuration.in_shadow:
         texts.append(f"fused completion off ({obstacle})")
     return ", ".join(texts)

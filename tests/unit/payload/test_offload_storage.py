@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 from typing_extensions import Self
 
-from celery_idempotent.core.payload.offload import OffloadStorage, check
+from celery_idempotent.extensions.offload import OffloadStorage, check
 from tests.servers.moto_server import REGION, MotoServer
 from tests.servers.redis_server import RedisServer
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
+from celery_idempotent.core.flow.extension import Option
 from celery_idempotent.core.key.canonical import canonical, digest
 from celery_idempotent.core.record.payload import ENCRYPTED, Payload
 from celery_idempotent.errors import DecryptionError, SettingsError
@@ -102,27 +103,43 @@ class Cipher:
         return digest(b"place" + canonical((self._prefix, *context)), _CONTEXT_BYTES)
 
 
-def check(options: Settings) -> None:
-    """Rejects invalid keys that are part of the settings.
+class Encryption(Option):
+    """The option ``idempotency_encryption_keys``."""
 
-    A function that returns keys is not called yet: a process that only publishes needs no keys, and
-    the function's module may not be fully imported.
+    option = "encryption_keys"
+    encodes = True
 
-    Raises:
-        SettingsError: if a key is invalid. The message never quotes a key.
-    """
-    if isinstance(options.encryption_keys, tuple):
-        Cipher(options.encryption_keys, options.key_prefix)
+    @classmethod
+    def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
+        """Rejects invalid keys that are part of the settings.
 
+        A function that returns keys is not called yet: a process that only publishes needs no keys,
+        and the function's module may not be fully imported.
+        """
+        if isinstance(settings.encryption_keys, tuple):
+            Cipher(settings.encryption_keys, settings.key_prefix)
+        return settings
 
-def cipher(options: Settings) -> Cipher | None:
-    """Returns a cipher with the current keys; None if encryption is off.
+    @classmethod
+    def codec(cls, settings: Settings, app: Any) -> dict[str, Any]:
+        """Returns a cipher with the current keys; error messages never quote a key."""
+        return {"cipher": Cipher(_read(settings.encryption_keys), settings.key_prefix)}
 
-    Raises:
-        SettingsError: if the keys cannot be read, or are invalid. The message never quotes a key.
-    """
-    keys = options.encryption_keys
-    return None if keys is None else Cipher(_read(keys), options.key_prefix)
+    @classmethod
+    def summary(cls, settings: Settings) -> str:
+        """Returns that values are encrypted."""
+        return "encrypted"
+
+    @classmethod
+    def findings(cls, task: Any) -> Iterator[Sequence[str]]:
+        """Yields that labels are not encrypted."""
+        if task.idempotency_configuration.label:
+            yield (
+                *("label-in-clear", "note"),
+                "idempotency_label is stored unencrypted, although results are encrypted",
+                "idempotency_label: only fields that are not secret, or None",
+                "anyone who can read Redis, the logs or the events can read labels",
+            )
 
 
 def _read(source: Any) -> tuple[str | bytes | None, ...]:
