@@ -55,13 +55,17 @@ def test_the_guide_names_enough_messages_and_only_errors_that_exist() -> None:
 
 def test_each_finding_is_registered_and_has_an_entry_in_the_runbook() -> None:
     runbook = (ROOT / "docs/runbook.md").read_text("utf-8")
-    named = r"""Finding\(\s*"([\w-]+)", |Check\([^"]*?, "([\w-]+)", Severity|"([\w-]+)", Severity"""
+    named = (
+        r"""Finding\(\s*"([\w-]+)", |Check\([^"]*?, "([\w-]+)", Severity|"([\w-]+)", Severity"""
+        r"""|"([\w-]+)", "(?:note|warning|error)\""""
+    )
 
     def findings(file: Path) -> set[str]:
         found = re.findall(named, file.read_text("utf-8"))
         return {next(filter(None, names)) for names in found}
 
-    every = set().union(*map(findings, (PACKAGE / "operations" / "doctor").glob("*.py")))
+    files = [*(PACKAGE / "operations/doctor").glob("*.py"), *(PACKAGE / "extensions").glob("*.py")]
+    every = set().union(*map(findings, files))
     assert sorted(every) == sorted(NAMES)
     # `doctor --against` alone finds changed keys.
     described = every - findings(PACKAGE / "operations/doctor/key_changes.py")
