@@ -386,7 +386,7 @@ class IdempotentTask(Task):
         send = partial(
             super().apply_async, args, kwargs, task_id=task_id, producer=producer, shadow=shadow
         )
-        if not self.idempotency_configuration.settings.deduplicates:
+        if not deduplicates:
             return send(**options)
         from celery_idempotent.core.task.publish.dedupe import publish
 
