@@ -11,6 +11,7 @@ import functools
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
+from logging import ERROR
 from typing import Any
 
 from celery import Celery, Task
@@ -18,12 +19,16 @@ from celery.canvas import Signature
 from celery.utils import uuid
 from kombu import serialization
 
-from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import About, report
+from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.task.message import call_options, message_headers
 from celery_idempotent.core.task.message.canvas import last_signature, signatures
 from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.errors import CorruptRecordError, TransactionError
+
+MESSAGE_DROPPED = Event(
+    ERROR, "has committed; its message of {message} is refused, and dropped: {error}"
+)
 
 #: The arguments of `Task.apply_async` by position.
 _APPLY_ASYNC = ("args", "kwargs", "task_id", "producer", "link", "link_error", "shadow")
@@ -120,7 +125,7 @@ def publish(
             raise
         except Exception as error:
             about = About(None, "", task_id, key)
-            report(table.MESSAGE_DROPPED, about, message=signature.task, error=error)
+            report(MESSAGE_DROPPED, about, message=signature.task, error=error)
             refusal = error
             if (last := last_signature(signature)) is not None:
                 app.backend.mark_as_failure(last.id, error)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from logging import WARNING
 from typing import Any
 
-from celery_idempotent.core.events import table
+from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.soft_limit import at_row
 from celery_idempotent.core.record.payload import OUTBOX, Payload
@@ -21,6 +22,8 @@ from celery_idempotent.extensions import messages
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, OutcomeValues, Row
 from celery_idempotent.sql.transaction import Transaction
+
+OUTBOX_FOUND = Event(WARNING, "publishes the messages of an execution that was committed")
 
 
 def claim_of(call: Pass) -> Claim:
@@ -91,7 +94,7 @@ async def publish_found(call: Pass, database: Database, row: Row) -> Row:
     """
     if row.outbox is None:
         return row
-    call.report(table.OUTBOX_FOUND)
+    call.report(OUTBOX_FOUND)
     await publish_outbox(call, database, row, row.outbox)
     return row._replace(outbox=None)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from logging import INFO
 from typing import Any
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
+from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow import conflict
 from celery_idempotent.core.flow.end import End
 from celery_idempotent.core.flow.extension import Extension
@@ -15,6 +17,8 @@ from celery_idempotent.core.record.record import Record
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
+
+RUNS_AGAIN = Event(INFO, "has been run again: the outcome of its key is forgotten")
 
 
 class ForgetFirst(Extension):
@@ -30,7 +34,7 @@ class ForgetFirst(Extension):
         except CorruptRecordError:
             return None  # the begin refuses it
         if forgotten:
-            report(table.RUNS_AGAIN, self.call)
+            report(RUNS_AGAIN, self.call)
         return None
 
     def _forget(self) -> bool:

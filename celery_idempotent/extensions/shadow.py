@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from logging import DEBUG, ERROR, INFO
 from typing import Any
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
+from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow import conflict
 from celery_idempotent.core.flow.call import Complete, Delegate, Fail
 from celery_idempotent.core.flow.end import Answer
@@ -43,6 +45,11 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.settings import Settings
+
+UNCOUNTED_OUTAGE = Event(ERROR, "runs; shadow counting failed: {error}", decision="unprotected")
+UNCOUNTED = Event(DEBUG, "runs; shadow counting failed: {error}", decision="unprotected")
+END_UNCOUNTED_ERROR = Event(ERROR, "has ended; shadow could not store its end: {error}")
+END_UNCOUNTED = Event(INFO, "has ended; shadow could not store its end: {error}")
 
 #: Ends the prefix of shadow records, which are separate from the real ones.
 SHADOW_SUFFIX = "-shadow"
@@ -142,12 +149,12 @@ async def _begin(call: Pass) -> Lease | None:
         _count_duplicate(call, reply.case, store.record(call.key, reply.raw))
     except StoreUnavailableError as error:
         logged = store.node_of(call.key).outage.count_failure() is not None
-        report(table.UNCOUNTED_OUTAGE if logged else table.UNCOUNTED, call, error=error)
+        report(UNCOUNTED_OUTAGE if logged else UNCOUNTED, call, error=error)
         report(table.BEGIN_FAILED, call, error=error, policy="shadow")
     except IdempotencyError as error:
         report_refused(call, error, table.WOULD_REFUSE)
     except Exception as error:
-        report(table.UNCOUNTED_OUTAGE, call, error=error)
+        report(UNCOUNTED_OUTAGE, call, error=error)
     return None
 
 
@@ -188,9 +195,9 @@ async def _end(call: Pass, held: Lease | None, outcome: Outcome) -> None:
         await call.runtime.store.node_of(call.key).breaker.check()
         await call.runtime.execute(_end_command(call, held.token, outcome))
     except StoreUnavailableError as error:
-        report(table.END_UNCOUNTED, call, error=error)
+        report(END_UNCOUNTED, call, error=error)
     except Exception as error:
-        report(table.END_UNCOUNTED_ERROR, call, error=error)
+        report(END_UNCOUNTED_ERROR, call, error=error)
 
 
 def _end_command(call: Pass, token: int, outcome: Outcome) -> Command:

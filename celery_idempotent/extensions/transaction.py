@@ -11,12 +11,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from logging import ERROR, WARNING
 from typing import Any
 
 from celery.backends.base import Backend
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
+from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow import conflict, flow, replacement
 from celery_idempotent.core.flow.call import Complete, Delegate, Disposition, Fail, Release
 from celery_idempotent.core.flow.end import (
@@ -54,6 +56,12 @@ from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import AWAITED_BYTES, Claim, OutcomeValues, Row
 from celery_idempotent.sql.transaction import Transaction
+
+ROW_UNAVAILABLE = Event(ERROR, "cannot claim its row: {error}")
+ROW_UNKNOWN = Event(ERROR, "cannot determine whether it was committed: {error}")
+ROW_FOUND = Event(WARNING, "was committed by an execution that died")
+ROLLED_BACK = Event(WARNING, "ran; its transaction was rolled back ({error.__class__.__name__})")
+ROW_NOT_REPEATED = Event(WARNING, "cannot copy the outcome of its row to its record: {error}")
 
 #: A message that was requeued this often for transient database errors ends with the next error.
 MAX_ROLLBACKS = 20
@@ -129,7 +137,7 @@ class RowTransaction(Extension):
             row = await begin_at_row(call, self.transaction, self._claim)
             row = row and row.with_outcome()
         except StoreUnavailableError as error:
-            call.report(table.ROW_UNAVAILABLE, error=error)
+            call.report(ROW_UNAVAILABLE, error=error)
             return await self._requeue(error)
         return GRANTED if row is None else await self._adopt(row)
 
@@ -146,10 +154,10 @@ class RowTransaction(Extension):
                 return poisoned
             await call.runtime.execute(commands.forget(call.key, poisoned.record))
         except StoreUnavailableError as error:
-            report(table.ROW_UNKNOWN, call, error=error)
+            report(ROW_UNKNOWN, call, error=error)
             report(table.STORE_UNAVAILABLE, call)
             return conflict.requeue(call, error)
-        report(table.ROW_FOUND, call)
+        report(ROW_FOUND, call)
         return AGAIN
 
     def _continues(self, row: Row) -> bool:
@@ -237,7 +245,7 @@ class RowTransaction(Extension):
 
     async def _retry(self, error: BaseException) -> Requeue:
         """Requeues the call, whose transaction the database has rolled back."""
-        self.call.report(table.ROLLED_BACK, error=error)
+        self.call.report(ROLLED_BACK, error=error)
         requeued = await self._requeue(error)
         return requeued._replace(rollback_count=requeued.rollback_count + 1)
 
@@ -276,7 +284,7 @@ class RowTransaction(Extension):
             if reply.case == "ok" and self._sends(row):
                 call.send_continuation_of(call.token)
         except (StoreUnavailableError, CorruptRecordError) as error:
-            call.report(table.ROW_NOT_REPEATED, error=error)
+            call.report(ROW_NOT_REPEATED, error=error)
         call.mark_settled()
         return await replay_or_requeue(call, record)
 

@@ -1,4 +1,6 @@
-"""Everything that can happen to a call, with its log line, signal and counter.
+"""What can happen to a call, with its log line, signal and counter.
+
+Extensions have rows of their own.
 
 A row's message continues the line "key: task id (attempt n) …", with fields as in `str.format`. A
 normal run is DEBUG, since Celery logs that the task succeeded; INFO is for anything unusual.
@@ -100,7 +102,6 @@ REPLAYED = Event(
     decision="replay",
 )
 CONFLICTED = Event(signal=_signal("conflicted", "record", "policy"), decision="conflict")
-RUNS_AGAIN = Event(INFO, "has been run again: the outcome of its key is forgotten")
 REPLACEMENT_FAILED = Event(
     INFO,
     "may run: the replacement of task {record.task_id} has failed ({error.__class__.__name__})",
@@ -160,18 +161,9 @@ ENDED_BY_WORKER = Event(INFO, "is ended by its worker, which is about to kill th
 ENDED_LATE = Event(WARNING, "ran to its end before {error.__class__.__name__} was raised")
 NOT_RELEASED = Event(WARNING, "cannot release its key, whose lease will expire: {error}")
 
-# Transactions.
-ROW_UNAVAILABLE = Event(ERROR, "cannot claim its row: {error}")
-ROW_UNKNOWN = Event(ERROR, "cannot determine whether it was committed: {error}")
-ROW_FOUND = Event(WARNING, "was committed by an execution that died")
-ROLLED_BACK = Event(WARNING, "ran; its transaction was rolled back ({error.__class__.__name__})")
+# With a transaction.
 COMMITTED_ONLY = Event(
     WARNING, "ran; its outcome is committed, and its record follows with the next call: {error}"
-)
-ROW_NOT_REPEATED = Event(WARNING, "cannot copy the outcome of its row to its record: {error}")
-OUTBOX_FOUND = Event(WARNING, "publishes the messages of an execution that was committed")
-MESSAGE_DROPPED = Event(
-    ERROR, "has committed; its message of {message} is refused, and dropped: {error}"
 )
 
 # Publishing, continuations, the main process, people.
@@ -198,7 +190,6 @@ FORGOTTEN = Event(
     INFO, "is forgotten by {user!r} ({state})", _signal("forgotten", "user"), logger=_audit
 )
 RERUN = Event(INFO, "is run again by {user!r} ({what})", _signal("rerun", "user"), logger=_audit)
-MESSAGE_NOT_KEPT = Event(WARNING, "cannot be run again later: its message is not kept: {error}")
 
 # Shadow: what would have happened to a call that runs. The decisions share a signal.
 _shadowed = _signal("shadowed", "decision", "record", "policy", "reason", "error")
@@ -223,10 +214,6 @@ PUBLISHED_IN_SHADOW = Event(
     "is published in shadow; it would not have been, because of task {record.task_id}",
 )
 PUBLISHED_UNCOUNTED = Event(DEBUG, "is published; shadow counting failed: {error}")
-UNCOUNTED = Event(DEBUG, "runs; shadow counting failed: {error}", decision="unprotected")
-UNCOUNTED_OUTAGE = Event(ERROR, "runs; shadow counting failed: {error}", decision="unprotected")
-END_UNCOUNTED = Event(INFO, "has ended; shadow could not store its end: {error}")
-END_UNCOUNTED_ERROR = Event(ERROR, "has ended; shadow could not store its end: {error}")
 
 #: Decisions about calls in shadow. Without ``idempotency_shadow``, the call would (in this order)
 #: have run; taken over an expired lease; run after the execution that holds its key

@@ -23,6 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
+from logging import WARNING
 from typing import Any, NamedTuple
 
 from celery import Task
@@ -30,8 +31,8 @@ from celery.app.task import Context
 from celery.canvas import Signature
 from kombu.entity import Queue
 
-from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
+from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow.executor import Executor
 from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.key.key import Key
@@ -42,6 +43,8 @@ from celery_idempotent.core.task.message import message_headers
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, id_text
 from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.errors import CorruptRecordError
+
+MESSAGE_NOT_KEPT = Event(WARNING, "cannot be run again later: its message is not kept: {error}")
 
 #: Options that hold signatures, and when those run.
 _CONTINUATION = {"chain": "then", "link": "then", "link_error": "after an error"}
@@ -81,13 +84,13 @@ def keep(call: Pass, request: Context) -> None:
         protect, field = call.codec.protect, message_field(task_id)
         payload = run_sync(protect(payload, settings, key=str(key), token=token, field=field))
         if not payload.format:
-            report(table.MESSAGE_NOT_KEPT, call, error=payload.body.decode())
+            report(MESSAGE_NOT_KEPT, call, error=payload.body.decode())
             return
         store = call.runtime.store
         name = store.name(key.kept_message(task_id))
         store.query("SET", name, payload.to_bytes(), "PX", settings.error_ms)
     except Exception as error:
-        report(table.MESSAGE_NOT_KEPT, call, error=error)
+        report(MESSAGE_NOT_KEPT, call, error=error)
 
 
 def _written(task: Task, request: Context) -> dict[str, Any]:
