@@ -89,6 +89,24 @@ def test_a_body_that_resets_its_retries(offer: Offer) -> None:
     assert deliveries.app.AsyncResult(message.id).result == "order"
 
 
+@pytest.mark.parametrize("headers", [{}, {"b": 2}], ids=["", "headers"])
+def test_a_call_as_a_function_has_the_headers_of_the_message(
+    offer: Offer, headers: dict[str, Any]
+) -> None:
+    """Celery copies the attributes of a request, and takes unknown ones for headers."""
+
+    def body(self: Any, depth: int) -> Any:
+        return self(depth - 1) if depth else self.request.headers
+
+    def outcome(base: Any) -> Any:
+        deliveries = offer(body, base=base)
+        message = deliveries.publish(1, headers=headers)
+        deliveries.deliver(message)
+        return deliveries.app.AsyncResult(message.id).result
+
+    assert outcome(IdempotentTask) == outcome(Task) == (headers or None)
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda self: None,
     "callbacks": lambda self: setattr(self.request, "callbacks", [self.si("added")]),

@@ -274,6 +274,16 @@ class IdempotentTask(Task):
         finally:
             _plain_execution.reset(reset)
 
+    def push_request(self, *args: Any, **options: Any) -> None:
+        """Starts the request of a call as a function, as Celery does, with the message's headers.
+
+        Celery copies the message's request, and takes attributes that it does not know for headers.
+        """
+        headers = self.request.headers
+        super().push_request(*args, **options)
+        if not (args or "headers" in options):
+            self.request.headers = headers
+
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Returns the function that receives messages of the task in a worker, as Celery does."""
         if not self.idempotency_configuration.settings.enabled:
