@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 def add_to(app: Any) -> None:
     """Adds the bootsteps to the worker of `app`."""
     # Before the pool forks, with what its processes use rarely.
+    import celery_idempotent.core.key.difference
     import celery_idempotent.core.store.reference
+    import celery_idempotent.core.task.publish.dedupe
     import celery_idempotent.core.task.publish.kept_message
     import celery_idempotent.core.task.publish.put_back
     import celery_idempotent.extensions.rerun
