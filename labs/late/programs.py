@@ -28,6 +28,8 @@ from tests.worker.harness import WorkerProcess, end_workers
 KEYS, WORKERS = 3, 2
 #: Longest wait for a result, in seconds.
 TIMEOUT = 300.0
+#: Publishes of which one must run.
+PUBLISHES = 5
 #: Seconds for which a packet is late: longer than the timeout of its sender.
 LATE_SECONDS = 4.0
 
@@ -86,13 +88,13 @@ class Site:
             f"{key} has run {number} times",
         )
 
-    def publishes_run(self, key: str, number: int = 5) -> bool:
+    def publishes_run(self, *args: Any) -> bool:
         """Whether one of several publishes of a key that has ended runs."""
-        before = len(self.runs(key))
-        for _ in range(number):
-            self.job.delay(key, 0)
+        before = len(self.runs(args[0]))
+        for _ in range(PUBLISHES):
+            self.job.delay(*args)
             time.sleep(1.5)
-        return len(self.runs(key)) > before
+        return len(self.runs(args[0])) > before
 
 
 #: Yields the broken promises of a round.
@@ -135,14 +137,19 @@ def frozen_store(site: Site, lease: float, freeze: float) -> Iterator[str]:
             yield f"{key}: {len(site.runs(key))} executions, outcomes {outcomes}"
 
 
-def late_reserve(site: Site) -> Iterator[str]:
+def late_reserve(site: Site, fails: bool) -> Iterator[str]:
     """The first copy of a publish's reservation arrives when the message has ended."""
-    key = site.key()
+    key, until = site.key(), site.folder / f"until-{site.number}"
+    until.touch()
+    call = (key, 0, str(until)) if fails else (key, 0)
     site.late.plan("queue", LATE_SECONDS)
-    site.job.delay(key, 0)
-    site.wait_for_runs(key)
+    site.job.delay(*call)
+    if fails:
+        eventually(Path(f"{until}.failed").exists, "the call has failed")
+    else:
+        site.wait_for_runs(key)
     eventually(lambda: not site.late.holds(), "the packet is delivered")
-    if not site.publishes_run(key):
+    if not site.publishes_run(*call):
         yield f"{key}: every publish is swallowed"
 
 
@@ -187,7 +194,7 @@ def run_unprotected(site: Site) -> Iterator[str]:
     time.sleep(2)
     site.store.resume()
     time.sleep(3)
-    if not site.publishes_run(key):
+    if not site.publishes_run(key, 0):
         yield f"{key}: every publish is swallowed"
 
 
@@ -211,7 +218,12 @@ PROGRAMS = (
         sites=10,
     ),
     *(
-        Program(f"late reserve, {mode}", late_reserve, {**COLLAPSED, "idempotency_until": mode})
+        Program(
+            f"late reserve, {mode}{', the call fails' if fails else ''}",
+            partial(late_reserve, fails=fails),
+            {**COLLAPSED, "idempotency_until": mode},
+        )
+        for fails in (False, True)
         for mode in ("started", "finished")
     ),
     Program(
