@@ -133,6 +133,14 @@ def test_explain_shows_what_waits(shop: Shop, order: str) -> None:
     assert_answered_at_once(shop, order, first, duplicates)
 
 
+def test_stats_shows_how_soon_duplicates_are_answered(shop: Shop, order: str) -> None:
+    first = shop.ledger.start(pack, order)
+    assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order))
+    counts = json.loads(run_command(shop.app, "stats", "--json"))["tasks"]["shop.pack"]["counts"]
+    assert sum(number for name, number in counts.items() if name.startswith("answered_")) >= 2
+    assert "Duplicates that were put back: " in run_command(shop.app, "stats")
+
+
 def test_what_the_guide_says_about_web_requests(shop: Shop, order: str) -> None:
     first = shop.ledger.start(reserved, order)
     assert reserved.delay(order).id == first.id

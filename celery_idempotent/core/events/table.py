@@ -268,10 +268,20 @@ REFUSED_FOR: Final = "refused_"
 #: Prefix of the counters of calls in shadow that would be refused; a reason follows it.
 WOULD_REFUSE_FOR: Final = "would_refuse_"
 
+#: How soon after the end of an execution a call that was put back during it gets the outcome.
+ANSWERED: Final = ("answered_within_100ms", "answered_within_1s", "answered_later")
+WAIT_ENDED = Event(counter="{answered}")
+
+
+def answered(milliseconds: int) -> str:
+    """Returns the one of `ANSWERED` for an answer so long after the end."""
+    return ANSWERED[(milliseconds > 100) + (milliseconds > 1000)]
+
+
 #: All names that are counted. ``deduplicated`` counts calls that were not published, ``bypassed``
 #: messages that have succeeded without a decision.
 COUNTED: Final = (
-    *(*DECISIONS, *OUTCOMES, "deduplicated", "bypassed"),
+    *(*DECISIONS, *OUTCOMES, *ANSWERED, "deduplicated", "bypassed"),
     *(REFUSED_FOR + reason for reason in REASONS),
     *(WOULD_REFUSE_FOR + reason for reason in REASONS),
 )

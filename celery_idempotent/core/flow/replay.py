@@ -59,6 +59,9 @@ async def replay(call: Pass, record: Record, *, sends: bool = False) -> Answer:
         report_refused(call, outcome)
     else:
         report(table.REPLAYED, call, record=record)
+        if call.data.requeue_count and record.finished_at is not None:
+            late = call.runtime.store.now_ms() - record.at_ms
+            report(table.WAIT_ENDED, call, answered=table.answered(late))
     answer = Result(outcome) if not failed else Failure(outcome)
     return Answer(answer, record, replayed=True, continuation_sent=sent)
 

@@ -12,6 +12,7 @@ import click
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.core.events.table import ANSWERED
 from celery_idempotent.core.printable import plural
 from celery_idempotent.operations.calls import formatting
 from celery_idempotent.operations.calls.statistics import (
@@ -140,6 +141,12 @@ def _summary(counter: Counter[str]) -> Iterator[str]:
         f"{f' ({reasons})' if reasons else ''}, "
         f"{plural(counter['deduplicated'], 'duplicate')} not published by them."
     )
+    soon, later, last = (counter[name] for name in ANSWERED)
+    if soon + later + last:
+        yield (
+            f"Duplicates that were put back: {soon:,} answered within 100 ms after the run, "
+            f"{later:,} within 1 s, {last:,} later."
+        )
     if doubles := double_executions(counter):
         yield (
             f"{plural(doubles, 'call')} in shadow ran although another call with the same key had "
