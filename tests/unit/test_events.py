@@ -138,5 +138,6 @@ def test_each_decision_and_outcome_is_reported_by_an_event() -> None:
 
     assert {event.decision for event in events} == {*DECISIONS, ""}
     assert {event.counter for event in events} == {
-        *(*OUTCOMES, "deduplicated", "bypassed", "refused_{reason}", "would_refuse_{reason}", "")
+        *(*OUTCOMES, "deduplicated", "bypassed", "refused_{reason}", "would_refuse_{reason}"),
+        *("{answered}", ""),
     }
