@@ -17,18 +17,19 @@ __all__ = ["DECISIONS", "OUTCOMES", "PREFIX", "REASONS", "SHADOW"]
 #: An execution begins. ``token`` (int), ``attempt`` (int, 1 for the first).
 begun = table.BEGUN.signal
 
-#: The execution takes over an expired lease (sent after ``begun``). ``token``, ``attempt``,
+#: An execution takes over an expired lease; sent after ``begun``. ``token``, ``attempt``,
 #: ``orphaned_seconds`` (float, from the end of that lease to this begin).
 taken_over = table.TAKEN_OVER.signal
 
-#: Its key is completed, even if no result is kept. ``token``, ``attempt``.
+#: A key is completed, even if no result is kept. ``token``, ``attempt``.
 completed = table.COMPLETED.signal
 
-#: Its error ends the key. ``token``, ``attempt``, ``error`` (the exception).
+#: An error ends the key (``idempotency_replay_errors``). ``token``, ``attempt``, ``error`` (the
+#: exception).
 failed = table.FAILED.signal
 
-#: Its key is released. ``token``, ``attempt``, ``error`` (what the task raised; None if it has
-#: returned), ``reserved_seconds`` (for which the key stays reserved for a retry, or None).
+#: A key is released, or reserved for a retry. ``token``, ``attempt``, ``error`` (what the task
+#: raised; None if it has returned), ``reserved_seconds`` (of the reservation, or None).
 released = table.RELEASED.signal
 
 #: A duplicate gets the recorded outcome. ``record`` (:class:`Record`).
@@ -38,7 +39,7 @@ replayed = table.REPLAYED.signal
 #: ``record``, ``policy`` (what happens to the duplicate).
 conflicted = table.CONFLICTED.signal
 
-#: The execution has lost its lease. ``token``, ``attempt``.
+#: An execution has lost its lease: another one may be running. ``token``, ``attempt``.
 lease_lost = table.LEASE_LOST.signal
 
 #: The task has run and its outcome could not be stored: a duplicate may run again.

@@ -88,8 +88,18 @@ def _write_one_file(app: Any, error: Exception | None) -> None:
     """Writes all pages in the order of the site into one Markdown file, for AI assistants."""
     if error is None and app.builder.name == "html":
         sources = [Path(app.env.doc2path(name)) for name in app.env.collect_relations()]
-        pages = [f"<!-- {file.name} -->\n{file.read_text('utf-8')}" for file in sources]
+        pages = [f"<!-- {file.name} -->\n{_with_quoted_files(file)}" for file in sources]
         (Path(app.outdir) / "llms.txt").write_text("\n".join(pages), "utf-8")
+
+
+def _with_quoted_files(page: Path) -> str:
+    """Returns the text of a page, with the files that it quotes as code blocks."""
+    return re.sub(
+        r"^```{literalinclude} (\S+)\n.*?```$",
+        lambda match: f"```python\n{(page.parent / match[1]).read_text('utf-8')}```",
+        page.read_text("utf-8"),
+        flags=re.S | re.M,
+    )
 
 
 def setup(app: Any) -> None:

@@ -25,7 +25,7 @@ from celery_idempotent.operations.calls.statistics import OTHER_NAMES, double_ex
 from celery_idempotent.signals import SHADOW
 
 #: Has an entry for every finding.
-RUNBOOK = "https://celery-idempotent.readthedocs.io/en/stable/runbook.html"
+FINDINGS = "https://celery-idempotent.readthedocs.io/en/stable/reference/findings.html"
 #: Maximum levels of a value, parts in total, children of one part, and characters of a text.
 MAX_DEPTH, MAX_PARTS, MAX_CHILDREN, MAX_TEXT = 8, 1000, 100, 2000
 #: Decisions counted in each chart and column, by title.
@@ -157,7 +157,7 @@ environment.globals.update(
     max_parts=MAX_PARTS,
     plural=plural,
     ranges=RANGES,
-    runbook=RUNBOOK,
+    reference=FINDINGS,
     states=STATES,
     shadow=SHADOW,
     double_executions=double_executions,

@@ -32,9 +32,11 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-#: A file that a page quotes, and the text of the first line that it quotes.
+#: A file that a page quotes, and how the first line begins, and the one after the last.
 QUOTE = re.compile(
-    r'^```{literalinclude} (\S+)\n:language: (\w+)\n(?::start-at: "(.+)"\n)?```$', flags=re.M
+    r"^```{literalinclude} (\S+)\n:language: (\w+)\n"
+    r'(?::start-at: "(.+)"\n)?(?::end-before: "(.+)"\n)?```$',
+    flags=re.M,
 )
 
 
@@ -42,9 +44,10 @@ def full_text(page: Path) -> str:
     """Returns the page, with the files that it quotes as code blocks."""
 
     def code(match: re.Match[str]) -> str:
-        text = (page.parent / match[1]).read_text("utf-8")
-        start = text.index(f"\n{match[3]}") + 1 if match[3] else 0
-        return f"```{match[2]}\n{text[start:]}```"
+        text = "\n" + (page.parent / match[1]).read_text("utf-8")
+        start = text.index(f"\n{match[3]}") if match[3] else 0
+        end = text.index(f"\n{match[4]}", start) if match[4] else -1
+        return f"```{match[2]}{text[start:end].rstrip()}\n```"
 
     return QUOTE.sub(code, page.read_text("utf-8"))
 

@@ -44,8 +44,14 @@ def test_options_in_python_blocks_exist(page: Path) -> None:
         assert {name.lower() for name in names} <= {*OPTIONS, *APP_OPTIONS, *OTHER_NAMES}
 
 
+@each_page
+def test_longer_examples_are_quoted_files(page: Path) -> None:
+    found = re.findall(r"^( *)```python\n(.*?)^\1```$", page.read_text("utf-8"), re.S | re.M)
+    assert [block for _, block in found if len(block.splitlines()) > 10] == []
+
+
 def test_quoted_files_run() -> None:
-    """Those of other libraries only if these are installed."""
+    """Those of other libraries only if these are installed; `test_tutorial` runs the tutorial."""
     code = """if True:
         import runpy, sys
         for path in sys.argv[1:]:
@@ -55,8 +61,9 @@ def test_quoted_files_run() -> None:
                 if error.name not in ("celery_once", "celery_singleton"):
                     raise
     """
-    files = sorted((ROOT / "docs/examples").rglob("*.py"))
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code, *map(str, files)], check=True)
+    files = sorted((ROOT / "docs/examples").glob("*.py"))
+    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, files)]
+    subprocess.run(command, cwd=ROOT, check=True)
 
 
 @pytest.mark.exhaustive

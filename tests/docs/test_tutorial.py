@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, blocks, commands, missing_lines, python_blocks
+from tests.docs.pages import ROOT, blocks, commands, full_text, missing_lines, python_blocks
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 
 pytestmark = pytest.mark.exhaustive
 
 PAGE = ROOT / "docs/tutorial.md"
-TEXT = PAGE.read_text("utf-8")
+TEXT = full_text(PAGE)
 
 #: Programs of the environment that the tutorial is followed in; `make rehearsal` sets another one.
 BIN = os.environ.get("TUTORIAL_BIN", Path(sys.executable).parent)

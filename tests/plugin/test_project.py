@@ -23,7 +23,7 @@ SHOP = (
     '        return "charged"\n\n'
 ) + block_with(ROOT / "README.md", 'Celery("shop"')
 
-SETTINGS = block_with(ROOT / "README.md", "task_always_eager=True, idempotency_enabled=False")
+SETTINGS = block_with(ROOT / "docs/testing.md", "task_always_eager=True, idempotency_enabled=False")
 
 CONFTEST = f"""
 import django
@@ -47,7 +47,10 @@ def test_every_call_runs():
     assert gateway.charges == [(42, 999)] * 2
 """
 
-README = block_with(ROOT / "README.md", "idempotency.assert_ran_once(")
+PYTEST = "\n\n".join(
+    block_with(ROOT / "docs/testing.md", text)
+    for text in ("test_a_second_charge_does_not_run(idem", "test_a_crashed_charge")
+)
 
 DJANGO = "from shop import charge\n" + block_with(ROOT / "docs/testing.md", "IdempotencyTestMixin")
 
@@ -109,7 +112,7 @@ FILES = {
     "shop.py": SHOP,
     "conftest.py": CONFTEST,
     "test_existing.py": EXISTING,
-    "test_readme.py": README,
+    "test_pytest.py": PYTEST,
     "test_django.py": DJANGO,
     "test_unittest.py": UNITTEST,
     "test_worker.py": WORKER,
@@ -140,8 +143,8 @@ def test_the_tests_of_the_project_pass(tmp_path: Path) -> None:
 
     assert set(re.findall(r"^PASSED (\S+)$", report, flags=re.M)) == {
         "test_existing.py::test_every_call_runs",
-        "test_readme.py::test_a_second_charge_does_not_run",
-        "test_readme.py::test_a_crashed_charge_is_taken_over",
+        "test_pytest.py::test_a_second_charge_does_not_run",
+        "test_pytest.py::test_a_crashed_charge_is_taken_over",
         "test_django.py::ChargeTest::test_a_second_charge_does_not_run",
         "test_unittest.py::Crash::test_is_taken_over",
         "test_unittest.py::NoCall::test_is_not_green",
@@ -152,7 +155,7 @@ def test_the_tests_of_the_project_pass(tmp_path: Path) -> None:
 
 def test_a_server_that_is_configured_is_the_only_one(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP, "utf-8")
-    (tmp_path / "test_readme.py").write_text(README, "utf-8")
+    (tmp_path / "test_pytest.py").write_text(PYTEST, "utf-8")
 
     report = run_pytest(tmp_path, "-o", "idempotency_redis_url=redis://:secret@127.0.0.1:2/0")
 
