@@ -31,8 +31,8 @@ CONFIGURATION = frozenset(
         *("no-ack", "no-base", "not-canonical", "periodic-key", "persistence", "publishers"),
         *("recovery", "reject-on-worker-lost", "replicas", "result-retry", "result-ttl"),
         *("server-version", "shadow", "socket-timeout", "start-method", "store-result"),
-        *("successful-tasks", "sweep", "task-added", "task-removed", "version"),
-        "visibility-timeout",
+        *("successful-tasks", "sweep", "task-added", "task-removed", "thread-contexts"),
+        *("version", "visibility-timeout"),
     )
 )
 NAMES = CONNECTIONS | HEALTH | CONFIGURATION

@@ -1,4 +1,4 @@
-"""Checks that the installed versions are recent enough and work together."""
+"""Checks that the installed versions are recent enough and work together, and how threads begin."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ OLDEST = {"celery": "5.3", "kombu": "5.3", "redis": "4.5.2"}
 #: Since this version, kombu's Redis transport refuses older redis.
 STRICT_KOMBU, REDIS_OF_STRICT_KOMBU = "5.7", "6.4"
 
+#: Whether a thread begins with the context variables of the thread that starts it: the default of
+#: Python without a GIL.
+THREADS_INHERIT_CONTEXT = bool(getattr(sys.flags, "thread_inherit_context", 0))
+
 
 def installed() -> dict[str, str]:
     """Returns the versions of Python and of the installed packages by name."""
@@ -27,7 +31,14 @@ def installed() -> dict[str, str]:
 
 
 def check() -> Iterator[Finding]:
-    """Yields a finding for each package too old for this one or for another."""
+    """Yields a finding for each package too old for this one or for another, and for threads."""
+    if THREADS_INHERIT_CONTEXT:
+        yield Finding(
+            "thread-contexts", Severity.ERROR, "worker",
+            "threads inherit the execution and the transaction of the body that starts them",
+            "PYTHON_THREAD_INHERIT_CONTEXT=0",
+            "a thread that serves later bodies would go on with those of the first",
+        )  # fmt: skip
     versions = installed()
     is_strict = Version(versions.get("kombu", "0")) >= Version(STRICT_KOMBU)
     for name, oldest in OLDEST.items():

@@ -476,6 +476,12 @@ def test_old_versions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "celery 5.2.7 is too old" in only(versions.check()).what
 
 
+def test_threads_that_inherit_a_context_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "THREADS_INHERIT_CONTEXT", True)
+
+    assert only(versions.check()).setting == "PYTHON_THREAD_INHERIT_CONTEXT=0"
+
+
 @pytest.mark.parametrize(
     ("kombu", "redis", "refused"),
     [
