@@ -67,8 +67,18 @@ class LeaseLostError(IdempotencyError):
     executions; fencing tokens keep the stale one from writing.
     """
 
-    def __init__(self, message: str = "the lease is lost: another execution may run") -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str = "the lease is lost: another execution may run", *args: str
+    ) -> None:
+        super().__init__(message, *args)
+
+
+class ReplacedError(ConflictError, LeaseLostError):
+    """A newer call has taken over the key (``idempotency_on_conflict="replace"``).
+
+    Let the execution end: its outcome is refused. ``AsyncResult(error.task_id)`` is the result of
+    the newer call.
+    """
 
 
 class PoisonedTaskError(IdempotencyError):

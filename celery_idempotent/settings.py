@@ -17,7 +17,7 @@ PREFIX = "idempotency_"
 SIMILAR_PREFIX = "idem"
 
 UNTIL = ("expired", "finished", "started")
-ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
+ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject", "replace")
 ON_STORE_ERROR = ("retry", "run", "raise")
 
 
@@ -130,8 +130,10 @@ class Settings:
     key: Any = None
     #: When a key may run again. ``expired``: once its outcome has expired. ``finished``: once its
     #: run has ended, so its calls run one at a time. ``started``: like ``finished``, but at most
-    #: one call waits while another runs, which collapses bursts.
-    until: str = _option("expired", *_one_of(*UNTIL))
+    #: one call waits while another runs, and runs with the newest arguments: it collapses bursts.
+    until: str = _option(
+        "expired", *_one_of(*UNTIL), extension=f"{_EXTENSIONS}.newest:Newest", value="started"
+    )
     #: The time after the last renewal before another execution can take over. A heartbeat renews
     #: the lease three times in that time.
     lease: float = _option(60.0, *_seconds(0.5))
@@ -148,8 +150,12 @@ class Settings:
     )
     #: Decides what happens to a duplicate while another execution runs. ``retry``, or
     #: ``wait``: it is put back, and woken when the other one ends. ``raise``: ConflictError.
-    #: ``ignore``: it ends. ``reject``: it goes to the broker's dead-letter queue.
-    on_conflict: str = _option("retry", *_one_of(*ON_CONFLICT))
+    #: ``ignore``: it ends. ``reject``: it goes to the broker's dead-letter queue. ``replace``, with
+    #: ``until`` other than ``expired``: it takes the key from the other one, whose outcome is
+    #: refused and whose caller gets ReplacedError.
+    on_conflict: str = _option(
+        "retry", *_one_of(*ON_CONFLICT), extension=f"{_EXTENSIONS}.replace:Replace", value="replace"
+    )
     #: Outside tasks: the longest wait of a duplicate.
     wait_timeout: float = _option(10.0, *_seconds(0))
     #: Executions that may die in a row before the key becomes FAILED with PoisonedTaskError.
@@ -170,6 +176,16 @@ class Settings:
     #: With ``dedupe_publish``: the time after its ETA for which a published message may wait in its
     #: queue before another one is published; never longer than its expiry.
     reservation_ttl: float = _option(3600.0, *_seconds(1))
+    #: With ``until="started"``: the waiting call begins when no publish of its key came for that
+    #: time.
+    debounce: float | None = _option(
+        None, *_seconds_or_none(0.01), extension=f"{_EXTENSIONS}.debounce:Debounce"
+    )
+    #: The longest time that ``debounce`` postpones a call after its first publish; by default ten
+    #: times ``debounce``.
+    debounce_max_wait: float | None = _option(
+        None, *_seconds_or_none(0.01), extension=f"{_EXTENSIONS}.debounce:MaxWait"
+    )
     #: Whether the result is stored, or only the fact that the key is completed.
     store_result: bool = _option(True, *_FLAG)
     #: Whether the script that stores the result also writes it for Celery's result backend, if both
@@ -258,9 +274,9 @@ class Settings:
 
 OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Settings))
 
-#: The path of the extension of an option, which is imported if the option is set.
-EXTENSIONS: Mapping[str, str] = {
-    option.name: option.metadata["extension"]
+#: By option: the path of its extension, which is imported if the option is set, or has this value.
+EXTENSIONS: Mapping[tuple[str, str | None], str] = {
+    (option.name, option.metadata.get("value")): option.metadata["extension"]
     for option in fields(Settings)
     if "extension" in option.metadata
 }

@@ -19,15 +19,12 @@ def unknown_option(name: str, where: str, known: Collection[str]) -> SettingsErr
     word = _ANY_PREFIX.sub("", name)
     options = {option.removeprefix("idempotency_"): option for option in known}
     meant = _MEANT.get(word, word)
-    if meant in _ADVICE:
-        hint = f"; {_ADVICE[meant]}"
-    else:
-        close = [meant] if meant in options else difflib.get_close_matches(word, options, 1)
-        hint = f"; did you mean {options[close[0]]}?" if close else ""
+    close = [meant] if meant in options else difflib.get_close_matches(word, options, 1)
+    hint = f"; did you mean {options[close[0]]}?" if close else ""
     return SettingsError(f"{where}: there is no option {name}{hint}")
 
 
-#: Names that other libraries have for an option, or for something in `_ADVICE`.
+#: Names that other libraries have for an option.
 _MEANT: Mapping[str, str] = {
     other: option
     for option, others in {
@@ -54,8 +51,4 @@ _MEANT: Mapping[str, str] = {
         "debounce": "delay throttle",
     }.items()
     for other in others.split()
-}
-#: What to do for want of an option.
-_ADVICE: Mapping[str, str] = {
-    "debounce": "idempotency_until = 'started' collapses a burst of calls",
 }

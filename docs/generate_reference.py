@@ -36,7 +36,10 @@ APP_OPTIONS = {
 GROUPS = {
     "The five that most people set": ("key", "until", "result_ttl", "replay_errors", "on_conflict"),
     "After a crash": ("lease", "redeliver_after", "max_attempts"),
-    "Duplicates before they run": ("dedupe_publish", "reservation_ttl", "wait_timeout"),
+    "Duplicates before they run": (
+        *("dedupe_publish", "reservation_ttl", "wait_timeout"),
+        *("debounce", "debounce_max_wait"),
+    ),
     "What is stored, and for how long": (
         *("error_ttl", "store_result", "max_result_size", "offload_backend", "serializer"),
         *("compression", "encryption_keys", "fused_completion", "label"),

@@ -8,7 +8,7 @@
 -- Letters: B begun, A alive (a heartbeat or a step has confirmed that it runs); b, a: the same after the end
 -- of the lease; W waits, for a retry or for a message that has not begun; V value; T the value, and the
 -- continuation is to be sent (t: by the next delivery); E error; D another task's outcome; X replaced by a
--- newer call.
+-- newer call, whose id is the body.
 --
 -- The first begin after the end of a lease only marks it and waits a tenth of the lease: an extension that
 -- the network or a frozen server has delayed comes first. Only the death of a confirmed execution counts as
@@ -32,8 +32,8 @@
 --   ttl_ms             lease_ms plus the time for which a dead execution is remembered
 --   hold_ms            how long the slot of this message is kept at least, if it has to wait
 --   deadline_ms        server time after which this copy does nothing
---   replaces           1: take the key from a running call; 2: only from a dead one, whose message then has
---                      ended, too; 0: neither
+--   replaces           1: take the key from a running call; 2: a message that has a slot takes the key from a
+--                      dead call and answers for it; 0: neither
 -- REPLIES
 --   begun              run
 --   held               another execution or message has the key; its record or slot
@@ -120,10 +120,14 @@ if pointer and not held then
   if other and string.find(other, '^[WBAba]') then
     held = live(holder, other)
     if replaces == '1' or not held then
-      -- Its token is refused from now on. If replaced, its message does not run again.
-      other = (replaces == '0' and string.sub(other, 1, 1) or 'X') .. string.sub(other, 2, 2)
-        .. struct.pack('>I7', struct.unpack('>I7', other, 3) + 1) .. string.sub(other, 10)
-      redis.call('SET', holder, other, 'KEEPTTL')
+      -- Its token is refused from now on. If replaced, its message has ended, and names the newer one.
+      local letter, count, spent, at, fp, id, by, owner, stored_tail, position = struct.unpack(LAYOUT, other)
+      local body = string.sub(other, position)
+      if replaces == '1' or replaces == '2' and waiting then
+        letter, at, owner, body = replaces == '1' and 'X' or 'D', now, '9999999999999999', task_id
+      end
+      redis.call('SET', holder, struct.pack(LAYOUT, letter, count, spent + 1, at, #fp, fp, #id, id, #by, by, #owner, owner,
+        #stored_tail, stored_tail) .. body, 'KEEPTTL')
       held = nil
     end
   end

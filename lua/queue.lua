@@ -66,7 +66,7 @@ elseif waiting and id ~= task_id then
   if not known or string.find(known, '^W') and not is_live(known) then  -- it has not begun
     local ready = math.min(now + quiet_ms, until_ms)
     if arguments == '=' then
-      redis.call('SET', name, pack('D', 0, 0, '', id, '9999999999999999', '', task_id), 'PX', keep_ms)
+      redis.call('SET', name, pack('D', 0, now, '', id, '9999999999999999', '', task_id), 'PX', keep_ms)
       redis.call('SET', slot, pack('W', until_ms, ready, fingerprint, task_id, '0', tail, record), 'PX', hold_ms)
       return reply('reserved')
     elseif arguments ~= '' then

@@ -108,6 +108,8 @@ class Steps(Extension):
         )
         if reply.case == "lost":
             call.report_lease_lost(reply.raw)
+            if call.execution is not None:
+                call.execution.check()
             raise LeaseLostError(f"{call.key}: another execution has taken over")
         with self._lock:
             call.add_step(entry)

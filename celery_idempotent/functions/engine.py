@@ -66,7 +66,10 @@ _ALLOWED_POLICIES = {
     "on_store_error": ("raise", "run"),
     "until": ("expired", "finished"),
 }
-_TASK_OPTIONS = ("key", "label", "shadow", "dedupe_publish", "reservation_ttl")
+_TASK_OPTIONS = (
+    *("key", "label", "shadow", "dedupe_publish", "reservation_ttl"),
+    *("debounce", "debounce_max_wait"),
+)
 _OPTIONS = tuple(field.name for field in fields(Settings) if field.name not in _TASK_OPTIONS)
 #: Options of the engine that a function or a block cannot override.
 _STORE_OPTIONS = frozenset(

@@ -291,12 +291,14 @@ class Environment:
             if known and record.token <= max(known) and not is_resent:
                 raise Violation("a token does not grow")
             after = after._replace(top=max(state.top, record.token))
-        if case == "begun" and begin.replaces == 1 and names.turn:
-            turn = former.get(names.turn)
-            if isinstance(turn, Turn) and turn.record != names.record:
-                holder = former.get(turn.record)
-                if isinstance(holder, Record) and holder.letter in "WBAT" and holder.at > _NOW:
-                    after = after._replace(promised=_put(after.promised, turn.record, _NEVER))
+        turn = former.get(names.turn) if case == "begun" and begin.replaces and names.turn else None
+        if isinstance(turn, Turn) and turn.record != names.record:
+            holder = former.get(turn.record)
+            if isinstance(holder, Record) and (
+                keys[turn.record].letter == "D"
+                or (begin.replaces == 1 and holder.letter in "WBAT" and holder.at > _NOW)
+            ):
+                after = after._replace(promised=_put(after.promised, turn.record, _NEVER))
         others = [{**each, names.record: None} for each in (keys, former)]
         if case in ("send", "finished") and others[0] != others[1]:
             raise Violation(f"a begin that is answered {case} changes another record")

@@ -13,7 +13,6 @@ forget: if not readable or not string.find(letter, '[WBAbaDTtVEX]') then  ⟶  l
     "Lua treats position 0 as the first one": r"""
 begin: raw = string.lower(string.sub(raw, 1, 1)) .. string.sub(raw, 2, 9) .. struct.pack('>I6', now + lease_ms / 10)  ⟶  1 becomes 0
 begin: local is_resent = raw and string.sub(owner, 1, 8) == execution_id and string.find('BAba', letter)  ⟶  1 becomes 0
-begin: other = (replaces == '0' and string.sub(other, 1, 1) or 'X') .. string.sub(other, 2, 2)  ⟶  1 becomes 0
 """,
     "only the owner of an execution is the id of a delivery": r"""
 begin: local is_resent = raw and string.sub(owner, 1, 8) == execution_id and string.find('BAba', letter)  ⟶  raw and string.sub(owner, 1, 8) == execution_id and string.find('BAba', letter) becomes raw and string.sub(owner, 1, 8) == execution_id

@@ -176,8 +176,13 @@ def begin(
             held = _live(keys, turn.record, other, now, lease)
             if replaces == 1 or not held:
                 if not is_off("fence"):
-                    letter = "X" if replaces and not is_off("replaced ends") else other.letter
-                    keys.put(turn.record, other._replace(letter=letter, token=other.token + 1))
+                    fenced = other._replace(token=other.token + 1)
+                    if (replaces == 1 or (replaces and is_waiting)) and not is_off("replaced ends"):
+                        letter = "X" if replaces == 1 else "D"
+                        fenced = fenced._replace(
+                            letter=letter, at=now, owner=b"9" * 16, body=task_id
+                        )
+                    keys.put(turn.record, fenced)
                 held = None
     if held and not is_replaced:
         return ("wait" if waits else "held"), held
@@ -381,7 +386,7 @@ def queue(
         if not has_begun or is_off("stale slot"):
             until = slot.token
             if arguments == b"=":
-                answered = Record("D", 0, 0, 0, b"", slot.task_id, b"", b"9" * 16, b"", task_id)
+                answered = Record("D", 0, 0, now, b"", slot.task_id, b"", b"9" * 16, b"", task_id)
                 keys.put(name, answered, now + keep)
                 reserved = _slot(names, task_id, fingerprint, tail, min(now + quiet, until), until)
                 keys.put(names.slot, reserved, now + hold)

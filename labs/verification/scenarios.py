@@ -41,9 +41,9 @@ class Scenario(NamedTuple):
     workers: int
     faults: dict[str, int]
     #: ``continues``: messages have a continuation; ``chord``: it is that of the parts of a chord.
-    #: ``replace``: the last message replaces a
-    #: running call; ``older``: a dead one. ``arguments``: the newest ones win; ``large``: they are
-    #: too large to be stored; ``quiet``: publishes delay the begin.
+    #: ``replace``: the last message replaces a running call; ``older``: one with a slot answers for
+    #: a dead one. ``arguments``: the newest ones win; ``large``: they are too large to be stored;
+    #: ``quiet``: publishes delay the begin.
     options: frozenset[str] = frozenset()
 
 
@@ -86,7 +86,6 @@ SCENARIOS: dict[str, Scenario] = {
     "task id": _scenario("task", "ab", "", 2, lost=1, kill=1, copy=1, error=1),
     "turn: lost": _scenario("turn", "ab", "", 2, lost=1, freeze=1, server_frozen=1, kill=1),
     "turn: mixed": _scenario("turn", "ab", "", 2, late=1, server_frozen=1, error=1, kill=1, copy=1),
-    "turn: older": _scenario("turn", "ab", "", 2, "older", kill=2, freeze=1, lost=1),
     "turn: crash": _scenario("turn", "ab", "", 2, kill=2, copy=1),
     "turn: freeze": _scenario("turn", "ab", "", 2, kill=1, freeze=1, copy=1),
     "turn: frozen twice": _scenario("turn", "ab", "", 2, freeze=2, kill=1),
@@ -119,6 +118,7 @@ SCENARIOS: dict[str, Scenario] = {
     "started: large": _scenario(
         "started", "", "abc", 2, "large", "quiet", error=1, kill=1, lost=1, slow=1
     ),
+    "started: older": _scenario("started", "", "abc", 2, "arguments", "older", kill=2, freeze=1),
     "started: rolling deploy": _scenario(
         "started", "", "abc", 2, "arguments", old_worker=1, kill=1
     ),

@@ -98,6 +98,10 @@ class Ledger:
         """Records a text of a task."""
         self._redis.rpush(f"notes:{order}", text)
 
+    def is_held(self, order: str) -> bool:
+        """Returns whether `order` is held."""
+        return bool(self._redis.exists(f"held:{order}"))
+
     def wait_for_release(self, order: str) -> None:
         """Waits while `order` is held."""
         deadline = time.monotonic() + MAX_HOLD

@@ -373,12 +373,65 @@ turn_of = task_of(
     idempotency_until="finished",
     idempotency_dedupe_publish=True,
 )
-burst_of = task_of(
-    handle,
-    "burst_of",
-    idempotency_key="{order}",
-    idempotency_until="started",
-    idempotency_dedupe_publish=True,
+
+
+def handle_newest(self: Any, order: str, amount: int = 1, fails: int = 0) -> dict[str, Any]:
+    """Notes what it sees of its arguments, and returns them; `fails` times it asks for a retry."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        seen = [*self.request.args, *self.request.kwargs.values()]
+        ledger.note(order, f"runs {amount} as {seen[-1]}")
+        if self.request.retries < fails:
+            raise self.retry(countdown=0.1)
+        return {"amount": amount}
+
+
+class NotingTask(IdempotentTask):
+    """Notes the arguments that its handlers get."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        """Notes them."""
+        Ledger.of(self.app).note(args[0], f"before {args[1]}")
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        """Notes them."""
+        Ledger.of(self.app).note(args[0], f"success {args[1]}")
+
+
+NEWEST: dict[str, Any] = {"idempotency_key": "{order}", "idempotency_until": "started"}
+burst_of = shared_task(handle_newest, bind=True, base=NotingTask, name="shop.burst_of", **NEWEST)
+#: Seconds.
+QUIET, LONGEST_QUIET = 1.0, 3.0
+debounced = task_of(
+    handle_newest,
+    "debounced",
+    idempotency_debounce=QUIET,
+    idempotency_debounce_max_wait=LONGEST_QUIET,
+    **NEWEST,
+)
+
+
+def handle_until_replaced(
+    self: Any, order: str, amount: int = 1, *, by: str = "check"
+) -> dict[str, Any]:
+    """Runs until its order is released; `by` says how it learns that it was replaced."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if by != "nothing":
+            while Ledger.of(self.app).is_held(f"{order} {amount}"):
+                time.sleep(0.05)
+                if by == "check":
+                    self.idempotency.check()
+            if by == "step":
+                self.idempotency.step("late", Ledger.of(self.app).note, order, "step")
+        return {"amount": amount}
+
+
+REPLACE: dict[str, Any] = {"idempotency_key": "{order}", "idempotency_on_conflict": "replace"}
+replacing = task_of(handle_until_replaced, "replacing", idempotency_until="finished", **REPLACE)
+replacing_in_bursts = task_of(
+    handle_until_replaced, "replacing_in_bursts", idempotency_until="started", **REPLACE
 )
 each_message = task_of(handle_in_turn, "each_message", idempotency_key=TASK_ID)
 

@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from celery_idempotent import KeyReusedError
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.ledger import Run
 from tests.worker.tasks import (
-    burst_of,
     collapsed,
     each_message,
     in_turn,
@@ -183,9 +181,6 @@ class TestOtherArguments:
         """What publishing with other arguments gives while one call waits or runs."""
         results: dict[str, Any] = {}
         with open_shop(idempotency_lease=4.0) as shop:
-            waiting = burst_of.delay("b", 1)
-            results["another burst"] = refused(burst_of, "b", 2)
-            results["the same burst"] = burst_of.delay("b", 1).id == waiting.id
             first = turn_of.delay("f", 1)
             second = turn_of.delay("f", 2)
             results["another turn"] = second.id != first.id
@@ -194,18 +189,6 @@ class TestOtherArguments:
             results["runs"] = len(shop.ledger.runs("f"))
         return results
 
-    def test_a_burst_refuses_them(self, results: dict[str, Any]) -> None:
-        assert results["the same burst"]
-        assert results["another burst"]
-
     def test_one_at_a_time_both_run(self, results: dict[str, Any]) -> None:
         assert results["another turn"]
         assert (results["amounts"], results["runs"]) == ([1, 2], 2)
-
-
-def refused(task: Any, *args: Any) -> bool:
-    try:
-        task.delay(*args)
-    except KeyReusedError:
-        return True
-    return False

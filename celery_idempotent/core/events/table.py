@@ -22,6 +22,7 @@ from celery_idempotent.errors import (
     KeyReusedError,
     KeyRuleError,
     PoisonedTaskError,
+    ReplacedError,
     ResultNotStoredError,
     StoreUnavailableError,
 )
@@ -157,6 +158,7 @@ RECORD_GONE = Event(
     LEASE_LOST.signal,
     counter="lease_lost",
 )
+REPLACED = Event(INFO, "{error}", LEASE_LOST.signal, counter="lease_lost")
 ENDED_BY_WORKER = Event(INFO, "is ended by its worker, which is about to kill this process")
 ENDED_LATE = Event(WARNING, "ran to its end before {error.__class__.__name__} was raised")
 NOT_RELEASED = Event(WARNING, "cannot release its key, whose lease will expire: {error}")
@@ -248,6 +250,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (KeyRuleError, "key_rule"),
     (KeyReusedError, "reused"),
     (PoisonedTaskError, "poisoned"),
+    (ReplacedError, "replaced"),
     (CorruptRecordError, "corrupt"),
     (ResultNotStoredError, "not_stored"),
     (StoreUnavailableError, "store_unavailable"),

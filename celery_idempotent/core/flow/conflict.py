@@ -63,6 +63,8 @@ POLICIES = {
         end=lambda record, reason: Reject(str(reason), record),
         event=Event(INFO, "is rejected as a duplicate: {reason}"),
     ),
+    # Only a copy of a running message meets a conflict.
+    "replace": Policy("it takes over, and the outcome of that task is refused"),
 }
 
 
@@ -91,14 +93,18 @@ def apply_policy(
     if row.end is not None:
         report(row.event, call, reason=reason)
         return row.end(record, reason)
+    # A quiet time ends by itself.
+    if is_copy and record.state is State.RESERVED and not record.awaited and now_ms is not None:
+        quiet = error(f"{call.key} waits until no publish has come for a while", record)
+        seconds = max(record.at_ms - now_ms, 0) / 1000
+        return Requeue(seconds, quiet, call.data.rollback_count, record)
     longest = min(call.settings.lease, LONGEST_REQUEUE_DELAY)
     if now_ms is not None and (returns or is_copy):
         left = (record.at_ms - now_ms) / 1000
         longest = min(max(left, FIRST_REQUEUE_DELAY), call.settings.lease)
     end = requeue(call, reason, longest)._replace(record=record)
-    # A quiet time ends by itself, and the outcome of another task is not in the record.
-    is_quiet_time = is_copy and record.state is State.RESERVED and not record.awaited
-    if record.state.finished or is_quiet_time:
+    # The outcome of another task is not in the record.
+    if record.state.finished:
         return end
     return end._replace(fallback=min(_jittered(call.settings.lease), _half_retention(call)))
 

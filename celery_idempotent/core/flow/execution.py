@@ -80,11 +80,14 @@ class BaseExecution:
         """Checks that no other execution can have begun; takes no round trip.
 
         Raises:
-            LeaseLostError: if another execution has taken over, or may have.
+            LeaseLostError: if another execution has taken over, or may have. ReplacedError: if a
+                newer call has.
         """
         lease = self._protection.lease if self._protection is not None else None
         if lease is None or lease.trusted:
             return
+        if lease.error is not None:
+            raise lease.error
         if lease.lost:
             raise LeaseLostError(f"{self.key}: another execution has taken over")
         raise LeaseLostError(f"{self.key}: the lease could not be extended in time")

@@ -47,6 +47,23 @@ class Option:
         return {}
 
     @classmethod
+    def takes_newest(cls, settings: Settings) -> bool:
+        """Returns whether a message that waits runs with the arguments of later publishes."""
+        return False
+
+    @classmethod
+    def reserving(cls, settings: Settings, publication: Any) -> dict[str, Any]:
+        """Returns options of `commands.reserve` for a publish, if `takes_newest`.
+
+        Args:
+            publication: a `dedupe.Publication`.
+
+        Raises:
+            Exception: if the arguments cannot be serialized.
+        """
+        return {}
+
+    @classmethod
     def summary(cls, settings: Settings) -> str:
         """Returns the option in words, for the log of a worker's start."""
         return ""
@@ -118,7 +135,11 @@ class Extension(Option):
 
 def options_of(settings: Settings) -> tuple[type[Option], ...]:
     """Returns the options that are set, of those that have a file of their own."""
-    chosen = [path for option, path in EXTENSIONS.items() if getattr(settings, option)]
+    chosen = [
+        path
+        for (option, value), path in EXTENSIONS.items()
+        if getattr(settings, option) and value in (None, getattr(settings, option))
+    ]
     return tuple(map(symbol_by_name, chosen))
 
 

@@ -32,8 +32,9 @@ from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.replay import replay, replay_or_requeue
 from celery_idempotent.core.flow.soft_limit import SoftLimitReached
 from celery_idempotent.core.lease.clock import lease_now
-from celery_idempotent.core.payload.codec import DELEGATED, RESULT_IGNORED
+from celery_idempotent.core.payload.codec import RESULT_IGNORED
 from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.layout import DELEGATED
 from celery_idempotent.core.record.payload import ERROR, RESULT, Payload
 from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.core.store import breaker, commands
@@ -442,8 +443,10 @@ async def _resolve_lost_lease(call: Pass, reply: Reply, outcome: Outcome) -> End
     record = _winning_record(call, reply)
     if record is None:
         return Answer(outcome)
-    # Only a begin can tell whether this call has to send its continuation.
-    if record.state.finished and not call.data.continues:
+    # Only a begin can tell whether this call has to send its continuation. What it has come to if a
+    # newer message answers for it, an extension knows.
+    answered = record.state.finished and not layout.is_superseded(record)
+    if answered and (layout.is_replaced(record) or not call.data.continues):
         # The other task's replacement may still run; the offload storage may be unavailable.
         with contextlib.suppress(NotReadyError, StoreUnavailableError):
             return await replay(call, record)

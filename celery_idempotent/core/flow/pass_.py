@@ -80,6 +80,8 @@ class Pass:
         self._expired_token = 0
         #: Milliseconds to send the continuation; 0 without one.
         self.sending_ms = data.settings.lease_ms if data.continues else 0
+        #: Which call it takes the key from, as in lua/begin.lua.
+        self.replaces = 0
         #: The fencing token; 0 without a record.
         self.token = 0
         #: None if nothing was granted, or there is no record.
@@ -395,7 +397,13 @@ class Pass:
         elif not self._loss_reported:
             self._loss_reported = True
             self.lease.lost = True
-            if raw:
+            if raw[:1] in (b"D", b"X"):
+                from celery_idempotent.core.record.newer import taken_over
+
+                self.lease.error = taken_over(raw, str(self.key), self.key.task)
+            if self.lease.error is not None:
+                self.report(table.REPLACED, error=self.lease.error)
+            elif raw:
                 self.report(table.LEASE_LOST)
             else:
                 self.report(table.RECORD_GONE, evictions=self.runtime.store.evictions())
@@ -418,6 +426,7 @@ def begin_command(call: Pass) -> Command:
         lease_ms=settings.lease_ms,
         retention_ms=settings.result_ms,
         hold_ms=data.hold_ms,
+        replaces=call.replaces,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.payload.codec import DELEGATED
+from celery_idempotent.core.record.layout import DELEGATED
 from celery_idempotent.core.record.record import Record
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.commands import Command

@@ -41,7 +41,8 @@ async def replay(call: Pass, record: Record, *, sends: bool = False) -> Answer:
         missing = error
     if sends:
         call.send_continuation_of(record.token)
-    sent = record.state is State.COMPLETED and record.task_id == call.task_id and not sends
+    completed = record.state is State.COMPLETED and not layout.is_superseded(record)
+    sent = completed and record.task_id == call.task_id and not sends
     if missing is not None:
         try:
             outcome, failed = call.host.recover_result(record, missing), False
@@ -55,7 +56,7 @@ async def replay(call: Pass, record: Record, *, sends: bool = False) -> Answer:
             )
         except Exception as recovered:
             outcome, failed = recovered, True
-    if failed and layout.is_poisoned(record):
+    if failed and (layout.is_poisoned(record) or layout.is_replaced(record)):
         report_refused(call, outcome)
     else:
         report(table.REPLAYED, call, record=record)

@@ -48,6 +48,8 @@ class Lease:
         self.key, self.token = extension.key, extension.token
         self.on_lost = on_lost
         self.lost = False
+        #: What the body gets once it is lost, if the record names the call that has taken the key.
+        self.error: Exception | None = None
         self.seconds = seconds = extension.lease_ms / 1000
         #: Until then, no other execution can have begun (seconds of `lease.clock`).
         self.trusted_until = sent_at + seconds * (1 - MARGIN)

@@ -36,6 +36,7 @@ from celery_idempotent.core.payload.value_codec import (
     load,
 )
 from celery_idempotent.core.record import layout
+from celery_idempotent.core.record.layout import DELEGATED
 from celery_idempotent.core.record.payload import (
     ENCRYPTED,
     ERROR,
@@ -63,8 +64,6 @@ from celery_idempotent.settings import Settings
 _JSON_FIELDS = (ERROR, OUTBOX, MESSAGE)
 
 NOT_STORED = b"idempotency_store_result is off"
-#: Format of a result that another task will return.
-DELEGATED = "=task"
 #: … and that task ignores its result.
 RESULT_IGNORED = "=ignored"
 #: Formats with these prefixes are decoded using the offload storage or the result backend.
@@ -135,8 +134,7 @@ class PayloadCodec:
         """Encrypts and offloads a payload of :class:`ValueCodec`; as :meth:`encode_result`."""
         if not payload.format:
             return payload
-        if self._cipher is not None:
-            payload = self._cipher.encrypt(payload, key, field)
+        payload = self.encrypt(payload, key, field)
         if len(payload.body) <= settings.max_result_size:
             return payload
         if self._storage is None:
@@ -147,6 +145,10 @@ class PayloadCodec:
         seconds = settings.error_ttl if kind in (ERROR, MESSAGE) else settings.result_ttl
         put = partial(offload.put, self._storage, payload, key, token, field, seconds)
         return await self._run(put)
+
+    def encrypt(self, payload: Payload, key: str, field: str) -> Payload:
+        """Returns the payload, encrypted if there are keys."""
+        return payload if self._cipher is None else self._cipher.encrypt(payload, key, field)
 
     async def encode_error(
         self, error: BaseException, settings: Settings, *, key: str, token: int
@@ -184,15 +186,20 @@ class PayloadCodec:
             # Raised by the replacement. Not raised again: a coroutine cannot raise StopIteration.
             return error, True
 
-    async def decode_field(self, payload: Payload, key: str, field: str) -> Any:
-        """Returns the value of a step, an outbox or a kept message.
+    async def decode_field(
+        self, payload: Payload, key: str, field: str, accept: Collection[str] = ()
+    ) -> Any:
+        """Returns the value of a step, an outbox, a kept message or newest arguments.
+
+        Args:
+            accept: content types that may be decoded, if not those of results.
 
         Raises:
             As :meth:`decode`.
         """
         if self._is_async and payload.format.startswith(OFFLOADED):
-            return await asyncio.to_thread(self._decode, payload, key, field)
-        return self._decode(payload, key, field)
+            return await asyncio.to_thread(self._decode, payload, key, field, accept)
+        return self._decode(payload, key, field, accept)
 
     async def delete_object(self, payload: Payload, key: str, field: str) -> None:
         """Deletes the offloaded object of a payload that no record holds. Never raises."""
@@ -272,6 +279,10 @@ class PayloadCodec:
                     f"the error of {record.key} cannot be read; forget the key to start afresh"
                 )
             return error
+        if layout.is_replaced(record):
+            from celery_idempotent.core.record.newer import replaced
+
+            return replaced(record.key, record.body)
         if layout.is_poisoned(record):
             return PoisonedTaskError(
                 f"{record.key} has begun {record.attempt - 1} times, and each time its worker died "
@@ -288,7 +299,7 @@ class PayloadCodec:
             return None
         return error if is_storable(type(error)) else None
 
-    def _decode(self, payload: Payload, key: str, field: str) -> Any:
+    def _decode(self, payload: Payload, key: str, field: str, accept: Collection[str] = ()) -> Any:
         if not payload.format:
             raise not_stored(payload, key, field)
         if payload.format.startswith(OFFLOADED):
@@ -303,7 +314,8 @@ class PayloadCodec:
                 "idempotency_encryption_keys"
             )
         try:
-            return load(payload, JSON if field.partition(" ")[0] in _JSON_FIELDS else self._accept)
+            of_field = JSON if field.partition(" ")[0] in _JSON_FIELDS else self._accept
+            return load(payload, accept or of_field)
         except ContentDisallowed:
             reason = "result_accept_content (or accept_content) does not accept it"
         except Exception as error:

@@ -18,8 +18,8 @@ owner          1 +  length, then what may continue: B, A: the execution id (8 by
 tail           1 +  length, then what no script reads, in UTF-8: the encoding of the body (see
                     payload/codec.py), the traceparent of the outcome and the label, each after a
                     line break; empty ones at the end are left out
-body          rest  the outcome, or the reason why no value is stored; D: the id of the other task;
-                    before the outcome, the finished steps, see record/steps.py
+body          rest  the outcome, or the reason why no value is stored; D, X: the id of the other
+                    task; before the outcome, the finished steps, see record/steps.py
 ===========  =====  ==========================================================================
 
 The turn of a key that may run again has the token of the last execution (7 bytes) and the name of
@@ -49,9 +49,13 @@ _STATES = {
     **dict.fromkeys(b"VTtD", State.COMPLETED),
     **dict.fromkeys(b"EX", State.FAILED),
 }
-#: Letters of outcomes whose continuation is to be sent; of a task that has replaced itself; of a
-#: call that a newer one has replaced; of a dead execution.
+#: Letters of outcomes whose continuation is to be sent; of a call that another task answers; of one
+#: that a newer one has replaced; of a dead execution.
 _SENDING, _DELEGATED, _REPLACED, _DEAD = b"Tt", ord("D"), ord("X"), ord("a")
+#: The owner of a call that never continues, since a newer one has taken its place.
+_SUPERSEDED = 10**16 - 1
+#: Format of a result that another task will return.
+DELEGATED = "=task"
 #: Letters of records without an outcome.
 UNFINISHED = (b"W", b"B", b"A", b"b", b"a")
 #: Bytes of an execution id.
@@ -165,10 +169,10 @@ def read(
             fingerprint=fingerprint,
             # Escaped again, since other programs can write to Redis.
             label=printable(label) if label else "",
-            format=form,
+            format=form or (DELEGATED if letter == _DELEGATED else ""),
             traceparent=traceparent,
-            body=b"replaced by a newer call" if letter == _REPLACED else body,
-            awaited=int(owner) if letter in b"WD" else 0,
+            body=body,
+            awaited=int(owner or 0) if letter in b"WDX" else 0,
             ended_by=reason if reason in ENDS else None,
             decode=decode,
             expires_at=expires_at,
@@ -247,6 +251,16 @@ def begun(raw: bytes) -> Begun:
 def is_poisoned(record: Record) -> bool:
     """Whether the outcome of `record` is that its executions died, not an error of a body."""
     return record.state is State.FAILED and not record.format and record.body == POISONED
+
+
+def is_superseded(record: Record) -> bool:
+    """Whether a newer call, whose id is the body, has taken the place of a message."""
+    return record.state is State.COMPLETED and record.awaited == _SUPERSEDED
+
+
+def is_replaced(record: Record) -> bool:
+    """Whether a newer call, whose id is the body, has taken the key from a running one."""
+    return record.state is State.FAILED and record.awaited == _SUPERSEDED
 
 
 def corrupt(key: str) -> CorruptRecordError:

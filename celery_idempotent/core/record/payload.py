@@ -9,6 +9,7 @@ OFFLOADED, ENCRYPTED = "@", "!"
 
 #: The fields that hold a payload: in a record, a row (its outbox) or a message.
 RESULT, ERROR, OUTBOX, MESSAGE = "result", "error", "outbox", "message"
+ARGUMENTS = "arguments"
 
 
 class Payload(NamedTuple):

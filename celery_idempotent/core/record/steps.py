@@ -1,5 +1,7 @@
 """Finished steps of an execution, stored one after another in the body of its record.
 
+The newest arguments of a message are stored as a step without a name.
+
 Each entry: length of the rest (4 bytes), length of the name (2) and the name, length of the format
 (1) and the format, the value. If a name occurs twice, the later entry wins.
 """
@@ -9,6 +11,8 @@ from __future__ import annotations
 from celery_idempotent.errors import CorruptRecordError
 
 _MAX_NAME = 1000
+#: The name of the entry with the newest arguments of a message; no step has it.
+ARGUMENTS = ""
 
 
 def write(name: str, form: str, value: bytes) -> bytes:
@@ -17,9 +21,18 @@ def write(name: str, form: str, value: bytes) -> bytes:
     Raises:
         ValueError: if the name is empty or longer than 1000 bytes.
     """
-    encoded_name, encoded_form = name.encode(), form.encode("ascii")
-    if not 0 < len(encoded_name) <= _MAX_NAME:
+    if not 0 < len(name.encode()) <= _MAX_NAME:
         raise ValueError(f"the name of a step must have 1 to {_MAX_NAME} bytes")
+    return _write(name, form, value)
+
+
+def write_arguments(form: str, value: bytes) -> bytes:
+    """Returns the entry of the newest arguments."""
+    return _write(ARGUMENTS, form, value)
+
+
+def _write(name: str, form: str, value: bytes) -> bytes:
+    encoded_name, encoded_form = name.encode(), form.encode("ascii")
     name_field = len(encoded_name).to_bytes(2, "big") + encoded_name
     rest = name_field + bytes([len(encoded_form)]) + encoded_form + value
     return len(rest).to_bytes(4, "big") + rest

@@ -16,6 +16,8 @@ RECORD, SLOT, TURN = "record", "slot", "turn"
 _EMPTY = Payload("", b"")
 #: In the arguments of a command: the server time after which a copy of it does nothing.
 DEADLINE: Any = object()
+#: In `begin`: the call takes the key from a running one; from a dead one, and answers for it.
+REPLACES, REPLACES_DEAD = 1, 2
 #: Passed to `forget` for a record that cannot be read.
 UNREADABLE = "?"
 #: Passed to `forget` if there was no record.

@@ -155,6 +155,8 @@ class IdempotentTask(Task):
     idempotency_on_store_error: str | None = None
     idempotency_dedupe_publish: bool | str | None = None
     idempotency_reservation_ttl: float | timedelta | None = None
+    idempotency_debounce: float | timedelta | None = None
+    idempotency_debounce_max_wait: float | timedelta | None = None
     idempotency_store_result: bool | None = None
     idempotency_fused_completion: bool | None = None
     idempotency_serializer: str | None = None
@@ -393,11 +395,9 @@ class IdempotentTask(Task):
             options["headers"] = headers
         options |= {"link": link, "link_error": link_error}
         # By keyword: other base classes may take only two positional arguments.
-        send = partial(
-            super().apply_async, args, kwargs, task_id=task_id, producer=producer, shadow=shadow
-        )
+        send = partial(super().apply_async, task_id=task_id, producer=producer, shadow=shadow)
         if not deduplicates:
-            return send(**options)
+            return send(args, kwargs, **options)
         from celery_idempotent.core.task.publish.dedupe import publish
 
         return publish(self, args, kwargs, text_id, options, send, has_own_id=has_own_id)

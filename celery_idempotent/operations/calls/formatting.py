@@ -109,7 +109,7 @@ def finished_steps(record: Record | None) -> list[str]:
     if record is None or record.state.finished:
         return []
     try:
-        return list(steps.read(record.body, record.key))
+        return [name for name in steps.read(record.body, record.key) if name]
     except IdempotencyError:  # only the beginning of a long record was read
         return []
 

@@ -23,7 +23,10 @@ RULES: list[dict[str, Any]] = [
 ]
 RUNBOOK = (DOCS / "runbook.md").read_text("utf-8")
 #: What ordinary traffic counts, and therefore raises no alert by itself.
-ORDINARY = {*("run", "replay", "completed", "failed", "released", "interrupted"), *signals.SHADOW}
+ORDINARY = {
+    *("run", "replay", "completed", "failed", "released", "interrupted", "replaced"),
+    *signals.SHADOW,
+}
 
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 

@@ -84,7 +84,7 @@ def test_the_letter_determines_the_state(letter: bytes, state: State, sending: b
     assert record.state is state
     assert record.sending is sending
     assert record.sending_until_ms == (258 if sending else 0)
-    assert record.awaited == (12 if letter in b"WD" else 0)
+    assert record.awaited == (12 if letter in b"WDX" else 0)
 
 
 def test_every_other_letter_belongs_to_another_version() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Task
 from celery.result import AsyncResult, EagerResult
@@ -15,6 +15,8 @@ from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import About, log_extra, report, report_refused
 from celery_idempotent.core.flow import conflict, replacement
+from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.record import Record, State
@@ -22,7 +24,7 @@ from celery_idempotent.core.store import commands
 from celery_idempotent.core.task.message import message_headers
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import DEDUPLICATED
-from celery_idempotent.core.task.publish.put_back import hold_for
+from celery_idempotent.core.task.publish.put_back import hold_for, seconds_until
 from celery_idempotent.core.task.publish.result import RecordResult
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -36,12 +38,28 @@ logger = logging.getLogger(__name__)
 #: Options which show that something depends on the call. Even a duplicate with one is published:
 #: the worker replays the outcome and sends the continuation. The last task of a canvas and the
 #: replacement of a task have a parent, and others already wait for their id.
-_CANVAS_OPTIONS = frozenset(
-    {"link", "link_error", "chain", "chord", "group_id", "parent_id", "replaced_task_nesting"}
-)
+_CANVAS_OPTIONS = frozenset({"link", "link_error", "chain", "chord", "group_id", "parent_id"})
+#: Options of messages that continue a call, and have its key.
+_CONTINUING = ("retries", "replaced_task_nesting")
 
 #: Reports that a call is refused at publish; returns the error, which the caller raises.
 report_publish_refused = partial(report_refused, event=table.PUBLISH_REFUSED, at="publish")
+
+
+class Publication(NamedTuple):
+    """A call that is about to be published with a reservation."""
+
+    key: Key
+    codec: PayloadCodec
+    arguments: tuple[Any, Any]
+    #: Of the message.
+    serializer: str
+    #: Of `apply_async`; may be changed.
+    options: dict[str, Any]
+    #: Until its countdown or ETA.
+    seconds: float
+    #: Whether the message is sent in any case.
+    is_sent: bool
 
 
 def publish(
@@ -61,7 +79,7 @@ def publish(
 
     Args:
         options: of the call; the headers in it are replaced.
-        send: publishes the message with these options.
+        send: publishes the message with arguments and options.
         has_own_id: whether the caller has chosen `task_id`. Others may wait for its result, so the
             message is sent even if it is a duplicate.
 
@@ -72,22 +90,44 @@ def publish(
     """
     configuration = task.idempotency_configuration
     settings, in_shadow = configuration.settings, configuration.in_shadow
-    if any(map(options.get, _CANVAS_OPTIONS)):
-        return send(**options)
+    takes_newest = any(option.takes_newest(settings) for option in configuration.options)
+    is_continued = any(map(options.get, _CANVAS_OPTIONS))
+    if any(map(options.get, _CONTINUING)):
+        return send(args, kwargs, **options)
+    if is_continued and (in_shadow or not takes_newest):
+        return send(args, kwargs, **options)
+    is_sent = has_own_id or is_continued
     args, kwargs, headers = args or (), kwargs or {}, options.get("headers")
     about, case, record = About(task, task.name, task_id), "", None
     try:
         key, carried = resolve_key(configuration, task_id, headers, args, kwargs)
-        if key is not None and carried.key is None:  # else unprotected, or published again
+        if key is None or not (key.fingerprint or settings.debounce):
+            takes_newest = False
+        is_new = key is not None and carried.key is None  # else unprotected, or published again
+        if key is not None and is_new and (takes_newest or not is_continued):
             label = configuration.label.of(args, kwargs) if configuration.label else ""
             about = about._replace(key=key, label=label)
             if not in_shadow:
                 options["headers"] = message_headers.with_derived_key(headers, key, task_id)
-            case, record = _reserve(about, options)
+            more: dict[str, Any] = {}
+            if takes_newest and not in_shadow:
+                serializer = options.get("serializer") or task.serializer
+                if serializer == "pickle":
+                    args = [*args]  # a tuple cannot be replaced in the worker
+                seconds = seconds_until(options.get("eta") or options.get("countdown"))
+                codec = configuration.executor.codec
+                publication = Publication(
+                    key, codec, (args, kwargs), serializer, options, seconds, is_sent
+                )
+                for option in configuration.options:
+                    more |= option.reserving(settings, publication)
+            case, record = _reserve(about, options, more)
+            if case == "reused" and takes_newest:
+                case = "held"
     except Exception as error:
         if in_shadow:
             report(table.PUBLISHED_UNCOUNTED, about, error=error)
-        elif isinstance(error, StoreUnavailableError):
+        elif isinstance(error, StoreUnavailableError) or is_continued:
             # The worker begins under the same key, so a duplicate message does not run twice.
             report(table.NOT_RESERVED, about, error=error)
         else:
@@ -97,7 +137,7 @@ def publish(
     if case == "reserved":
         result = None
         try:
-            result = send(**options)
+            result = send(args, kwargs, **options)
         finally:
             if result is None or isinstance(result, EagerResult):  # no message waits
                 _delete_reservation(about)
@@ -107,15 +147,15 @@ def publish(
         if not has_own_id:
             options["headers"] = message_headers.with_finding(headers, DEDUPLICATED, task_id)
     if in_shadow or record is None:
-        return send(**options)
-    takes_turn = settings.until == "finished" or (settings.runs_again and has_own_id)
+        return send(args, kwargs, **options)
+    takes_turn = settings.until == "finished" or (settings.runs_again and is_sent)
     if case == "reused" and not takes_turn:
         difference = partial(configuration.rule.difference, args, kwargs, about.key)
         raise report_publish_refused(about, conflict.reused(record, difference))
-    if has_own_id or case == "reused":
-        return send(**options)
+    if is_sent or case == "reused":
+        return send(args, kwargs, **options)
     if layout.is_poisoned(record) and any(e.knows_poisoned for e in configuration.extensions):
-        return send(**options)
+        return send(args, kwargs, **options)
     report(table.DEDUPLICATED, about, record=record)
     if settings.dedupe_publish == "raise":
         raise conflict.error(
@@ -125,8 +165,13 @@ def publish(
     return RecordResult(record.task_id, record_key, task.backend, task.app)
 
 
-def _reserve(about: About, options: Mapping[str, Any]) -> tuple[str, Record | None]:
+def _reserve(
+    about: About, options: Mapping[str, Any], more: Mapping[str, Any]
+) -> tuple[str, Record | None]:
     """Reserves the key for the message, even if it is reserved for a message that has ended.
+
+    Args:
+        more: options of `commands.reserve`.
 
     Returns:
         The case of the reply, and the record if another call has the key.
@@ -144,6 +189,7 @@ def _reserve(about: About, options: Mapping[str, Any]) -> tuple[str, Record | No
         hold_ms=round(hold * 1000),
         label=about.label,
         after_running=settings.until == "started",
+        **more,
     )
     for may_free in (True, False):
         reply = configuration.execute(reserve)

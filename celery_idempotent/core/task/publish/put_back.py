@@ -143,9 +143,7 @@ def _representations(signature: Signature, request: Context) -> dict[str, str]:
 
     If the arguments differ from the received ones, only a text that the publisher chose is kept.
     """
-    app, headers = signature.app, {}
-    levels = app.conf.get("task_repr_maxlevels", 3)
-    by_celery = partial(saferepr, maxlen=app.amqp.argsrepr_maxsize, maxlevels=levels)
+    headers, by_celery = {}, _representation_of(signature.app)
     for name, before, after in (
         ("argsrepr", tuple(request.args or ()), tuple(signature.args)),
         ("kwargsrepr", dict(request.kwargs or {}), dict(signature.kwargs)),
@@ -154,6 +152,34 @@ def _representations(signature: Signature, request: Context) -> dict[str, str]:
         if text is not None and (after == before or text != by_celery(before)):
             headers[name] = text
     return headers
+
+
+def _representation_of(app: Celery) -> Callable[[Any], str]:
+    levels = app.conf.get("task_repr_maxlevels", 3)
+    return partial(saferepr, maxlen=app.amqp.argsrepr_maxsize, maxlevels=levels)
+
+
+def change_arguments(
+    app: Celery, request: Context, args: list[Any], kwargs: dict[str, Any]
+) -> None:
+    """Gives a message that is about to run other arguments.
+
+    Celery's tracer has the same list and dictionary as the request, so they are changed in place.
+    A representation that the publisher chose, to hide arguments, is kept.
+    """
+    by_celery = _representation_of(app)
+    for name, before, after in (
+        ("argsrepr", tuple(request.args or ()), tuple(args)),
+        ("kwargsrepr", dict(request.kwargs or {}), kwargs),
+    ):
+        if vars(request).get(name) == by_celery(before):
+            setattr(request, name, by_celery(after))
+    if isinstance(request.args, list):
+        request.args[:] = args
+    else:
+        request.args = args
+    request.kwargs.clear()
+    request.kwargs.update(kwargs)
 
 
 def adapt_to_delayed_delivery(

@@ -44,6 +44,7 @@ from celery_idempotent.core.flow.soft_limit import SoftLimit
 from celery_idempotent.core.flow.thread import run_flow
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.core.payload.result_codec import is_storable
+from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.core.store.commands import BackendResult
 from celery_idempotent.core.store.run_sync import run_sync
@@ -179,6 +180,10 @@ class TaskCall:
         self.request.idempotency_without_body = False
         self.sender.before_start(self.data.task_id, self._args, self._kwargs)
         return user_methods.run(self.sender, self.sender.run, self._args, self._kwargs)
+
+    def use_arguments(self, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Replaces the arguments of the body."""
+        self._args, self._kwargs = tuple(args), kwargs
 
     def _backend_result(self, value: Any) -> BackendResult | None:
         """Returns the result for the script to write; None if that is left to Celery."""
@@ -335,7 +340,8 @@ class TaskCall:
         record = answer.record
         if record is None:
             return answer.is_own and isinstance(error, self.data.settings.replay_errors)
-        return record.state is State.FAILED and record.task_id == self.data.task_id
+        is_own = record.state is State.FAILED and record.task_id == self.data.task_id
+        return is_own and not layout.is_replaced(record)
 
     def _keep_message(self) -> None:
         """Keeps the message for a person to rerun, unless it is a replacement."""

@@ -1,0 +1,67 @@
+"""Quiet times: the message that waits begins when no publish came for ``idempotency_debounce``.
+
+The first publish of a burst reserves the key until its quiet time ends, and its message gets an ETA
+then. Each later publish moves that end in the reservation, up to ``idempotency_debounce_max_wait``
+after the first one. A message that comes before it returns at that time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from celery_idempotent.core.flow.extension import Option
+from celery_idempotent.core.task.publish.dedupe import Publication
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.extensions import newest
+from celery_idempotent.settings import Settings
+
+#: The longest wait after the first publish, in quiet times, if no option limits it.
+MAX_QUIET_TIMES = 10
+
+
+class Debounce(Option):
+    """Postpones the call that waits."""
+
+    option = "debounce"
+
+    @classmethod
+    def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
+        """Returns settings with a reservation that ends after the quiet time."""
+        quiet, most = settings.debounce or 0.0, settings.debounce_max_wait
+        if not newest.applies(settings):
+            raise SettingsError(
+                f"{where}: idempotency_debounce needs a waiting call to postpone: set "
+                "idempotency_until = 'started', and leave idempotency_dedupe_publish on"
+            )
+        if most is not None and most < quiet:
+            raise SettingsError(
+                f"{where}: idempotency_debounce_max_wait ({most:g} s) is shorter than "
+                f"idempotency_debounce ({quiet:g} s)"
+            )
+        return replace(settings, reservation_ttl=settings.reservation_ttl + quiet)
+
+    @classmethod
+    def reserving(cls, settings: Settings, publication: Publication) -> dict[str, Any]:
+        """Returns the times until the begin, and postpones the message."""
+        quiet, own = settings.debounce or 0.0, publication.seconds
+        most = settings.debounce_max_wait or quiet * MAX_QUIET_TIMES
+        if own < quiet:
+            publication.options.update(eta=None, countdown=quiet)
+        quiet, most = max(own, quiet), max(own, most)
+        return {"quiet_ms": round(quiet * 1000), "max_wait_ms": round(most * 1000)}
+
+
+class MaxWait(Option):
+    """Limits the quiet times of a call."""
+
+    option = "debounce_max_wait"
+
+    @classmethod
+    def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
+        """Checks that there is something to limit."""
+        if settings.debounce is None:
+            raise SettingsError(
+                f"{where}: idempotency_debounce_max_wait limits idempotency_debounce: set both"
+            )
+        return settings

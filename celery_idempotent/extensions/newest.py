@@ -1,0 +1,136 @@
+"""Newest arguments: the message that waits runs with those of the last publish.
+
+With ``idempotency_until="started"`` at most one message of a key waits. A publish that finds one
+sends none: its arguments replace those of the waiting message, in that message's record. There they
+survive its reservation, a put-back and a crash. The begin returns them, and a retry carries them.
+
+A publish that must send its message (its arguments are larger than `MAX_BYTES`, its caller has
+chosen the task id, or it is part of a canvas) takes the place of the waiting message instead. That
+one does not run: it gets the outcome of the newer one. So does a message whose execution has died,
+if one that was published later begins before its redelivery.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.serialization import prepare_accept_content
+
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import report, report_refused
+from celery_idempotent.core.flow import conflict
+from celery_idempotent.core.flow.end import AGAIN, GRANTED, Admission, Answer, Finished
+from celery_idempotent.core.flow.extension import Extension
+from celery_idempotent.core.flow.outcome import Failure, Result
+from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.payload.value_codec import dump
+from celery_idempotent.core.record import layout, steps
+from celery_idempotent.core.record.payload import ARGUMENTS, Payload
+from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.store import commands
+from celery_idempotent.core.task.publish.dedupe import Publication
+from celery_idempotent.core.task.publish.put_back import change_arguments
+from celery_idempotent.errors import CorruptRecordError, NotReadyError, ResultNotStoredError
+from celery_idempotent.settings import Settings
+
+#: Larger arguments, as stored, are not kept in Redis.
+MAX_BYTES = 16 * 1024
+#: Seconds after the last publish for which the arguments of a waiting message are kept.
+KEEP = 7 * 86400
+#: Instead of arguments, in lua/queue.lua: the message takes the place of the waiting one.
+TAKES_PLACE = b"="
+
+
+def applies(settings: Settings) -> bool:
+    """Returns whether waiting messages get newer arguments."""
+    return settings.until == "started" and settings.dedupe_publish in (None, True)
+
+
+class Newest(Extension):
+    """Runs the body with the newest arguments, or ends a message that a newer one answers for."""
+
+    option = "until"
+
+    def __init__(self, call: Pass) -> None:
+        super().__init__(call)
+        if applies(call.settings) and call.key.fingerprint and not call.settings.shadow:
+            call.replaces = commands.REPLACES_DEAD
+
+    @classmethod
+    def takes_newest(cls, settings: Settings) -> bool:
+        """Returns whether waiting messages get newer arguments."""
+        return applies(settings)
+
+    @classmethod
+    def reserving(cls, settings: Settings, publication: Publication) -> dict[str, Any]:
+        """Returns the arguments for the message that waits."""
+        entry, key = TAKES_PLACE, str(publication.key)
+        if not publication.is_sent:
+            payload = dump(publication.arguments, publication.serializer, settings.compression)
+            payload = publication.codec.encrypt(payload, key, ARGUMENTS)
+            if len(payload.body) <= MAX_BYTES:
+                entry = steps.write_arguments(payload.format, payload.body)
+        return {"arguments": entry, "keep_ms": max(KEEP * 1000, settings.hold_ms)}
+
+    @classmethod
+    def explain(cls, sentence: str) -> str:
+        """Returns `sentence`, with the arguments that a waiting call runs with."""
+        return sentence.replace(
+            "is already waiting,", "is already waiting, and gets these arguments,"
+        )
+
+    async def admitted(self, admission: Admission) -> Admission:
+        """Passes the newest arguments to the host; finds the outcome of the newer message."""
+        if isinstance(admission, Finished) and layout.is_superseded(admission.record):
+            return await self._outcome(admission.record)
+        # A retry, and a task that has replaced itself, have their arguments in the message.
+        if admission is GRANTED and self.call.steps_body and not self.call.data.generation:
+            await self._use_newest()
+        return admission
+
+    async def _use_newest(self) -> None:
+        call, key = self.call, str(self.call.key)
+        host: Any = call.host
+        try:
+            stored = steps.read(call.steps_body, key).get(steps.ARGUMENTS)
+            if stored is None:
+                return
+            accept = prepare_accept_content(call.sender.app.conf.accept_content)
+            payload = Payload(*stored)
+            newest = await call.codec.decode_field(payload, key, ARGUMENTS, accept)
+            args, kwargs = [*newest[0]], {**newest[1]}
+            change_arguments(call.sender.app, host.request, args, kwargs)
+            host.use_arguments(args, kwargs)
+            if label := call.sender.idempotency_configuration.label:
+                call.label = label.of(args, kwargs)
+        except (IndexError, KeyError, TypeError, ValueError):
+            raise report_refused(call, steps.corrupt(ARGUMENTS, key)) from None
+        except CorruptRecordError as error:
+            raise report_refused(call, error) from None
+
+    async def _outcome(self, record: Record) -> Admission:
+        """Returns what the newer message has come to; if it is gone, this one runs after all."""
+        call, store = self.call, self.call.runtime.store
+        try:
+            newer = layout.read_task_id(record.body)
+        except ValueError:
+            raise report_refused(call, layout.corrupt(str(call.key))) from None
+        key, now_ms = call.key.of_message(newer), store.now_ms()
+        stored, slot = await store.read(key), await store.slot(call.key)
+        found = store.record(key, stored.raw) if stored else None
+        if found is not None and found.state.finished:
+            return await self._outcome(found) if layout.is_superseded(found) else Finished(found)
+        if found is None or found.at_ms <= now_ms:
+            found = slot if slot and slot.task_id == newer else None
+        if found is not None:
+            report(table.CONFLICTED, call, record=found, policy="retry")
+            reason = conflict.held(call, found)
+            longest = conflict.LONGEST_REQUEUE_DELAY
+            return conflict.requeue(call, reason, longest)._replace(record=found)
+        try:
+            value, failed = await call.codec.decode_outcome(record)
+        except (NotReadyError, ResultNotStoredError):
+            await call.runtime.execute(commands.forget(call.key, record))
+            return AGAIN
+        report(table.REPLAYED, call, record=record)
+        return Answer(Failure(value) if failed else Result(value), record, replayed=True)
