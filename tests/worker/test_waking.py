@@ -335,7 +335,7 @@ class TestThePool:
     @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "options",
-        [("--max-tasks-per-child", "1"), ("--autoscale", "3,1")],
+        [("--max-tasks-per-child", "2"), ("--autoscale", "3,1")],
         ids=lambda each: each[0],
     )
     def test_changes_while_messages_wait(
@@ -344,7 +344,7 @@ class TestThePool:
         with open_shop() as shop:
             shop.start_worker(*options)
             first = shop.ledger.start(pack, order)
-            assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order, 5))
+            assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order))
             one_at_a_time(shop, 8, 0.1)
 
     @pytest.mark.exhaustive
