@@ -428,11 +428,15 @@ def handle_until_replaced(
         return {"amount": amount}
 
 
-REPLACE: dict[str, Any] = {"idempotency_key": "{order}", "idempotency_on_conflict": "replace"}
-replacing = task_of(handle_until_replaced, "replacing", idempotency_until="finished", **REPLACE)
-replacing_in_bursts = task_of(
-    handle_until_replaced, "replacing_in_bursts", idempotency_until="started", **REPLACE
+#: Annotations, since an app whose tasks all have a transaction cannot have such tasks.
+REPLACE = {
+    f"shop.{name}": {"idempotency_on_conflict": "replace"}
+    for name in ("replacing", "replacing_in_bursts")
+}
+replacing = task_of(
+    handle_until_replaced, "replacing", idempotency_key="{order}", idempotency_until="finished"
 )
+replacing_in_bursts = task_of(handle_until_replaced, "replacing_in_bursts", **NEWEST)
 each_message = task_of(handle_in_turn, "each_message", idempotency_key=TASK_ID)
 
 

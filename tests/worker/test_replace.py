@@ -12,7 +12,7 @@ from celery_idempotent import LeaseLostError
 from celery_idempotent.errors import ReplacedError
 from tests.waiting import SOON, eventually
 from tests.worker.harness import COPIED_MESSAGES, Shop
-from tests.worker.tasks import pack, replacing, replacing_in_bursts
+from tests.worker.tasks import REPLACE, pack, replacing, replacing_in_bursts
 
 pytestmark = pytest.mark.worker
 
@@ -21,7 +21,7 @@ TASKS = [replacing, replacing_in_bursts]
 
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(idempotency_lease=2.0, **COPIED_MESSAGES) as shop:
+    with open_shop(idempotency_lease=2.0, task_annotations=REPLACE, **COPIED_MESSAGES) as shop:
         shop.start_worker(concurrency=4)
         yield shop
 
