@@ -115,7 +115,7 @@ def test_many_calls_share_two_connections_while_they_wait(
     for name in others:
         harness.client.set(name, seen)
     before = harness.client.info("clients")["connected_clients"]
-    listener = harness.store._listener
+    listener = harness.store.listener()
 
     def wait(name: str) -> None:
         run_sync(listener.wait_for_change(name, seen, FOR_EVER))
