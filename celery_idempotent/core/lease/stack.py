@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import re
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from threading import get_ident
-from types import FrameType
+from typing import Any
 
 from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.lease.clock import lease_now
@@ -19,8 +24,16 @@ logger = logging.getLogger(__name__)
 #: The frames that are kept at each end of a longer stack: those of the body and its callees are at
 #: the outer end, and what it waits for is at the inner one.
 KEPT = 6
-#: Packages whose frames are left out.
-_INFRASTRUCTURE = ("celery_idempotent", "celery", "billiard")
+#: Paths of the packages whose frames are left out; this one is the first.
+_LEFT_OUT = tuple(
+    f"{Path(str(spec.origin)).parent}/"
+    for spec in map(find_spec, ("celery_idempotent", "celery", "billiard"))
+    if spec is not None
+)
+#: File, line and function.
+_Frame = tuple[str, str, str]
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
+_FRAME = re.compile(r'^  File "(.*)", line (\S+) in (.*)$', re.MULTILINE)
 
 
 def observe(leases: Sequence[Lease], note: Callable[[Sequence[Lease], list[str]], object]) -> None:
@@ -50,22 +63,42 @@ def stack_of(lease: Lease) -> list[str]:
     They begin with the body, if this package has called it; a block is a part of its caller.
     Empty if the thread has ended, or the greenlet runs in another thread.
     """
-    # The heartbeat of a patched process is a greenlet, which has the thread of the body's.
-    own = lease.thread == get_ident()
-    frame = None if own else sys._current_frames().get(lease.thread)  # noqa: SLF001 (documented)
-    if frame is None and lease.greenlet is not None:
-        frame = lease.greenlet.gr_frame
-    frames: list[FrameType] = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    frames.reverse()
-    packages = [str(each.f_globals.get("__name__")).partition(".")[0] for each in frames]
-    is_called = "celery_idempotent" in packages
-    body = packages.index("celery_idempotent") if is_called else max(0, len(frames) - 2 * KEPT)
+    # The heartbeat of a patched process is a greenlet beside that of the body.
+    frames = [] if lease.thread == get_ident() else _frames_of_thread(lease.thread)
+    frames = frames or _frames_of_greenlet(lease.greenlet)
+    ours = (n for n, (file, *_) in enumerate(frames) if file.startswith(_LEFT_OUT[0]))
+    body = next(ours, max(0, len(frames) - 2 * KEPT))
     lines = [
-        one_line(f"{each.f_code.co_filename}:{each.f_lineno} {each.f_code.co_name}")
-        for each, package in zip(frames[body:], packages[body:], strict=True)
-        if package not in _INFRASTRUCTURE
+        one_line(f"{file}:{line} {function}")
+        for file, line, function in frames[body:]
+        if not file.startswith(_LEFT_OUT)
     ]
     return lines if len(lines) <= 2 * KEPT else [*lines[:KEPT], "…", *lines[-KEPT:]]
+
+
+def _frames_of_greenlet(greenlet: Any) -> list[_Frame]:
+    """Returns the frames of a greenlet of this thread, which is suspended, the innermost last."""
+    frame, frames = getattr(greenlet, "gr_frame", None), list[_Frame]()
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, str(frame.f_lineno), frame.f_code.co_name))
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def _frames_of_thread(thread: int) -> list[_Frame]:
+    """Returns the frames of another thread, at most a hundred, the innermost last.
+
+    ``sys._current_frames`` makes frame objects of running functions, with which Python 3.11 may
+    crash or deadlock; ``faulthandler`` only reads. Without a GIL neither is safe.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return []
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        dump = file.read().decode("utf-8", "backslashreplace")
+    for part in dump.split("\n\n"):
+        head, _, rest = part.strip().partition("\n")
+        if (found := _THREAD.match(head)) and int(found[1], 16) == thread:
+            return [(frame[1], frame[2], frame[3]) for frame in _FRAME.finditer(rest)][::-1]
+    return []
