@@ -291,9 +291,19 @@ class Shop:
         """Returns the number of messages in the broker, unacknowledged ones included."""
         return self.redis.llen(queue) + self.redis.hlen("unacked")
 
-    def deliver_kept(self) -> bytes:
-        """Delivers a message of the queue `kept`, and returns it, so that it can come again."""
-        message: bytes = eventually(lambda: self.redis.lpop("kept"), "the message is published")
+    def deliver_kept(self, task_id: str) -> bytes:
+        """Delivers a message of the queue `kept`, and returns it, so that it can come again.
+
+        Copies of an earlier test's messages may return to the queue.
+        """
+
+        def take() -> bytes | None:
+            for message in self.redis.lrange("kept", 0, -1):
+                if task_id.encode() in message and self.redis.lrem("kept", 1, message):
+                    return bytes(message)
+            return None
+
+        message = eventually(take, "the message is published")
         self.redis.lpush("celery", message)
         return message
 

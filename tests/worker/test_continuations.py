@@ -126,7 +126,7 @@ class TestMessageIsRedeliveredAfterCompletion:
     ) -> None:
         others = shop.redis.keys(CHORD_COUNTS)
         canvas(pack.s(order).set(task_id=order, queue="kept"), order)
-        message = shop.deliver_kept()
+        message = shop.deliver_kept(order)
         eventually(lambda: ledger.notes(order), "the continuation has run")
         shop.wait_until_empty()
 
@@ -299,7 +299,7 @@ class TestReplacement:
         """A redelivery of the replaced message sends nothing."""
         errback = report.si("failed", order)
         hand_over_in_vain.apply_async((order,), task_id=order, link_error=errback, queue="kept")
-        message = shop.deliver_kept()
+        message = shop.deliver_kept(order)
         eventually(lambda: ledger.notes(order), "the errback has run")
 
         shop.replay(message, order)

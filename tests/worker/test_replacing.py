@@ -262,7 +262,7 @@ class TestEveryShape:
         expected, members = in_plain_celery(ledger, order, shape)
         call = {"order": order, "shape": shape}
         task.apply_async(kwargs=call, task_id=order, queue="kept")
-        message = shop.deliver_kept()
+        message = shop.deliver_kept(order)
         ledger.wait_for_run(order)
         shop.redis.lpush("celery", message)
 

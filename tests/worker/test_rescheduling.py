@@ -198,7 +198,7 @@ class TestDroppedContinuation:
             ledger.kill_once(moment, order)
         canvas = chain(stop_here.s(order).set(task_id=order, queue="kept"), report.s(order))
         canvas.set(link_error=report.si("failed", order)).delay()
-        message = shop.deliver_kept()
+        message = shop.deliver_kept(order)
         ledger.wait_for_signal(order, "completed")
         shop.replay(message, order)
         assert ledger.notes(order) == []
