@@ -69,7 +69,7 @@ versions: .venv/test  ## The same faults with workers of this and another commit
 	@$(BIN)/python -m labs.chaos --old $(or $(OLD),HEAD~1) --tasks $(or $(TASKS),3000) $(if $(SEED),--seed $(SEED)) --seeds $(or $(SEEDS),6)
 
 .PHONY: proof
-proof: .venv/test  ## Search the model, compare the scripts with it, run mutation tests: about eight minutes
+proof: .venv/test  ## Search the model, compare the scripts with it, run mutation tests: about five minutes
 	@$(BIN)/python -m labs.verification
 
 .PHONY: canvases
