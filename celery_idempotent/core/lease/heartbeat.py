@@ -297,8 +297,9 @@ class Heartbeat(Renewers[ThreadRenewer]):
         #: Called with the time (seconds of `lease.clock`) at which a lease expires unless its
         #: thread goes on; infinite without leases.
         self.on_expected: Callable[[float], object] = lambda _: None
-        #: Called with the leases of a thread, and the stack of their body, after each request.
-        self.on_observed: Callable[[Sequence[Lease], list[str]], object] = lambda *_: None
+        #: Called with the leases of a thread, and the stack of their body, after each request;
+        #: None where it is read when an operator requests it.
+        self.on_observed: Callable[[Sequence[Lease], list[str]], object] | None = None
         super().__init__(lambda: ThreadRenewer(self))
         at_fork(after_in_child=self._reset)
 

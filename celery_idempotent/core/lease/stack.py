@@ -36,16 +36,21 @@ _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\S+) in (.*)$', re.MULTILINE)
 
 
-def observe(leases: Sequence[Lease], note: Callable[[Sequence[Lease], list[str]], object]) -> None:
-    """Notes where the body of these leases, which are of one thread, is.
+def observe(
+    leases: Sequence[Lease], note: Callable[[Sequence[Lease], list[str]], object] | None
+) -> None:
+    """Passes where the body of these leases is, which are of one thread, to `note`.
 
     Logs it once an execution has lasted for ten of its leases, then each time that has doubled. A
     long execution is no error, so the level is INFO: a time limit is what ends it.
     """
-    lines = stack_of(leases[0])
-    note(leases, lines)
     now = lease_now()
     long = [lease for lease in leases if lease.logged_at <= now]
+    if note is None and not long:
+        return
+    lines = stack_of(leases[0])
+    if note is not None:
+        note(leases, lines)
     for lease in long:
         lease.logged_at = 2 * now - lease.started_at
     for lease in long[:1]:
