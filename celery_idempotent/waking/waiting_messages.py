@@ -95,8 +95,9 @@ class WaitingMessages:
         if key is None:
             return None
         store = request.task.idempotency_configuration.executor.store
-        listener = self._listeners.setdefault(store, store.listener())
-        return WaitQueue(store, key, listener, self._read_later)
+        if store not in self._listeners:
+            self._listeners[store] = store.listener()
+        return WaitQueue(store, key, self._listeners[store], self._read_later)
 
     def _add(self, queue: WaitQueue, message: WaitingMessage) -> None:
         with self._changed:
