@@ -10,6 +10,8 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
 
+from kombu.utils.imports import symbol_by_name
+
 from celery_idempotent.errors import SettingsError
 
 PREFIX = "idempotency_"
@@ -85,6 +87,20 @@ def _is_database(value: Any) -> bool:
 def _is_path(value: Any) -> bool:
     """Whether `value` is a path such as ``shop.redis:client``."""
     return isinstance(value, str) and re.fullmatch(r"\w+([.:]\w+)+", value) is not None
+
+
+def imported(option: str, path: str) -> Any:
+    """Returns the object that the value of an option names.
+
+    Raises:
+        SettingsError: if it cannot be imported.
+    """
+    try:
+        return symbol_by_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"{option} {path!r} cannot be imported: {type(error).__name__}"
+        ) from None
 
 
 def _is_prefix(value: Any) -> bool:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from kombu.utils.imports import symbol_by_name
-
 from celery_idempotent.core.key.key import Key
 from celery_idempotent.errors import SettingsError, StoreUnavailableError, TransactionError
+from celery_idempotent.settings import imported
 from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import TABLE, Claim, Row, Statements, row_id
 from celery_idempotent.sql.session import Engine, Session
@@ -54,12 +53,7 @@ class Database:
                 ) from None
             return DjangoEngine(source)
         if isinstance(source, str):
-            try:
-                source = symbol_by_name(source)
-            except (ImportError, AttributeError, ValueError) as error:
-                raise SettingsError(
-                    f"idempotency_transaction {source!r} cannot be imported: {type(error).__name__}"
-                ) from None
+            source = imported("idempotency_transaction", source)
         from celery_idempotent.sql.sqlalchemy import SQLAlchemyEngine
 
         return SQLAlchemyEngine(source)

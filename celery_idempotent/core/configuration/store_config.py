@@ -17,7 +17,7 @@ from kombu.utils.url import url_to_parts
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.url import SENTINEL, parts_of
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.settings import Settings
+from celery_idempotent.settings import Settings, imported
 
 #: Parameters of a result backend that are in the URL here, or have other values.
 _NOT_OPTIONS = (
@@ -42,12 +42,7 @@ def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
     url, inherited = ("", {}) if options.redis_client else _url_and_options(app, options)
     client = options.redis_client
     if isinstance(client, str):
-        try:
-            client = symbol_by_name(client)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise SettingsError(
-                f"idempotency_redis_client {client!r} cannot be imported: {type(error).__name__}"
-            ) from None
+        client = imported("idempotency_redis_client", client)
     return StoreConfig(
         url=url,
         prefix=options.key_prefix,
