@@ -1,9 +1,9 @@
 """Replacement: a newer call takes the key from the running one (``on_conflict="replace"``).
 
 The begin of the newer call spends the older one's token and makes its record name the newer call.
-The older one learns that from its heartbeat: ``self.idempotency.check()`` and its next step raise
-ReplacedError. Its outcome is refused, its caller gets that error, and so do its copies and its
-retry.
+The next heartbeat of the older one is refused: then ``self.idempotency.check()`` and its next step
+raise ReplacedError. Its outcome is refused. Its caller gets that error, and so do its copies and
+its retry.
 """
 
 from __future__ import annotations
