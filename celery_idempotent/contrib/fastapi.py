@@ -60,6 +60,8 @@ class _Call(Call):
 
 
 class _Route(BaseRoute):
+    _holders = (Route,)
+
     def __init__(self, endpoint: Callable[..., Any], idem: Idempotency, **options: Any) -> None:
         super().__init__(endpoint, idem, **options)
         # Like FastAPI, which also unwraps the decorated endpoint.
@@ -71,7 +73,7 @@ class _Route(BaseRoute):
 
     @classmethod
     def _endpoints_in(cls, candidate: Any) -> Iterable[Any]:
-        return (candidate.endpoint,) if issubclass(type(candidate), Route) else ()
+        return (candidate.endpoint,) if issubclass(type(candidate), cls._holders) else ()
 
     def decorated(self) -> Any:
         # FastAPI calls it in the event loop, or in a thread.

@@ -20,6 +20,8 @@ __all__ = ["anonymous", "by_cookie", "by_header", "idempotent_route", "stored_by
 
 
 class _Route(BaseRoute, WsgiReader):
+    _holders = (flask.Flask, flask.Blueprint)
+
     @classmethod
     def _endpoints_in(cls, candidate: Any) -> Iterable[Any]:
         if issubclass(type(candidate), flask.Flask):

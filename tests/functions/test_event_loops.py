@@ -74,7 +74,7 @@ def open_connections(client: redis.Redis) -> int:
 
 
 def timer_renewers() -> int:
-    return sum(type(each) is TimerRenewer for each in gc.get_objects())
+    return sum(type(each) is TimerRenewer for each in gc.get_referrers(TimerRenewer))
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import gc
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.request import fingerprint as fingerprint_of
@@ -37,6 +37,12 @@ def _NEW_FUNCTION() -> None:  # noqa: N802
     """The references to a function that only its decorator has."""
 
 
+def _with_subclasses(classes: Iterable[type]) -> Iterator[type]:
+    for each in classes:
+        yield each
+        yield from _with_subclasses(each.__subclasses__())
+
+
 @dataclass(frozen=True)
 class Call:
     """A request that has reached its endpoint."""
@@ -55,6 +61,8 @@ class BaseRoute(BaseMiddleware):
     """Runs an endpoint once for a key, as :class:`BaseMiddleware` runs an app."""
 
     _title = "idempotent_route"
+    #: The framework's classes whose instances refer to endpoints.
+    _holders: ClassVar[tuple[type, ...]]
 
     @classmethod
     def decorator(
@@ -104,8 +112,9 @@ class BaseRoute(BaseMiddleware):
         functions = [endpoint]
         while (wrapped := getattr(functions[-1], "__wrapped__", None)) is not None:
             functions.append(wrapped)
-        # No framework has a list of all apps, but the garbage collector has.
-        for each in gc.get_objects():
+        # No framework has a list of all apps, but instances refer to their class. Not a list of
+        # all objects, which would hold those that other threads are creating.
+        for each in gc.get_referrers(*_with_subclasses(cls._holders)):
             for routed in cls._endpoints_in(each):
                 if any(routed is function for function in functions):
                     raise SettingsError(
@@ -115,7 +124,7 @@ class BaseRoute(BaseMiddleware):
 
     @classmethod
     def _endpoints_in(cls, candidate: Any) -> Iterable[Any]:
-        """Returns the endpoints of `candidate`, if it is a route or an app of the framework."""
+        """Returns the endpoints of `candidate`, if it is an instance of `_holders`."""
         raise NotImplementedError
 
     def __init__(

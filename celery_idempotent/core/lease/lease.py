@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from threading import get_ident
+from types import BuiltinFunctionType
 from typing import Any
+from weakref import ref
 
 from celery_idempotent.core.lease.clock import lease_now
 from celery_idempotent.core.store.commands import LeaseExtension
@@ -84,7 +87,11 @@ class Lease:
         return self.due - self.seconds / 12
 
 
-def _current_greenlet() -> Any:
-    # Another thread may be importing the module.
-    getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)
-    return getcurrent and getcurrent()
+def _current_greenlet() -> Callable[[], Any]:
+    """Returns a weak reference to the greenlet that is this thread; one to nothing otherwise.
+
+    A strong one to the greenlet of a real thread may crash Python once that thread has ended.
+    """
+    if isinstance(threading.get_ident, BuiltinFunctionType):  # neither gevent nor eventlet
+        return lambda: None
+    return ref(sys.modules["greenlet"].getcurrent())

@@ -66,11 +66,11 @@ def stack_of(lease: Lease) -> list[str]:
     """Returns ``file:line function`` of the body's frames, the innermost last.
 
     They begin with the body, if this package has called it; a block is a part of its caller.
-    Empty if the thread has ended, or the greenlet runs in another thread.
+    Empty if the thread or the greenlet has ended, or the greenlet runs in another thread.
     """
     # The heartbeat of a patched process is a greenlet beside that of the body.
     frames = [] if lease.thread == get_ident() else _frames_of_thread(lease.thread)
-    frames = frames or _frames_of_greenlet(lease.greenlet)
+    frames = frames or _frames_of_greenlet(lease.greenlet())
     ours = (n for n, (file, *_) in enumerate(frames) if file.startswith(_LEFT_OUT[0]))
     body = next(ours, max(0, len(frames) - 2 * KEPT))
     lines = [

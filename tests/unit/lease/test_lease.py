@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import SimpleNamespace
 from typing import cast
 
+import greenlet
 import pytest
 
 from celery_idempotent.core.flow.execution import Execution, Protection, unprotected
@@ -47,6 +49,15 @@ def lease_of(seconds: float, sent_at: float) -> Lease:
 
 def execution_of(lease: Lease, attempt: int = 1) -> Execution:
     return Execution("k", 17, attempt, cast("Protection", SimpleNamespace(lease=lease)))
+
+
+def test_the_greenlet_of_a_thread_is_not_kept() -> None:
+    """A reference to it after the end of the thread crashes Python in a garbage collection."""
+    main_greenlet = greenlet.getcurrent()
+    references = sys.getrefcount(main_greenlet)
+    held = lease_of(60, sent_at=0)
+    assert sys.getrefcount(main_greenlet) == references
+    assert held.greenlet() is None
 
 
 class TestTrust:
