@@ -5,7 +5,8 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Tests spend most of their time waiting: four processes use two cores well, and six if the long tests run too.
-DIST := --dist loadgroup --no-loadscope-reorder
+# A crashed process fails the run: pytest-xdist may hang if it replaces one.
+DIST := --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 SPREAD ?= --numprocesses 4 $(DIST)
 SPREAD_ALL ?= --numprocesses 6 $(DIST)
 # Tests start hundreds of processes, each of which would compile everything that it imports.

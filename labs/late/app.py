@@ -30,7 +30,9 @@ def make_app(settings: Mapping[str, Any]) -> Celery:
     app = Celery("late", set_as_current=False)
     app.conf.update(settings)
 
-    @app.task(name="job", bind=True, base=IdempotentTask, idempotency_key="{key}", **options)
+    @app.task(
+        name="job", shared=False, bind=True, base=IdempotentTask, idempotency_key="{key}", **options
+    )
     def job(self: Any, key: str, seconds: float, until: str = "") -> str:
         """Takes `seconds`; with a file `until`, waits for that file, and fails the first time."""
         execution = self.idempotency
