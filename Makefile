@@ -40,7 +40,7 @@ coverage: .venv/test  ## Run the tests of make test, and report which lines and 
 	@$(BIN)/coverage report
 
 .PHONY: bench
-bench: .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=live; WRITE=1 into docs/)
+bench: .venv/test .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=live; WRITE=1 into docs/)
 	@$(BIN)/python -m labs.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) \
 		$(if $(AGAINST),--against $(AGAINST)) $(if $(JSON),--json $(JSON)) $(if $(MINUTES),--minutes $(MINUTES))
 
@@ -49,7 +49,7 @@ soak: .venv/test .venv/bench  ## Compare the growth of all processes with plain 
 	@SOAK_MINUTES=$(or $(MINUTES),20) $(BIN)/python -m labs.benchmarks --only soak --minutes 100000 $(if $(WRITE),--write)
 
 .PHONY: peers
-peers: .venv/peers  ## Compare with plain Celery and five other libraries, three of them in environments of their own
+peers: .venv/test .venv/peers  ## Compare with plain Celery and five other libraries, three of them in environments of their own
 	@$(BIN)/python -m labs.comparison
 
 .PHONY: outages
@@ -80,14 +80,6 @@ canvases: .venv/test  ## Publish chains, chords, retries and duplicates while pr
 .PHONY: redelivery
 redelivery: .venv/test  ## Kill whole workers under load, and time how soon their messages begin elsewhere (TRIALS= AFTER= LEASE=); FAULTS=1: a table of faults; COST=1: the cost of 1,000 messages; HOUR=1: the deliveries of a living worker
 	@$(BIN)/python -m labs.redelivery$(if $(HOUR),.hour)$(if $(FAULTS),.faults)$(if $(COST),.cost) $(if $(TRIALS),--trials $(TRIALS)) $(if $(AFTER),--after $(AFTER)) $(if $(LEASE),--lease $(LEASE))
-
-.PHONY: hostile
-hostile: .venv/test  ## Derive 1,000,000 keys, send 20,000 messages twice, change every byte of records and headers, forge 600 records, messages and headers (ONLY= KEYS= MESSAGES= FORGED= SEED=)
-	@$(BIN)/python -m labs.hostile $(if $(ONLY),--only $(ONLY)) $(if $(KEYS),--keys $(KEYS)) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(FORGED),--forged $(FORGED)) $(if $(SEED),--seed $(SEED))
-
-.PHONY: scale
-scale: .venv/test  ## Load one Redis and a Cluster with 1,000 clients and 10,000 waiters, and let a master fail under 20,000 leases (PART=0.1)
-	@$(BIN)/python -m labs.scale $(if $(PART),--part $(PART))
 
 .PHONY: screenshots
 screenshots: .venv/test  ## Write the images of the dashboard to docs/images, with Debian's Chromium

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from labs.benchmarks.bench import private_server
 from labs.benchmarks.figure import Figure, Goal, Spread
 from labs.benchmarks.interleaving import Rounds
 from labs.benchmarks.measure import MissingDependency
@@ -16,7 +15,6 @@ from labs.comparison.contestants import (
     OURS,
     PEERS_IN_ENVIRONMENTS,
     PLAIN,
-    TWO_SCRIPTS,
     find_contestant,
 )
 from labs.comparison.environment import DATABASES_EACH, Environment
@@ -38,7 +36,6 @@ OURS_BY_DEFAULT: Entries = {OURS.name: (OURS.name, {"settings": {"idempotency_re
 WITH_CONTROL: Entries = {**CONTESTANTS_ONLY, **OURS_BY_DEFAULT, CONTROL: (PLAIN.name, {})}
 WITH_UNFUSED: Entries = {
     **WITH_CONTROL,
-    TWO_SCRIPTS.name: (TWO_SCRIPTS.name, {}),
     UNFUSED: (
         OURS.name,
         {"settings": {"idempotency_redis_url": None, "idempotency_fused_completion": False}},
@@ -47,11 +44,6 @@ WITH_UNFUSED: Entries = {
 WITH_ALL_PEERS: Entries = {
     **WITH_UNFUSED,
     **{each.name: (each.name, {}) for each in PEERS_IN_ENVIRONMENTS},
-}
-CELERY_AND_OURS: Entries = {
-    name: entry
-    for name, entry in WITH_UNFUSED.items()
-    if entry[0] in (PLAIN.name, TWO_SCRIPTS.name, OURS.name)
 }
 WITH_CONTROL_AND_DEDUPE: Entries = {
     **WITH_CONTROL,
@@ -105,7 +97,8 @@ def start_environments(
 
 def server_for(entries: Entries) -> RedisServer:
     """Starts a server with enough databases for `entries`."""
-    return private_server(databases=str(1 + len(entries) * DATABASES_EACH))
+    databases = 1 + len(entries) * DATABASES_EACH
+    return RedisServer.start(config={"databases": str(databases)})
 
 
 def ratio_figures(times: Rounds, goals: Mapping[str, Goal]) -> list[Figure]:
@@ -152,12 +145,6 @@ def peer_figures(times: Rounds, prefix: str = "") -> list[Figure]:
         for peer in (each.name for each in CONTESTANTS if each not in (OURS, PLAIN))
         if peer in times
     ]
-
-
-def relative_to_celery(times: Rounds) -> dict[str, Spread]:
-    """Returns the ratios of all contestants to plain Celery, for a plot."""
-    of_celery = plain(times)
-    return {name: Spread.from_ratios(each, of_celery) for name, each in times.items()}
 
 
 def plain(times: Rounds) -> list[float]:

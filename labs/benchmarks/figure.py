@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median, quantiles
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Goal:
         return bool(_COMPARISONS[self.sign](value, self.bound))
 
 
-_COMPARISONS = {"≤": operator.le, "<": operator.lt, "=": operator.eq, "≥": operator.ge}
+_COMPARISONS = {"≤": operator.le, "<": operator.lt}
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,6 @@ class Figure:
     def measured(self) -> str:
         """The value with its unit."""
         return with_unit(self.value, self.unit)
-
-    def with_value(self, value: float) -> Figure:
-        """Returns the same figure with the value of another run."""
-        return replace(self, value=value)
 
     @property
     def interval(self) -> str:
@@ -124,50 +119,16 @@ COST_HEADINGS = ["", "celery", "celery-idempotent", "difference", "without fused
 
 
 @dataclass(frozen=True)
-class Bars:
-    """A bar chart that compares contestants."""
-
-    title: str
-    unit: str
-    bars: dict[str, Spread]
-    #: Names of the bars that belong to celery-idempotent.
-    ours: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Curves:
-    """A line chart: values over another quantity."""
-
-    title: str
-    unit: str
-    x_label: str
-    curves: dict[str, list[tuple[float, Spread]]]
-    logarithmic: bool = False
-
-
-@dataclass(frozen=True)
 class MeasureResult:
-    """The figures, plots and raw values of one measure."""
+    """The figures of one measure."""
 
     figures: list[Figure] = field(default_factory=list)
-    plots: list[Bars | Curves] = field(default_factory=list)
-    #: The values that the figures are computed from.
-    raw: dict[str, Any] = field(default_factory=dict)
     #: For the table at the top of the page.
     costs: list[Cost] = field(default_factory=list)
     #: Why there are no figures: a missing dependency, a timeout or an error.
     missing: str = ""
     #: The traceback of a measure that failed.
     failure: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns everything but the plots, for JSON."""
-        return {
-            "figures": [{**asdict(each), "met": each.is_met} for each in self.figures],
-            "costs": [asdict(each) for each in self.costs],
-            "raw": self.raw,
-            "missing": self.missing,
-        }
 
 
 def format_number(value: float) -> str:

@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from time import perf_counter_ns
 
-from labs.benchmarks.measure import ProgressCallback
-
 Call = Callable[[], object]
 #: The median of each round, by contestant.
 Rounds = dict[str, list[float]]
 
 
-def interleave(
-    calls: Mapping[str, Call], rounds: int, calls_per_round: int, progress: ProgressCallback
-) -> Rounds:
+def interleave(calls: Mapping[str, Call], rounds: int, calls_per_round: int) -> Rounds:
     """Times every call `calls_per_round` times in each of `rounds` rounds.
 
     Returns the median of each round in microseconds.
@@ -26,7 +22,6 @@ def interleave(
     for number in range(rounds):
         for name in round_order(calls, number):
             times[name].append(median_microseconds(calls[name], calls_per_round))
-        progress((number + 1) / rounds)
     return times
 
 

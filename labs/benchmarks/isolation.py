@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import time
 import traceback
 from multiprocessing.connection import Connection
 
 from labs.benchmarks.figure import MeasureResult
-from labs.benchmarks.measure import Measure, MissingDependency, ProgressCallback
+from labs.benchmarks.measure import Measure, MissingDependency
 
 
-def run_in_process(
-    measure: Measure, seconds_left: float, progress: ProgressCallback
-) -> MeasureResult:
+def run_in_process(measure: Measure, seconds_left: float) -> MeasureResult:
     """Returns the result of `measure`, which may take its timeout or `seconds_left`."""
     if seconds_left <= 0:
         return _failed("no time was left")
@@ -26,24 +23,14 @@ def run_in_process(
     process = context.Process(target=_measure, args=(measure.name, sender))
     process.start()
     sender.close()
+    timeout = min(measure.timeout, seconds_left)
     try:
-        return _receive(receiver, min(measure.timeout, seconds_left), progress)
+        return receiver.recv() if receiver.poll(timeout) else _failed(f"took {timeout:.3g} s")
+    except EOFError:
+        return _failed("its process ended")
     finally:
         process.kill()  # on Linux, the servers that it has started end with it
         process.join()
-
-
-def _receive(receiver: Connection, timeout: float, progress: ProgressCallback) -> MeasureResult:
-    deadline = time.monotonic() + timeout
-    while receiver.poll(max(0.0, deadline - time.monotonic())):
-        try:
-            message = receiver.recv()
-        except EOFError:
-            return _failed("its process ended")
-        if isinstance(message, MeasureResult):
-            return message
-        progress(message)
-    return _failed(f"timed out after {timeout:.3g} s")
 
 
 def _failed(reason: str) -> MeasureResult:
@@ -58,7 +45,7 @@ def _measure(name: str, sender: Connection) -> None:
     log.addHandler(logging.NullHandler())
     log.propagate = False
     try:
-        result = find_measure(name).measure(sender.send)
+        result = find_measure(name).measure()
     except MissingDependency as error:
         result = MeasureResult(missing=str(error))
     except Exception as error:

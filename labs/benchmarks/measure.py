@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import ClassVar
 
 from labs.benchmarks.figure import MeasureResult
 
-#: Called with the completed share, from 0 to 1.
-ProgressCallback = Callable[[float], object]
-
-
-#: The section of a page that has all measures of a run.
+#: The section of the page that has all measures of a run.
 FIGURES = "figures"
 
 
@@ -23,8 +18,6 @@ class Measure(ABC):
     name: ClassVar[str]
     #: For the table.
     title: ClassVar[str]
-    #: The page in docs/ that its figures are written to.
-    page: ClassVar[str] = "benchmarks"
     #: The marked section of the page. Those of other sections than `FIGURES` run on request only.
     section: ClassVar[str] = FIGURES
     #: Whether its figures are counts, which do not depend on the load of the machine.
@@ -33,7 +26,7 @@ class Measure(ABC):
     timeout: ClassVar[float] = 180.0
 
     @abstractmethod
-    def measure(self, progress: ProgressCallback) -> MeasureResult:
+    def measure(self) -> MeasureResult:
         """Starts the servers that it needs, measures, and returns the result.
 
         Raises:

@@ -1,41 +1,29 @@
-"""Writes generated tables into the pages of docs/contributing/, between marks."""
+"""Writes generated tables into docs/contributing/benchmarks.md, between marks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from labs.benchmarks.measure import FIGURES
 from labs.benchmarks.report import Report
 
-DOCS = Path(__file__).parents[2] / "docs/contributing"
-#: Folder of the plots and the raw values, in docs/contributing/.
-FOLDER = "benchmarks"
-VALUES = f"{FOLDER}/figures.json"
+PAGE = Path(__file__).parents[2] / "docs/contributing/benchmarks.md"
+VALUES = PAGE.parent / "benchmarks" / "figures.json"
 
 
-def write(report: Report, images: Mapping[str, list[str]]) -> list[Path]:
-    """Writes the tables into their pages and the raw values beside the plots.
-
-    Returns the written files.
-    """
-    pages = sorted({(measure.page, measure.section) for measure in report.results})
-    written = [DOCS / f"{page}.md" for page, _ in pages]
-    for path, (page, section) in zip(written, pages, strict=True):
-        text = path.read_text(encoding="utf-8")
-        figures = report.figures(page, images, section)
+def write(report: Report) -> None:
+    """Writes the tables of the run into the page, and the figures of `FIGURES` beside it."""
+    text = PAGE.read_text(encoding="utf-8")
+    for section in {measure.section for measure in report.results}:
+        figures = report.figures(section)
         if section == FIGURES:
-            text = replace_section(text, FIGURES, figures)  # figures.json has those without a mark
+            text = replace_section(text, FIGURES, f"{report.summary}\n\n{figures}")
             text = replace_section(text, "setting", report.setting)
-            text = replace_section(text, "costs", report.costs(page))
-            text = replace_section(text, "goals", report.goals(page))
+            text = replace_section(text, "costs", report.costs())
+            VALUES.write_text(report.json() + "\n", encoding="utf-8")
         else:  # measured at another time
             text = replace_section(text, section, f"Measured on: {report.setting}\n\n{figures}")
-        path.write_text(text, encoding="utf-8")
-    if any(section == FIGURES for _, section in pages):
-        (DOCS / VALUES).write_text(report.json() + "\n", encoding="utf-8")
-        written.append(DOCS / VALUES)
-    return written
+    PAGE.write_text(text, encoding="utf-8")
 
 
 def replace_section(text: str, name: str, content: str) -> str:

@@ -1,95 +1,109 @@
-"""``python -m labs.comparison``: runs all scenarios, prints the table, fails if one differs.
+"""``make peers``: runs all scenarios, prints the table, fails if one differs.
 
-Each scenario has an expected result for celery-idempotent.
+Each scenario has an expected result for celery-idempotent. Several run at a time, but those that
+compare durations one at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
-import time
+import traceback
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from itertools import count
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from labs.comparison import runner
 from labs.comparison.contestants import CONTESTANTS
+from labs.comparison.environment import DATABASES_EACH, Environment
 from labs.comparison.install import install_peers
-from labs.comparison.report import MET, MISSED, Report
 from labs.comparison.scenario import Cell, Scenario
-from labs.comparison.scenarios import SCENARIOS
+from labs.comparison.scenarios import SCENARIOS, find_scenario
+from labs.rig.report import MET, MISSED, markdown, setting
 from tests.servers.redis_server import RedisServer
+
+#: Each process mostly waits, but starts a worker.
+PROCESSES = 8
+#: The text of a cell whose contestant does not take part.
+NOT_APPLICABLE = "–"
+
+#: By scenario and contestant.
+Cells = Mapping[str, Mapping[str, Cell]]
 
 
 def main() -> int:
-    arguments = _arguments()
-    scenarios = [
-        scenario for scenario in SCENARIOS if not arguments.only or scenario.name in arguments.only
-    ]
-    # The table goes to standard output, everything else to standard error.
-    stderr = Console(stderr=True)
+    parser = argparse.ArgumentParser(prog="make peers", description=__doc__)
+    names = [scenario.name for scenario in SCENARIOS]
+    parser.add_argument("--only", nargs="+", metavar="SCENARIO", choices=names, help=f"of {names}")
+    only = parser.parse_args().only
+    scenarios = [scenario for scenario in SCENARIOS if not only or scenario.name in only]
     install_peers()
-    report = _measure(scenarios, stderr)
-    for scenario, contestant, cell in report.failures():
-        stderr.rule(f"{scenario.name}: {contestant}")
-        stderr.print(cell.facts["traceback"], *cell.facts["workers"], sep="\n", markup=False)
-    if arguments.json:
-        print(report.json())
-    elif arguments.markdown:
-        print(report.markdown())
-    else:
-        Console().print(report.table())
-    stderr.print(f"{report.summary} ({report.seconds:.0f} s)")
-    return 1 if report.missed() else 0
+    databases = f"{1 + len(scenarios) * len(CONTESTANTS) * DATABASES_EACH}"
+    with RedisServer.start(config={"databases": databases}) as server:
+        cells = run(scenarios, server.url)
+    print(setting(), *table(scenarios, cells), sep="\n\n")
+    missed = [each.name for each in scenarios if not each.is_met(cells[each.name])]
+    print(f"not as expected: {missed}" if missed else "as expected", file=sys.stderr)
+    return 1 if missed else 0
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m labs.comparison", description=__doc__)
-    parser.add_argument(
-        "--only",
-        action="extend",
-        nargs="+",
-        metavar="SCENARIO",
-        choices=[scenario.name for scenario in SCENARIOS],
-        help="run these scenarios only: " + ", ".join(scenario.name for scenario in SCENARIOS),
-    )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--json", action="store_true", help="print the details of all results as JSON"
-    )
-    form.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    return parser.parse_args()
+def run(scenarios: Sequence[Scenario], url: str) -> Cells:
+    """Returns the cells; prints a failure when it happens."""
+    cells: dict[str, dict[str, Cell]] = defaultdict(dict)
+    numbers = count()
+    together = [scenario for scenario in scenarios if not scenario.exclusive]
+    batches = [together, *([scenario] for scenario in scenarios if scenario.exclusive)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(PROCESSES, mp_context=context) as processes:
+        for batch in batches:
+            futures: dict[Future[Cell], tuple[str, str]] = {}
+            for scenario in batch:
+                for contestant in CONTESTANTS:
+                    cell = scenario.name, contestant.name
+                    if scenario.name in contestant.not_applicable:
+                        cells[scenario.name][contestant.name] = Cell(NOT_APPLICABLE)
+                    else:
+                        futures[processes.submit(measure, *cell, url, next(numbers))] = cell
+            for future in as_completed(futures):
+                name, contestant_name = futures[future]
+                cell = cells[name][contestant_name] = future.result()
+                text = f"{name}, {contestant_name}: {cell.failure or cell.text}"
+                print(text, file=sys.stderr, flush=True)
+    return cells
 
 
-def _measure(scenarios: Sequence[Scenario], stderr: Console) -> Report:
-    started_at = time.monotonic()
-    with (
-        RedisServer.start(config={"databases": str(runner.databases(scenarios))}) as server,
-        Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=stderr,
-        ) as bars,
-    ):
-        bar = {
-            scenario.name: bars.add_task(f"  {scenario.title}", total=len(CONTESTANTS), start=False)
-            for scenario in scenarios
-        }
+def measure(scenario_name: str, contestant: str, url: str, number: int) -> Cell:
+    """Runs a scenario with a contestant; called in a process of the pool."""
+    scenario = find_scenario(scenario_name)
+    environment = Environment(contestant, url, number, **scenario.options)
+    try:
+        with environment:
+            return scenario.measure(environment)
+    except Exception as error:
+        failure = f"{traceback.format_exc()}\n{environment.log()[-3000:]}"
+        return Cell(f"failed: {error}".splitlines()[0], failure=failure)
 
-        def show(scenario: Scenario, cells: Mapping[str, Cell]) -> None:
-            if not cells:
-                bars.start_task(bar[scenario.name])
-            elif len(cells) == len(CONTESTANTS):
-                mark = MET if scenario.is_met(cells) else MISSED
-                bars.update(bar[scenario.name], description=f"{mark} {scenario.title}")
-            bars.update(bar[scenario.name], completed=len(cells))
 
-        cells = runner.run(scenarios, server, show)
-        server_version = f"{server.flavour} {server.version}"
-    return Report(scenarios, cells, server_version, time.monotonic() - started_at)
+def table(scenarios: Sequence[Scenario], cells: Cells) -> list[str]:
+    """Returns the table as Markdown, and why contestants do not take part in some scenarios."""
+    headings = ["", *(f"{each.name} {each.version}" for each in CONTESTANTS), "expected", ""]
+    lines = [
+        [
+            scenario.title,
+            *(cells[scenario.name][each.name].text for each in CONTESTANTS),
+            scenario.expected,
+            MET if scenario.is_met(cells[scenario.name]) else MISSED,
+        ]
+        for scenario in scenarios
+    ]
+    reasons = [
+        f"{NOT_APPLICABLE} {each.name}, {name}: {reason}"
+        for each in CONTESTANTS
+        for name, reason in each.not_applicable.items()
+        if any(name == scenario.name for scenario in scenarios)
+    ]
+    return [markdown(headings, lines), *reasons]
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ All contestants have the same tasks.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -17,20 +15,14 @@ from typing import Any
 from uuid import uuid4
 
 from celery import Celery
-from celery.signals import (
-    task_postrun,
-    task_success,
-    worker_init,
-    worker_process_init,
-)
+from celery.signals import task_postrun, task_success, worker_init
 
 from labs.comparison.contestants import OURS, find_contestant
 from labs.comparison.ledger import Ledger
 from labs.comparison.pushing import PushingApp
+from tests.servers.program import die_with_parent
 
 CONFIG_VARIABLE = "PEERS_PLAN"
-
-PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
 
 
 @dataclass(frozen=True)
@@ -110,14 +102,6 @@ def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
 _ledger = cache(Ledger)
 
 
-@worker_init.connect
-@worker_process_init.connect
-def _die_with_parent(**_: object) -> None:
-    """Lets Linux kill the worker when the command ends, and the pool when the worker ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _disconnect_signals() -> None:
     """Removes the overhead of celery-idempotent, which Celery loads as a command-line plugin."""
     from celery_idempotent.core.task.message import canvas
@@ -130,6 +114,7 @@ app = None
 if CONFIG_VARIABLE in os.environ:
     config = AppConfig(**json.loads(os.environ[CONFIG_VARIABLE]))
     app = make_app(config, in_worker=True)
+    worker_init.connect(die_with_parent)
     # The environments of other libraries do not have it.
     has_ours = find_contestant(config.contestant).python == sys.executable
     if has_ours and config.contestant != OURS.name:

@@ -267,26 +267,11 @@ class Idempotent(Contestant):
         return {"idempotency_redis_url": locks}
 
 
-class TwoScripts(Contestant):
-    """Celery with two scripts around each task, and nothing else: a measure, not a library."""
-
-    name = "two scripts"
-
-    @property
-    def version(self) -> str:
-        return PLAIN.version
-
-    def task_options(self, lock: float) -> dict[str, Any]:
-        from labs.comparison.two_scripts import TwoScriptsTask
-
-        return {"base": TwoScriptsTask}
-
-
-PLAIN, OURS, TWO_SCRIPTS = Plain(), Idempotent(), TwoScripts()
+PLAIN, OURS = Plain(), Idempotent()
 PEERS_IN_ENVIRONMENTS: tuple[PeerInEnvironment, ...] = (Relier(), Idemkit(), Fencekit())
 CONTESTANTS: tuple[Contestant, ...] = (PLAIN, Once(), Singleton(), *PEERS_IN_ENVIRONMENTS, OURS)
 
 
 def find_contestant(name: str) -> Contestant:
     """Returns the contestant of that name."""
-    return next(each for each in (*CONTESTANTS, TWO_SCRIPTS) if each.name == name)
+    return next(each for each in CONTESTANTS if each.name == name)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +18,7 @@ from labs.comparison.app import CONFIG_VARIABLE, AppConfig, make_app
 from labs.comparison.contestants import find_contestant
 from labs.comparison.ledger import Ledger
 from tests.waiting import SOON, eventually
-
-REPOSITORY = Path(__file__).parents[2]
-
-STOP_SECONDS = 10.0
-QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+from tests.worker.harness import WorkerProcess, end_workers
 
 #: The database of all locks and records, and of nothing else.
 LOCKS_DATABASE = 0
@@ -94,10 +87,9 @@ class Environment:
         self.ledger = Ledger(ledger)
         self._broker = Redis.from_url(broker_url)
         self._concurrency = concurrency
-        self._worker: subprocess.Popen[bytes] | None = None
-        self._node = f"environment-{number}-{worker}@peers"
+        self.worker: WorkerProcess | None = None
+        self._node = f"environment-{number}-{worker}"
         self._directory = tempfile.TemporaryDirectory(prefix="peers-")
-        self._log = Path(self._directory.name) / "worker.log"
 
     def task(self, name: str) -> Task:
         """Returns the contestant's task of that name."""
@@ -125,15 +117,6 @@ class Environment:
             ]
             return sum(client.client_kill_filter(_id=each) for each in connection_ids)
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Pauses all processes of the worker (SIGSTOP) during the ``with`` block."""
-        self.signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.signal(signal.SIGCONT)
-
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to all processes of the worker."""
         os.killpg(self.worker_pid, number)
@@ -141,8 +124,8 @@ class Environment:
     @property
     def worker_pid(self) -> int:
         """The main process of the worker, which leads a process group."""
-        assert self._worker is not None
-        return self._worker.pid
+        assert self.worker is not None
+        return self.worker.process.pid
 
     def messages(self) -> int:
         """Returns the number of messages in the broker, unacknowledged ones included."""
@@ -157,7 +140,7 @@ class Environment:
         """
         if self.messages():
             return False
-        inspect = self.app.control.inspect([self._node], timeout=5.0, limit=1)
+        inspect = self.app.control.inspect([f"{self._node}@here"], timeout=5.0, limit=1)
         for list_tasks in (inspect.active, inspect.reserved, inspect.scheduled):
             tasks = list_tasks()
             if not tasks or any(tasks.values()):
@@ -172,60 +155,33 @@ class Environment:
 
     def __enter__(self) -> Environment:
         if self._concurrency:
-            self._start_worker()
+            self.worker = WorkerProcess(
+                self._node,
+                ("--concurrency", str(self._concurrency)),
+                {CONFIG_VARIABLE: self.config.to_json()},
+                Path(self._directory.name) / "worker.log",
+                app="labs.comparison.app",
+                python=find_contestant(self.contestant).python,
+            )
+            self.worker.ready()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop_worker()
+        if self.worker is not None:
+            end_workers([self.worker])
         self._broker.close()
         self.app.close()
         self._directory.cleanup()
 
     def log(self) -> str:
         """Returns the output of the worker."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
-
-    def output_tail(self) -> str:
-        """Returns the last lines of the worker's output."""
-        return "\n".join(self.log().splitlines()[-30:])
-
-    def _start_worker(self) -> None:
-        python = find_contestant(self.contestant).python
-        command = [
-            *(python, "-m", "celery", "-A", "labs.comparison.app", "worker"),
-            *("--hostname", self._node, "--concurrency", str(self._concurrency)),
-            *("--loglevel", "INFO", *QUIET),
-        ]
-        with self._log.open("ab") as log:
-            self._worker = subprocess.Popen(
-                command,
-                cwd=REPOSITORY,
-                env={**os.environ, CONFIG_VARIABLE: self.config.to_json()},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        eventually(self._is_ready, f"the worker is ready; its output: {self.output_tail()}")
-
-    def _is_ready(self) -> bool:
-        assert self._worker is not None
-        if self._worker.poll() is not None:
-            raise RuntimeError(f"the worker exited: {self.output_tail()}")
-        return f"{self._node} ready." in self.log()
+        return self.worker.logs() if self.worker else ""
 
     def restart_exited(self) -> bool:
         """Starts the worker again if it has exited; returns whether it has."""
-        assert self._worker is not None
-        exited = self._worker.poll() is not None
+        assert self.worker is not None
+        exited = self.worker.status == "exited"
         if exited:
-            self._start_worker()
+            self.worker.start()
+            self.worker.ready()
         return exited
-
-    def _stop_worker(self) -> None:
-        """Kills the worker's process group."""
-        if self._worker is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(self._worker.pid, signal.SIGKILL)
-        self._worker.wait(STOP_SECONDS)

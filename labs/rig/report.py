@@ -6,6 +6,9 @@ import os
 import platform
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from pathlib import Path
+
+from tests.servers.redis_server import RedisServer
 
 MET, MISSED = "✓", "✗"
 
@@ -16,14 +19,23 @@ def markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def setting(server: str) -> str:
+def setting(*libraries: str) -> str:
     """Returns machine and versions, in one line.
 
     Args:
-        server: flavour and version.
+        libraries: further ones to name.
     """
-    libraries = ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))
+    with RedisServer.start() as server:
+        server_version = f"{server.flavour} {server.version}"
+    names = ("celery", "kombu", "redis", *libraries)
     return (
-        f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}; "
-        f"{server}; {libraries}"
+        f"{os.cpu_count()} cores ({_processor()}), {platform.system()}, "
+        f"Python {platform.python_version()}; {server_version}; "
+        + ", ".join(f"{name} {version(name)}" for name in names)
     )
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.split(": ", 1)[1] for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

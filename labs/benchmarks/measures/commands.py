@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from labs.benchmarks.command_monitor import CommandMonitor
 from labs.benchmarks.costs import exact_cost
 from labs.benchmarks.environments import (
@@ -12,7 +14,7 @@ from labs.benchmarks.environments import (
     start_environments,
 )
 from labs.benchmarks.figure import Figure, Goal, MeasureResult
-from labs.benchmarks.measure import Measure, ProgressCallback
+from labs.benchmarks.measure import Measure
 from labs.comparison.contestants import OURS, PLAIN
 from labs.comparison.environment import Environment
 from tests.waiting import SOON
@@ -24,7 +26,7 @@ class Commands(Measure):
     """The commands sent to broker, result backend and store for one no-op task and its result.
 
     All three are on one server, and MONITOR counts the commands. Those that a script runs inside
-    the server are not counted: they need no round trip, and the measure of server time has them.
+    the server are not counted: they need no round trip.
     """
 
     name = "commands"
@@ -35,18 +37,17 @@ class Commands(Measure):
 
     entries = WITHOUT_CONTROL
 
-    def measure(self, progress: ProgressCallback) -> MeasureResult:
-        counts: dict[str, dict[str, int]] = {}
+    def measure(self) -> MeasureResult:
+        counts: dict[str, Mapping[str, int]] = {}
         with (
             server_for(self.entries) as server,
             start_environments(server, self.entries) as environments,
         ):
-            for number, (name, environment) in enumerate(environments.items()):
+            for name, environment in environments.items():
                 _work(environment, self.TASKS // 10)
                 with CommandMonitor(server) as monitor:
                     _work(environment, self.TASKS)
-                counts[name] = dict(monitor.commands.most_common())
-                progress((number + 1) / len(environments))
+                counts[name] = monitor.commands
         # Rounding drops periodic commands, such as polls of an empty queue.
         sums = {
             name: sum(round(sent / self.TASKS) for sent in commands.values())
@@ -58,7 +59,6 @@ class Commands(Measure):
                 Figure(f"{OURS.name} − {PLAIN.name}", extra, goal=Goal(2)),
                 *(Figure(name, count) for name, count in sums.items()),
             ],
-            raw={"commands": counts, "tasks": self.TASKS},
             costs=[
                 exact_cost(
                     "commands to broker and Redis, result read",

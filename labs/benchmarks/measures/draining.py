@@ -15,21 +15,18 @@ from labs.benchmarks.environments import (
     difference_figures,
     peer_figures,
     ratio_figures,
-    relative_to_celery,
     server_for,
     start_environments,
 )
-from labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
+from labs.benchmarks.figure import Goal, MeasureResult
 from labs.benchmarks.interleaving import round_order
-from labs.benchmarks.measure import Measure, ProgressCallback
+from labs.benchmarks.measure import Measure
 from labs.benchmarks.usage import ServerUsage, cpu_of_group
 from labs.comparison.contestants import OURS
 from labs.comparison.environment import Environment
 
 REPLAY, REDELIVERY = f"replay by {OURS.name}", f"redelivery to {OURS.name}"
 GOALS = {OURS.name: Goal(1.05)}
-#: Of the plots.
-OUR_NAMES = (OURS.name, REPLAY, REDELIVERY)
 POLL_INTERVAL = 0.005
 
 
@@ -75,16 +72,15 @@ class QueueDrain(Measure):
 
     entries = WITH_ALL_PEERS
 
-    def measure(self, progress: ProgressCallback) -> MeasureResult:
+    def measure(self) -> MeasureResult:
         usages: dict[str, list[Usage]] = {}
         with server_for(self.entries) as server, server_for(self.entries) as broker:
-            for restart in range(self.RESTARTS):
+            for _ in range(self.RESTARTS):
                 with start_environments(server, self.entries, broker=broker.url) as environments:
                     drains = _Drains(environments, server.client(), broker.client(), self.TASKS)
                     for number in range(self.ROUNDS):
                         for name in round_order(drains.kinds, number):
                             usages.setdefault(name, []).append(drains.measure(name))
-                        progress((restart + (number + 1) / self.ROUNDS) / self.RESTARTS)
         times = {name: [each.duration for each in usages[name]] for name in usages}
         with_publish = {
             name: [each.publish + each.duration for each in usages[name]] for name in usages
@@ -94,25 +90,7 @@ class QueueDrain(Measure):
                 *ratio_figures(times, GOALS),
                 *difference_figures(times, (REPLAY, REDELIVERY)),
                 *peer_figures(with_publish, "published and drained: "),
-                *(
-                    Figure.from_spread(f"{name}, throughput", _throughput(each), "tasks/s")
-                    for name, each in times.items()
-                ),
             ],
-            [
-                Bars(
-                    "A no-op task from a full queue, plain Celery = 1",
-                    "×",
-                    relative_to_celery(times),
-                    OUR_NAMES,
-                )
-            ],
-            {
-                f"{field} per task": {
-                    name: [getattr(each, field) for each in usages[name]] for name in usages
-                }
-                for field in Usage._fields
-            },
             costs=[_cost(label, usages) for label in COSTS],
         )
 
@@ -175,10 +153,6 @@ class _Drains:
             server.reads / tasks,
             server.bytes / tasks,
         )
-
-
-def _throughput(durations: list[float]) -> Spread:
-    return Spread.from_values([1e6 / each for each in durations])
 
 
 def _cost(label: str, usages: dict[str, list[Usage]]) -> Cost:

@@ -9,13 +9,12 @@ from labs.benchmarks.environments import (
     peer_figures,
     plain,
     ratio_figures,
-    relative_to_celery,
     server_for,
     start_environments,
 )
-from labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
+from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.interleaving import Call, Rounds, interleave
-from labs.benchmarks.measure import Measure, ProgressCallback
+from labs.benchmarks.measure import Measure
 from labs.comparison.contestants import OURS
 from labs.comparison.environment import Environment
 from tests.waiting import SOON
@@ -40,19 +39,16 @@ class EndToEnd(Measure):
 
     entries = WITH_ALL_PEERS
 
-    def measure(self, progress: ProgressCallback) -> MeasureResult:
+    def measure(self) -> MeasureResult:
         times: Rounds = {}
         with server_for(self.entries) as server:
-            for restart in range(self.RESTARTS):
+            for _ in range(self.RESTARTS):
                 with start_environments(server, self.entries) as environments:
                     calls = {
                         name: _round_trip(environment) for name, environment in environments.items()
                     }
                     calls[REPLAY] = _round_trip(environments[OURS.name], "replayed")
-                    for name, each in interleave(
-                        calls, self.ROUNDS, self.EACH,
-                        lambda share, before=restart: progress((before + share) / self.RESTARTS),
-                    ).items():  # fmt: skip
+                    for name, each in interleave(calls, self.ROUNDS, self.EACH).items():
                         times.setdefault(name, []).extend(each)
         return MeasureResult(
             [
@@ -61,16 +57,7 @@ class EndToEnd(Measure):
                 *peer_figures(times),
                 Figure.from_spread("celery, absolute", Spread.from_values(plain(times)), "µs"),
             ],
-            [
-                Bars(
-                    "From publish to result, plain Celery = 1",
-                    "×",
-                    relative_to_celery(times),
-                    (OURS.name, REPLAY),
-                )
-            ],
-            {"medians of rounds, µs": times},
-            [
+            costs=[
                 cost_of(
                     "from publish to result, idle worker",
                     "ms",

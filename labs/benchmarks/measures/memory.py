@@ -5,11 +5,13 @@ from __future__ import annotations
 from uuid import uuid4
 
 from celery import Celery
+from redis import Redis
 
-from labs.benchmarks.bench import Bench, memory_usage, private_server
+from celery_idempotent import IdempotentTask
 from labs.benchmarks.costs import exact_cost
-from labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
-from labs.benchmarks.measure import Measure, ProgressCallback
+from labs.benchmarks.figure import Figure, Goal, MeasureResult
+from labs.benchmarks.measure import Measure
+from tests.servers.redis_server import RedisServer
 
 #: Bytes of results as JSON.
 SIZES = (16, 100, 500, 2048)
@@ -23,51 +25,32 @@ class Memory(Measure):
     title = "record size"
     is_exact = True
 
-    def measure(self, progress: ProgressCallback) -> MeasureResult:
-        figures: list[Figure] = []
-        bars: dict[str, Spread] = {}
-        ours: list[str] = []
-        with private_server() as server:
-            bench = Bench(server)
-            app = Celery("shop", backend=server.url, set_as_current=False)
+    def measure(self) -> MeasureResult:
+        figures, costs = [], []
+        with RedisServer.start() as server, server.client() as client:
+            app = Celery("shop", broker=server.url, backend=server.url, set_as_current=False)
+
+            @app.task(base=IdempotentTask, name="shop.charge")
+            def charge(size: int) -> str:
+                return "x" * (size - 2)
+
             for size in SIZES:
-                celery_size = _celery_result_size(app, bench, size)
-                record_size = bench.record_size(bench.run(size=size))
+                task_id = str(uuid4())
+                app.backend.store_result(task_id, charge.apply((size,)).get(), "SUCCESS")
+                celery = _memory_usage(client, app.backend.get_key_for_task(task_id))
+                record = _memory_usage(client, f"idem:{charge.idempotency_key_of(size)}")
                 label = f"result of {size} bytes"
                 if size == DOCUMENTED_SIZE:
-                    cost = exact_cost(
-                        f"memory of Redis until it expires, {label}",
-                        "bytes",
-                        celery_size,
-                        celery_size + record_size,
-                        celery_size + record_size,
-                    )
-                    figures.append(Figure(label, record_size, "bytes", Goal(260)))
-                figures.append(
-                    Figure(
-                        f"{label}, compared with Celery's",
-                        record_size,
-                        "bytes",
-                        Goal(celery_size, "<"),
-                    )
-                )
-                ours.append(f"record, {label}")
-                bars |= {
-                    f"record, {label}": Spread.from_values([record_size]),
-                    f"Celery's, {label}": Spread.from_values([celery_size]),
-                }
-            running = next(bench.new_keys)
-            bench.begin(running)
-            figures.append(Figure("running execution", bench.record_size(running), "bytes"))
+                    title, both = f"memory of Redis until it expires, {label}", celery + record
+                    costs.append(exact_cost(title, "bytes", celery, both, both))
+                    figures.append(Figure(label, record, "bytes", Goal(260)))
+                compared = f"{label}, compared with Celery's"
+                figures.append(Figure(compared, record, "bytes", Goal(celery, "<")))
             app.close()
-        return MeasureResult(
-            figures,
-            [Bars("Record size, its name included", "bytes", bars, ours)],
-            costs=[cost],
-        )
+        return MeasureResult(figures, costs)
 
 
-def _celery_result_size(app: Celery, bench: Bench, size: int) -> int:
-    task_id = str(uuid4())
-    app.backend.store_result(task_id, "x" * (size - 2), "SUCCESS")
-    return memory_usage(bench.client, app.backend.get_key_for_task(task_id))
+def _memory_usage(client: Redis, name: str | bytes) -> int:
+    usage = client.memory_usage(name)
+    assert usage is not None, name
+    return int(usage)

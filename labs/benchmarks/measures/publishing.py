@@ -8,13 +8,12 @@ from labs.benchmarks.environments import (
     WITH_CONTROL_AND_DEDUPE,
     plain,
     ratio_figures,
-    relative_to_celery,
     server_for,
     start_environments,
 )
-from labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
+from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.interleaving import Call, interleave
-from labs.benchmarks.measure import Measure, ProgressCallback
+from labs.benchmarks.measure import Measure
 from labs.comparison.contestants import OURS
 from labs.comparison.environment import Environment
 
@@ -31,28 +30,19 @@ class Publishing(Measure):
 
     entries = WITH_CONTROL_AND_DEDUPE
 
-    def measure(self, progress: ProgressCallback) -> MeasureResult:
+    def measure(self) -> MeasureResult:
         with (
             server_for(self.entries) as server,
             start_environments(server, self.entries, concurrency=0) as environments,
         ):
             calls = {name: _publishing(environment) for name, environment in environments.items()}
-            times = interleave(calls, self.ROUNDS, self.EACH, progress)
+            times = interleave(calls, self.ROUNDS, self.EACH)
         return MeasureResult(
             [
                 *ratio_figures(times, GOALS),
                 Figure.from_spread("celery, absolute", Spread.from_values(plain(times)), "µs"),
             ],
-            [
-                Bars(
-                    "Publishing, plain Celery = 1",
-                    "×",
-                    relative_to_celery(times),
-                    (OURS.name, DEDUPE),
-                )
-            ],
-            {"medians of rounds, µs": times},
-            [cost_of("publish", "µs", times)],
+            costs=[cost_of("publish", "µs", times)],
         )
 
 

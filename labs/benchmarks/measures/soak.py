@@ -7,27 +7,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import cycle
 from statistics import median
-from typing import Any, NamedTuple
 from uuid import uuid4
 
 import httpx
 from redis import Redis
 
-from labs.benchmarks.bench import private_server
 from labs.benchmarks.environments import OURS_BY_DEFAULT, Entries, start_environments
-from labs.benchmarks.figure import Curves, Figure, Goal, MeasureResult, Spread
-from labs.benchmarks.measure import Measure, ProgressCallback
+from labs.benchmarks.figure import Figure, Goal, MeasureResult
+from labs.benchmarks.measure import Measure
 from labs.benchmarks.usage import processes_of_group
 from labs.comparison.app import CONFIG_VARIABLE
 from labs.comparison.contestants import OURS, PLAIN
-from labs.comparison.environment import DATABASES_EACH, REPOSITORY, Environment
+from labs.comparison.environment import Environment
 from tests.dashboard.conftest import dashboard
 from tests.http.drivers.web_server import WebServer, serving
 from tests.servers.redis_server import RedisServer
+from tests.worker.harness import REPOSITORY
 
 #: Seconds for which results and records are kept, so that their number does not grow.
 RETENTION = 20
@@ -37,27 +37,11 @@ REQUEST_INTERVAL, DUPLICATES = 0.1, 4
 FREEZE = 2.0
 
 MB = 1_000_000
-#: Points of a curve, at least.
-POINTS = 100
 LOAD = "labs.benchmarks.soak_load"
 WORKER, PUBLISHER, WEB, DASHBOARD = "worker", "publisher", "web", "dashboard"
 
-
-class Sample(NamedTuple):
-    """The state of a process with its children."""
-
-    memory: float
-    descriptors: int
-    threads: int
-
-
-class ServerSample(NamedTuple):
-    """The state of Redis."""
-
-    connections: int
-    memory: float
-    #: Of each contestant.
-    keys: Mapping[str, int]
+#: The values at each sample, by what they are.
+Series = dict[str, list[float]]
 
 
 class Soak(Measure):
@@ -80,22 +64,20 @@ class Soak(Measure):
     #: In seconds.
     FAULT_INTERVAL, SAMPLE_INTERVAL = 30.0, 10.0
 
-    def measure(self, progress: ProgressCallback) -> MeasureResult:
+    def measure(self) -> MeasureResult:
         with (
-            private_server(appendonly="yes") as server,
+            RedisServer.start(config={"appendonly": "yes"}) as server,
             server.client() as client,
             start_environments(server, _entries(), concurrency=2) as environments,
             ExitStack() as stack,
         ):
             load = _Load(environments, stack)
             faults = cycle(_faults(server, client, environments))
+            series: Series = defaultdict(list)
             started_at = time.monotonic()
             ends_at = started_at + 60 * self.MINUTES
-            fault_at, sample_at = (
-                started_at + self.FAULT_INTERVAL,
-                started_at + self.SAMPLE_INTERVAL,
-            )
-            samples: list[tuple[float, dict[tuple[str, str], Sample], ServerSample]] = []
+            fault_at = started_at + self.FAULT_INTERVAL
+            sample_at = started_at + self.SAMPLE_INTERVAL
             injected = restarts = 0
             while (now := time.monotonic()) < ends_at:
                 if now >= fault_at:
@@ -103,13 +85,21 @@ class Soak(Measure):
                     injected, fault_at = injected + 1, fault_at + self.FAULT_INTERVAL
                 restarts += sum(each.restart_exited() for each in environments.values())
                 if now >= sample_at:
-                    processes, redis = load.sample(), _sample_server(client, environments)
-                    samples.append(((now - started_at) / 60, processes, redis))
+                    load.sample(series)
+                    info = client.info()
+                    series["connections to Redis"].append(info["connected_clients"])
+                    series["memory of Redis"].append(info["used_memory"] / MB)
                     sample_at += self.SAMPLE_INTERVAL
-                    progress(min(1.0, (now - started_at) / (60 * self.MINUTES)))
                 load.send_requests()
-            calls = {name: _calls(each) for name, each in environments.items()}
-        return _result(samples, {"faults": injected, "workers that exited": restarts}, calls)
+            calls = {name: each.log().count(" received") for name, each in environments.items()}
+        return MeasureResult(
+            [
+                Figure("faults", injected),
+                Figure("workers that exited", restarts),
+                *(Figure(f"calls, {name}", number) for name, number in calls.items()),
+                *_growths(series),
+            ]
+        )
 
 
 class _Load:
@@ -123,12 +113,8 @@ class _Load:
             variables = {CONFIG_VARIABLE: each.config.to_json()}
             self._publishers[name] = stack.enter_context(_publisher(variables))
             self._webs[name] = stack.enter_context(serving(f"{LOAD}:api", **variables))
-        self._dashboard = stack.enter_context(
-            dashboard(
-                "labs.comparison.app",
-                **{CONFIG_VARIABLE: environments[OURS.name].config.to_json()},
-            )
-        )
+        ours = {CONFIG_VARIABLE: environments[OURS.name].config.to_json()}
+        self._dashboard = stack.enter_context(dashboard("labs.comparison.app", **ours))
         self._pages = stack.enter_context(httpx.Client(base_url=self._dashboard.url, timeout=60))
         self._number = 0
 
@@ -145,14 +131,22 @@ class _Load:
                 self._pages.get(("/", "/records", "/api/stats")[self._number // 10 % 3])
         time.sleep(max(0.0, due - time.monotonic()))
 
-    def sample(self) -> dict[tuple[str, str], Sample]:
-        """Returns the state of each process and its children, by contestant and name."""
-        leaders = {(OURS.name, DASHBOARD): self._dashboard.process.pid}
-        for name, each in self._environments.items():
-            leaders[name, WORKER] = each.worker_pid
-            leaders[name, PUBLISHER] = self._publishers[name].pid
-            leaders[name, WEB] = self._webs[name].pid
-        return {which: _sample(pid) for which, pid in leaders.items()}
+    def sample(self, series: Series) -> None:
+        """Adds the state of each process with its children."""
+        for name, environment in self._environments.items():
+            leaders = {
+                WORKER: environment.worker_pid,
+                PUBLISHER: self._publishers[name].pid,
+                WEB: self._webs[name].pid,
+            }
+            if name == OURS.name:
+                leaders[DASHBOARD] = self._dashboard.process.pid
+            groups = {role: [*processes_of_group(pid)] for role, pid in leaders.items()}
+            for role, group in groups.items():
+                series[f"{role}, {name}"].append(sum(each.memory for each in group) / MB)
+            every = [each for group in groups.values() for each in group]
+            series[f"descriptors, {name}"].append(sum(each.descriptors for each in every))
+            series[f"threads, {name}"].append(sum(each.threads for each in every))
 
 
 @contextmanager
@@ -193,96 +187,26 @@ def _faults(
     return (cut, client.script_flush, freeze, restart, kill_children)
 
 
-def _sample(leader: int) -> Sample:
-    processes = list(processes_of_group(leader))
-    return Sample(
-        sum(each.memory for each in processes),
-        sum(each.descriptors for each in processes),
-        sum(each.threads for each in processes),
-    )
-
-
-def _sample_server(client: Redis, environments: Mapping[str, Environment]) -> ServerSample:
-    info = client.info()
-    keys = {
-        name: sum(
-            info.get(f"db{number}", {}).get("keys", 0)
-            for number in range(1 + position * DATABASES_EACH, 1 + (position + 1) * DATABASES_EACH)
-        )
-        for position, name in enumerate(environments)
-    }
-    return ServerSample(info["connected_clients"], info["used_memory"], keys)
-
-
-def _calls(environment: Environment) -> int:
-    return environment.log().count(" received")
-
-
-Samples = Sequence[tuple[float, Mapping[tuple[str, str], Sample], ServerSample]]
-
-
-def _result(samples: Samples, counts: Mapping[str, int], calls: Mapping[str, int]) -> MeasureResult:
-    figures = [Figure(label, number) for label, number in counts.items()]
-    figures += [Figure(f"calls, {name}", number) for name, number in calls.items()]
-    plots, every = [], len(samples) // POINTS or 1
+def _growths(series: Series) -> Iterator[Figure]:
+    growths = {label: _growth(values) for label, values in series.items()}
     for role in (WORKER, PUBLISHER, WEB, DASHBOARD):
-        curves = {
-            name: [
-                (minute, processes[name, role])
-                for minute, processes, _ in samples
-                if (name, role) in processes
-            ]
-            for name in calls
-        }
-        growth = {
-            name: _growth([each.memory for _, each in points]) / MB
-            for name, points in curves.items()
-            if points
-        }
-        figures += [Figure(f"{role}, {name}", each, "MB") for name, each in growth.items()]
-        difference = growth[OURS.name] - growth.get(PLAIN.name, 0.0)
-        figures.append(Figure(f"{role}, difference", difference, "MB", Goal(1)))
-        plots.append(
-            Curves(
-                f"Resident memory, {role}",
-                "MB",
-                "minutes",
-                {
-                    name: [
-                        (minute, Spread.from_values([each.memory / MB]))
-                        for minute, each in points[::every]
-                    ]
-                    for name, points in curves.items()
-                    if points
-                },
-            )
+        plain, ours = (
+            growths.pop(f"{role}, {PLAIN.name}", None),
+            growths.pop(f"{role}, {OURS.name}"),
         )
-    for field in ("descriptors", "threads"):
-        for name in calls:
-            counts_of = [
-                sum(getattr(each, field) for (owner, _), each in processes.items() if owner == name)
-                for _, processes, _ in samples
-            ]
-            figures.append(Figure(f"{field}, {name}", _growth(counts_of)))
-    servers = [server for *_, server in samples]
-    connections, memory = (
-        _growth([getattr(each, field) for each in servers]) for field in ("connections", "memory")
-    )
-    figures += [
-        Figure("connections to Redis", connections, goal=Goal(0)),
-        Figure("memory of Redis", memory / MB, "MB", Goal(1)),
-    ]
-    return MeasureResult(figures, plots, {"samples": [_raw(*each) for each in samples]})
+        if plain is not None:
+            yield Figure(f"{role}, {PLAIN.name}", plain, "MB")
+        yield Figure(f"{role}, {OURS.name}", ours, "MB")
+        yield Figure(f"{role}, difference", ours - (plain or 0.0), "MB", Goal(1))
+    yield Figure("memory of Redis", growths.pop("memory of Redis"), "MB", Goal(1))
+    yield Figure("connections to Redis", growths.pop("connections to Redis"), goal=Goal(0))
+    for label, growth in growths.items():
+        yield Figure(label, growth)
 
 
 def _growth(values: Sequence[float]) -> float:
     quarter = len(values) // 4
     return median(values[-quarter:]) - median(values[quarter : 2 * quarter])
-
-
-def _raw(minute: float, processes: Mapping[tuple[str, str], Sample], server: ServerSample) -> Any:
-    states = {f"{role}, {name}": each._asdict() for (name, role), each in processes.items()}
-    return {"minute": minute, **states, "redis": server._asdict()}
 
 
 def _entries() -> Entries:

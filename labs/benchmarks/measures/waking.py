@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 
 from celery.result import AsyncResult
 
-from labs.benchmarks.bench import private_server
 from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
-from labs.benchmarks.measure import Measure, ProgressCallback
+from labs.benchmarks.measure import Measure
 from labs.benchmarks.usage import cpu_of_group
 from labs.comparison.contestants import OURS
 from labs.comparison.environment import DATABASES_EACH, Environment
@@ -46,12 +45,11 @@ class Waking(Measure):
     WORKERS_OF_PAIRS = 4
     DUPLICATES, BURSTS, BURST_SECONDS = 200, 5, 3.0
 
-    def measure(self, progress: ProgressCallback) -> MeasureResult:
-        raw: dict[str, Any] = {}
+    def measure(self) -> MeasureResult:
         figures: list[Figure] = []
-        with private_server(databases="100") as server:
+        with RedisServer.start(config={"databases": "100"}) as server:
             environments = count()
-            for number, (series, goal) in enumerate(self.SERIES.items()):
+            for series, goal in self.SERIES.items():
                 calls, seconds, workers = series
                 with _workers(server, next(environments), workers, ONE_AT_A_TIME) as group:
                     total, put_backs, others = _one_at_a_time(group, calls, seconds)
@@ -63,8 +61,6 @@ class Waking(Measure):
                         f"{label}: other tasks", Spread.from_values(others), "ms", Goal(20)
                     ),
                 ]
-                raw[label] = {"seconds": total, "put back": put_backs, "others, ms": others}
-                progress(0.6 * (number + 1) / len(self.SERIES))
             for seconds, times in self.PAIRS.items():
                 with ExitStack() as stack:
                     pairs = [
@@ -73,22 +69,18 @@ class Waking(Measure):
                     ]
                     delays = [delay for _ in range(times) for delay in _delays(pairs, seconds)]
                 figures += _delay_figures(f"duplicate of a call of {seconds:g} s", delays, 20, 100)
-                raw[f"pairs of {seconds:g} s, ms"] = delays
-            progress(0.8)
             with _workers(server, next(environments), 1) as (environment,):
                 delays, cpu = [], []
-                for number in range(self.BURSTS):
+                for _ in range(self.BURSTS):
                     burst = self._burst(environment)
                     delays += burst[0]
                     cpu.append(burst[1])
-                    progress(0.8 + 0.2 * (number + 1) / self.BURSTS)
             label = f"{self.DUPLICATES} duplicates of a call"
             figures += _delay_figures(label, delays, None, 300)
             figures.append(
                 Figure.from_spread(f"{label}: processor time", Spread.from_values(cpu), "s")
             )
-            raw |= {f"{label}, ms": delays, f"{label}, processor time, s": cpu}
-        return MeasureResult(figures, [], raw)
+        return MeasureResult(figures)
 
     def _burst(self, environment: Environment) -> tuple[list[float], float]:
         """Returns the delays in milliseconds, and the processor time of the worker."""

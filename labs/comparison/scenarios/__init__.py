@@ -21,7 +21,6 @@ from labs.comparison.scenarios.durations import (
     LongerThanTheLock,
     LongerThanTheVisibilityTimeout,
 )
-from labs.comparison.scenarios.speed import EndToEnd, Publishing
 
 SCENARIOS: tuple[Scenario, ...] = (
     Burst(),
@@ -37,8 +36,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     Stopped(),
     ChordWithDuplicate(),
     SecondChain(),
-    Publishing(),
-    EndToEnd(),
 )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from celery import chain, chord
 
 from labs.comparison.environment import Environment
-from labs.comparison.scenario import Cell, IndependentScenario
+from labs.comparison.scenario import Cell, Scenario
 from tests.waiting import eventually
 
 
-class ChordWithDuplicate(IndependentScenario):
+class ChordWithDuplicate(Scenario):
     """Publishes a chord whose header has the same call twice. Does its body run?"""
 
     name = "chord"
@@ -40,7 +40,7 @@ class ChordWithDuplicate(IndependentScenario):
         return Cell(text, {"bodies": bodies, "error": error, "state": state})
 
 
-class SecondChain(IndependentScenario):
+class SecondChain(Scenario):
     """Publishes a chain, and another one with the same head while that runs. Do both tails run?"""
 
     name = "chain"

@@ -13,11 +13,11 @@ from celery.result import AsyncResult
 
 from labs.comparison.contestants import OURS, PLAIN
 from labs.comparison.environment import Environment, PublishError
-from labs.comparison.scenario import Cell, IndependentScenario
+from labs.comparison.scenario import Cell, Scenario
 from tests.waiting import SOON, eventually
 
 
-class ChildKilled(IndependentScenario):
+class ChildKilled(Scenario):
     """Kills the pool process of a task of 2 s, whose message Celery then redelivers. Does the body
     finish, after how long, and with which result?
 
@@ -52,7 +52,7 @@ class ChildKilled(IndependentScenario):
 
     def is_met(self, cells: Mapping[str, Cell]) -> bool:
         ours, plain = cells[OURS.name], cells[PLAIN.name]
-        if ours.failed or plain.failed:
+        if ours.failure or plain.failure:
             return False
         name = "seconds after detection"
         return (
@@ -85,7 +85,7 @@ class ChildKilled(IndependentScenario):
         }
 
 
-class WithoutRequeue(IndependentScenario):
+class WithoutRequeue(Scenario):
     """Publishes the call of a killed execution again, whose message was not requeued."""
 
     name = "lost"
@@ -104,7 +104,7 @@ class WithoutRequeue(IndependentScenario):
         return Cell(*publish_again(environment, order, first))
 
 
-class Stopped(IndependentScenario):
+class Stopped(Scenario):
     """Publishes a call again that was revoked while waiting, revoked while running, or stopped by
     its hard time limit.
     """
@@ -157,7 +157,7 @@ class Stopped(IndependentScenario):
         return environment.publish("work", order, time_limit=self.TIME_LIMIT)
 
 
-class ConnectionDropped(IndependentScenario):
+class ConnectionDropped(Scenario):
     """Closes the worker's connections to the broker while a task of 3 s runs. How often does the
     task complete?
     """
@@ -179,7 +179,7 @@ class ConnectionDropped(IndependentScenario):
         return Cell(str(completions), {"completions": completions, "connections dropped": dropped})
 
 
-class Retried(IndependentScenario):
+class Retried(Scenario):
     """Publishes a task that retries once. What is its final state?"""
 
     name = "retry"

@@ -8,14 +8,14 @@ from contextlib import suppress
 from celery.result import AsyncResult
 
 from labs.comparison.environment import Environment, PublishError
-from labs.comparison.scenario import Cell, IndependentScenario
+from labs.comparison.scenario import Cell, Scenario
 from tests.waiting import SOON
 
 #: Seconds that an execution takes: longer than publishing its duplicates.
 DURATION = 1.0
 
 
-class Burst(IndependentScenario):
+class Burst(Scenario):
     """Publishes a call 20 times while it runs. How many executions are there?"""
 
     name = "burst"
@@ -33,7 +33,7 @@ class Burst(IndependentScenario):
         return Cell(str(executions), {"executions": executions, "publish errors": errors})
 
 
-class OtherSpelling(IndependentScenario):
+class OtherSpelling(Scenario):
     """Publishes a running call with keyword arguments, and by name. Is it executed again?"""
 
     name = "spelling"
@@ -64,7 +64,7 @@ class OtherSpelling(IndependentScenario):
         return len(environment.ledger.completions(order))
 
 
-class WhatDuplicatesGet(IndependentScenario):
+class WhatDuplicatesGet(Scenario):
     """Publishes a running call again. What does its caller get?"""
 
     name = "answer"
@@ -85,7 +85,7 @@ class WhatDuplicatesGet(IndependentScenario):
         return Cell("the result" if same else "another execution", {"same value": same})
 
 
-class AfterCompletion(IndependentScenario):
+class AfterCompletion(Scenario):
     """Publishes a completed call again. Is it executed again?"""
 
     name = "replay"

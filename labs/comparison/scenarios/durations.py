@@ -6,10 +6,10 @@ import time
 
 from labs.comparison.environment import Environment
 from labs.comparison.ledger import max_concurrent
-from labs.comparison.scenario import Cell, IndependentScenario
+from labs.comparison.scenario import Cell, Scenario
 
 
-class LongerThanTheLock(IndependentScenario):
+class LongerThanTheLock(Scenario):
     """Publishes a call of 6 s, with a lock of 2 s, six times at intervals of 1.6 s.
 
     How many executions are there, and how many of them at the same time?
@@ -33,7 +33,7 @@ class LongerThanTheLock(IndependentScenario):
         return _count_executions(environment, order)
 
 
-class LongerThanTheVisibilityTimeout(IndependentScenario):
+class LongerThanTheVisibilityTimeout(Scenario):
     """Publishes one task of 12 s to a broker that redelivers unacknowledged messages after 3 s.
 
     How many executions are there, and how many of them at the same time?

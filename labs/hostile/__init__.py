@@ -1,1 +1,0 @@
-"""Hostile input, counted: confusable arguments, damaged and forged records, messages, headers."""

@@ -1,1 +1,0 @@
-"""Where one Redis and a Cluster of three bend: connections, waiters, leases, failover, memory."""
