@@ -282,7 +282,7 @@ def test_the_figures_are_about_those_measured() -> None:
             size: int(figure.replace(",", ""))
             for size, figure in re.findall(row, (ROOT / page).read_text("utf-8"), flags=re.M)
         }
-        for page in ("docs/redis-configuration.md", "docs/contributing/scaling.md")
+        for page in ("docs/redis-configuration.md", "docs/contributing/benchmarks.md")
     )
     assert len(about) == 4
     for size, figure in about.items():
