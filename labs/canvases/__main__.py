@@ -13,7 +13,6 @@ import random
 import re
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -35,15 +34,15 @@ from celery_idempotent.core.record.record import State
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.operations.calls import changes
 from celery_idempotent.operations.cli.target import resolve_records
-from labs.canvases.app import RESERVATION, SETTINGS_VARIABLE, database, make_app, rows
+from labs.canvases.app import NAME, RESERVATION, database, make_app, rows
 from labs.canvases.publisher import persist, publish_and_die
 from labs.canvases.shapes import Shape, shapes
 from labs.comparison.contestants import OURS, PEERS_IN_ENVIRONMENTS, PLAIN, Contestant
 from labs.comparison.install import install_peers
 from labs.rig.processes import children_of
+from labs.rig.site import Site
 from tests.apps import close
 from tests.faults.proxy import Proxy
-from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
 from tests.worker.harness import WorkerProcess
 
@@ -87,29 +86,24 @@ class Published(NamedTuple):
     results: list[Any]
 
 
-class Run:
+class Run(Site):
     """One seed with one contestant."""
 
     def __init__(
-        self,
-        server: RedisServer,
-        proxy: Proxy,
-        notes: RedisServer,
-        folder: Path,
-        seed: int,
-        contestant: Contestant,
-        kinds: list[str],
+        self, seed: int, contestant: Contestant, kinds: list[str], folder: Path | None
     ) -> None:
+        super().__init__(NAME, folder, contestant.python)
         self.seed, self.contestant, self.ours = seed, contestant, contestant is OURS
-        url = f"{proxy.url.rpartition('/')[0]}/0"
+        self.redis_server = self.server()
+        self.proxy = self.enter_context(Proxy(self.redis_server.url))
+        url = f"{self.proxy.url.rpartition('/')[0]}/0"
         redelivery = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
-        self.settings = {
+        self.settings |= {
             "contestant": contestant.name,
             "broker_url": url,
             "result_backend": url,
-            "ledger": notes.url,
-            "database": str(folder / "rows.db"),
-            "django_database": str(folder / "django.db"),
+            "database": str(self.folder / "rows.db"),
+            "django_database": str(self.folder / "django.db"),
             "broker_transport_options": {
                 "visibility_timeout": VISIBILITY_TIMEOUT if self.ours else REDELIVERY,
                 # Without it, a worker may wait for ever on a connection that was cut.
@@ -123,10 +117,7 @@ class Run:
         known = shapes(self.app, seed, "").keys()
         if unknown := set(kinds) - known:
             raise SystemExit(f"unknown kinds {sorted(unknown)}: use some of {sorted(known)}")
-        self.server, self.proxy = server, proxy
-        self.redis, self.notes = server.client(), notes.client()
-        self.redis.flushall()
-        self.notes.flushall()
+        self.redis = self.redis_server.client()
         #: How often a message was put in a queue and not taken from it, by its id and its root.
         self.queued: Counter[tuple[str, str]] = Counter()
         threading.Thread(target=self.follow_messages, daemon=True).start()
@@ -136,24 +127,17 @@ class Run:
         self.killed: dict[int, float] = {}
         #: How often the operator has forgotten the call of a unit, or has run it again.
         self.operated: Counter[str] = Counter()
-        self.folder, self.number = folder, 0
-        self.workers = [self.start(old=number == 0) for number in range(WORKERS)]
+        for number in range(WORKERS):
+            self.start(f"worker{number}", old=number == 0)
 
-    def start(self, *, old: bool) -> WorkerProcess:
-        self.number += 1
-        name = f"canvases{self.number}"
-        environment = {SETTINGS_VARIABLE: json.dumps({**self.settings, "old": old})}
-        options = ("--concurrency", str(CHILDREN))
-        log = self.folder / f"{name}.log"
-        return WorkerProcess(
-            name, options, environment, log, "labs.canvases.app", python=self.contestant.python
-        )
+    def start(self, name: str, *, old: bool) -> WorkerProcess:
+        return self.worker(name, "--concurrency", str(CHILDREN), old=old)
 
     def follow_messages(self) -> None:
         """Counts the messages in the queues, by the commands that Redis gets."""
         # Another user, since the connections of the default one are cut.
         self.redis.acl_setuser("judge", enabled=True, nopass=True, categories=["+@all"])
-        redis = self.server.client(username="judge", password="", socket_timeout=None)
+        redis = self.redis_server.client(username="judge", password="", socket_timeout=None)
         with contextlib.suppress(RedisConnectionError), redis.monitor() as monitor:
             for command in monitor.listen():
                 if found := MESSAGE.match(command["command"]):
@@ -164,12 +148,12 @@ class Run:
         delayed = False
         while not is_over():
             time.sleep(chance.expovariate(1 / FAULT_INTERVAL))
-            number = chance.randrange(len(self.workers))
-            worker, kind = self.workers[number], chance.random()
+            name = chance.choice([*self.workers])
+            worker, kind = self.workers[name], chance.random()
             if worker.status == "exited":
                 # Celery may end a worker whose connections are cut.
                 self.faults["worker exited"] += 1
-                self.restart(number, chance)
+                self.replace_worker(name, chance)
             elif kind < 0.6:
                 self.faults["child killed"] += 1
                 children = children_of(worker.process.pid)
@@ -184,7 +168,7 @@ class Run:
                 if killed:
                     self.killed |= dict.fromkeys(children_of(worker.process.pid), time.time())
                 (worker.kill if killed else worker.stop)()
-                self.restart(number, chance)
+                self.replace_worker(name, chance)
             elif kind < 0.9:
                 self.faults["connections cut"] += 1
                 self.redis.client_kill_filter(_type="normal", user="default", skipme=True)
@@ -195,9 +179,9 @@ class Run:
                 self.proxy.heal()
         self.proxy.heal()
 
-    def restart(self, number: int, chance: random.Random) -> None:
-        self.workers[number] = self.start(old=chance.random() < OLD)
-        self.workers[number].ready()  # On a busy machine, there would never be a worker otherwise.
+    def replace_worker(self, name: str, chance: random.Random) -> None:
+        worker = self.start(name, old=chance.random() < OLD)
+        worker.ready()  # On a busy machine, there would never be a worker otherwise.
 
     def publish(self, chance: random.Random, canvases: int) -> list[Published]:
         published: list[Published] = []
@@ -276,7 +260,8 @@ class Run:
 
     def effects(self) -> list[tuple[str, int, float]]:
         """Returns the units that have run, each with its process and time."""
-        return [*map(json.loads, self.notes.lrange("ends", 0, -1))]  # type: ignore[arg-type]
+        lines = self.ledger.read("effect")
+        return [(line["name"], line["pid"], line["at"]) for line in lines]
 
     def explained(self, unit: str) -> bool:
         """Returns whether all processes but one were killed right after they ran `unit`."""
@@ -297,7 +282,7 @@ class Run:
             eventually(is_over, "everything has ended", SETTLE)
         except TimeoutError as error:
             print(f"    {error}; unacknowledged: {self.redis.hvals('unacked')}", flush=True)
-            for worker in self.workers:  # Celery writes to its log where its threads are.
+            for worker in self.workers.values():  # Celery writes to its log where its threads are.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.process.pid, signal.SIGUSR1)
 
@@ -356,45 +341,27 @@ class Run:
             return f"declined{text}" if fails and "Declined" in repr(error) else f"wrong: {error!r}"
         return f"wrong: {value}" if fails else value
 
-    def close(self) -> None:
-        for worker in self.workers:
-            worker.request_shutdown()
-        for worker in self.workers:
-            worker.stop()
-        close(self.app)
-
 
 def run(
     seed: int, canvases: int, kinds: list[str], logs: Path | None, contestant: Contestant = OURS
 ) -> Counter[str]:
     """Runs a seed; returns what was wrong."""
     chance, name = random.Random(seed), contestant.name
-    with (
-        RedisServer.start() as server,
-        Proxy(server.url) as proxy,
-        RedisServer.start() as notes,
-        tempfile.TemporaryDirectory() as temporary,
-    ):
-        # Each run has a folder of its own: rows of an earlier one would count again.
-        folder = (logs or Path(temporary)) / f"{name}-{seed}"
-        folder.mkdir(parents=True)
-        game = Run(server, proxy, notes, folder, seed, contestant, kinds)
-        try:
-            for worker in game.workers:
-                worker.ready()
-            with ThreadPoolExecutor(1) as publisher:
-                publishing = publisher.submit(game.publish, chance, canvases)
-                # Not in a thread: Linux ends the workers with the thread that has started them.
-                game.inject(random.Random(seed), publishing.done)
-                published = publishing.result()
-            game.settle(published)
-            wrong = [*game.judge(published)]
-            publishes = sum(len(each.results) for each in published)
-            for each in published:
-                each.results.clear()
-            gc.collect()  # before their server ends
-        finally:
-            game.close()
+    # Each run has a folder of its own: rows of an earlier one would count again.
+    with Run(seed, contestant, kinds, logs and logs / f"{name}-{seed}") as game:
+        game.wait_until_ready()
+        with ThreadPoolExecutor(1) as publisher:
+            publishing = publisher.submit(game.publish, chance, canvases)
+            # Not in a thread: Linux ends the workers with the thread that has started them.
+            game.inject(random.Random(seed), publishing.done)
+            published = publishing.result()
+        game.settle(published)
+        wrong = [*game.judge(published)]
+        publishes = sum(len(each.results) for each in published)
+        for each in published:
+            each.results.clear()
+        gc.collect()  # before their server ends
+        close(game.app)
     units = sum(len(each.shape.units + each.shape.rows) for each in published)
     found = Counter(what for _, what, _ in wrong)
     print(

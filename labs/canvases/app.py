@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from functools import cache, partial
@@ -10,19 +9,17 @@ from typing import Any
 
 import sqlalchemy as sa
 from celery import Celery, Task, chain
-from celery.signals import worker_init
 from django.conf import settings as django_settings
 from django.db import connections
 from django.db.transaction import atomic, on_commit
-from redis import Redis
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata
 from labs.comparison.contestants import OURS, find_contestant
-from tests.servers.program import die_with_parent
+from labs.rig.worker import ledger_of, settings_of_worker
 from tests.sql.databases import set_up_django
 
-SETTINGS_VARIABLE = "CANVASES_SETTINGS"
+NAME = "labs.canvases.app"
 LEASE = 4.0
 #: Seconds for which a publisher that is killed reserves a key.
 RESERVATION = 5.0
@@ -37,11 +34,6 @@ class DeclinedError(Exception):
 
 class BusyError(Exception):
     """The order can be tried again."""
-
-
-@cache
-def ledger(url: str) -> Redis:
-    return Redis.from_url(url, decode_responses=True)
 
 
 @cache
@@ -68,7 +60,6 @@ def make_app(settings: dict[str, Any], *, in_worker: bool = False) -> Celery:
     connections.databases["default"]["NAME"] = settings["django_database"]
     app = Celery("canvases", set_as_current=False)
     app.conf.update({
-        "broker_connection_retry_on_startup": True,
         "worker_prefetch_multiplier": 2,
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
@@ -79,10 +70,10 @@ def make_app(settings: dict[str, Any], *, in_worker: bool = False) -> Celery:
         **settings,
     })  # fmt: skip
     contestant = find_contestant(settings["contestant"])
-    ours = contestant is OURS
+    ours, ledger = contestant is OURS, ledger_of(settings)
 
     def note(name: str) -> None:
-        ledger(app.conf.ledger).rpush("ends", json.dumps([name, os.getpid(), time.time()]))
+        ledger.write("effect", name=name, pid=os.getpid(), at=time.time())
 
     def work(order: str, seconds: float) -> str:
         time.sleep(seconds)
@@ -180,6 +171,5 @@ def make_app(settings: dict[str, Any], *, in_worker: bool = False) -> Celery:
     return app
 
 
-if SETTINGS_VARIABLE in os.environ:
-    app = make_app(json.loads(os.environ[SETTINGS_VARIABLE]), in_worker=True)
-    worker_init.connect(die_with_parent)
+if worker_settings := settings_of_worker():
+    app = make_app(worker_settings, in_worker=True)

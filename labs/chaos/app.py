@@ -6,18 +6,17 @@ messages.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 from zlib import crc32
 
+import sqlalchemy as sa
 from celery import Celery
 from celery.signals import (
     after_task_publish,
@@ -32,13 +31,12 @@ import celery_idempotent
 from celery_idempotent import signals
 from celery_idempotent.core.events.report import counters
 from labs.chaos import downstream
+from labs.chaos.schedule import LEASE
 from labs.comparison.contestants import OURS, find_contestant
 from labs.rig import late
-from labs.rig.ledger import Ledger
-from tests.servers.program import die_with_parent
+from labs.rig.worker import ledger_of, plans_of, settings_of_worker
 
 NAME = "labs.chaos.app"
-CONFIG_VARIABLE = "CHAOS_PLAN"
 QUEUE = "chaos"
 #: Of the calls that are forgotten; they do not wait behind the others.
 QUEUES = (QUEUE, "forgotten")
@@ -72,78 +70,53 @@ def unit_of(order: str, task_id: str, contestant: str) -> str:
     return f"{order.partition(UNIT_SEPARATOR)[0]}{UNIT_SEPARATOR}{task_id}"
 
 
+#: What task bodies write: one row for each effect.
+effects = sa.Table(
+    "effects",
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("execution", sa.String(32), nullable=False),
+    sa.Column("receipt", sa.String(32), nullable=False),
+)
+
+
 class DeclinedError(Exception):
     """The order is declined; the error is the outcome of its key."""
 
 
-@dataclass(frozen=True)
-class AppConfig:
-    """The configuration of an app; workers receive it as JSON."""
+def make_app(settings: Mapping[str, Any], *, in_worker: bool = False) -> Celery:
+    """Returns the app with its tasks.
 
-    contestant: str
-    folder: str
-    #: URL of the server for locks or records.
-    store: str
-    #: Port of the downstream system on 127.0.0.1; 0 if effects are rows of `database`.
-    downstream: int
-    #: Duration of locks or leases, in seconds.
-    lease: float
-    settings: dict[str, Any] = field(default_factory=dict)
-    #: Options of all tasks.
-    options: dict[str, Any] = field(default_factory=dict)
-    #: URL of the database of `idempotency_transaction`; none if empty.
-    database: str = ""
-
-    def to_json(self) -> str:
-        """Returns the value of `CONFIG_VARIABLE` for a worker."""
-        return json.dumps(asdict(self))
-
-    def ledger(self) -> Ledger:
-        """Returns the ledger of the run."""
-        path = Path(self.folder) / "ledger"
-        path.touch()
-        return Ledger(path)
-
-    @property
-    def late_packets(self) -> Path:
-        """The folder of the plans of late packets."""
-        folder = Path(self.folder) / "late"
-        folder.mkdir(exist_ok=True)
-        return folder
-
-
-def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
-    """Returns the app with its tasks."""
-    ledger = config.ledger()
-    contestant = find_contestant(config.contestant)
+    Args:
+        settings: also the name of the contestant, and the URLs of the store, of the downstream
+            system, and of the database of `idempotency_transaction`; one of the last two.
+    """
+    ledger, store = ledger_of(settings), settings["lab_store"]
+    account, database = settings.get("lab_downstream"), settings.get("lab_database")
+    contestant = find_contestant(settings["lab_contestant"])
     if contestant is OURS:
-        late.intercept(config.late_packets)
+        late.intercept(plans_of(settings))
     app = Celery("chaos", set_as_current=False)
-    app.conf.update(contestant.settings(config.store))
-    app.conf.update(config.settings)
+    app.conf.update(contestant.settings(store))
+    app.conf.update(settings)
     # Every contestant gets the crash safety that Celery itself has.
     options = {
         "bind": True,
         "shared": False,
         "acks_late": True,
         "reject_on_worker_lost": True,
-        **contestant.task_options(config.lease),
-        **config.options,
+        **contestant.task_options(LEASE),
     }
     if contestant is OURS:
         options["idempotency_replay_errors"] = (DeclinedError,)
-    if config.database:
-        # Not every contestant's environment has SQLAlchemy.
-        from sqlalchemy import create_engine
-
-        from labs.chaos.database import effects
-
-        options["idempotency_transaction"] = create_engine(config.database)
+    if database:
+        options["idempotency_transaction"] = sa.create_engine(database)
 
     def task(name: str, **own: Any) -> Any:
         own = {"name": name, **own, **options}
         if in_worker:
-            return contestant.worker_task(app, config.store, config.lease, **own)
+            return contestant.worker_task(app, store, LEASE, **own)
         return app.task(**own)
 
     def begin(self: Any, order: str) -> Callable[[], str]:
@@ -151,19 +124,17 @@ def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
         execution, receipt = uuid4().hex, uuid4().hex
         token = self.idempotency.token if contestant is OURS else 0
         details = {"execution": execution, "order": order, "token": token}
-        if config.downstream:
-            downstream.send(config.downstream, order, execution, token)
+        if account:
+            downstream.send(account, order, execution, token)
         details["this_version"] = IS_THIS_VERSION
         ledger.write("started", **details, task_id=self.request.id, pid=os.getpid(), at=time.time())
-        if config.database:
+        if database:
             # At once, so that faults meet an open transaction that has an effect.
             row = {"name": order, "execution": execution, "receipt": receipt}
             self.idempotency.connection.execute(effects.insert().values(row))
 
         def effect() -> str:
-            accepted = not config.downstream or downstream.send(
-                config.downstream, order, execution, token, receipt
-            )
+            accepted = not account or downstream.send(account, order, execution, token, receipt)
             ledger.write("effect", **details, receipt=receipt, accepted=accepted, at=time.time())
             return receipt
 
@@ -264,6 +235,5 @@ def _before_acknowledgement(callback: Callable[[Message], None]) -> None:
     Message.ack, Message.reject = observed_ack, observed_reject
 
 
-if CONFIG_VARIABLE in os.environ:
-    app = make_app(AppConfig(**json.loads(os.environ[CONFIG_VARIABLE])), in_worker=True)
-    worker_init.connect(die_with_parent)
+if worker_settings := settings_of_worker():
+    app = make_app(worker_settings, in_worker=True)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labs.chaos import downstream
-from labs.chaos.downstream import Request
+from labs.chaos.downstream import Request, receipts_of
 from labs.rig.ledger import Ledger
 
 SENDER_KILLED = "sender of a late packet killed"
@@ -66,13 +65,17 @@ class Evidence:
     #: Whether the message reached a worker of this version, and of another one, by task id.
     versions: Mapping[str, set[bool]]
     #: The receipts that callers may get, by order.
-    receipts: Mapping[str, Sequence[str | None]]
+    receipts: Mapping[str, Sequence[str]]
 
     @classmethod
     def read(cls, folder: Path) -> Evidence:
         """Reads the evidence in the folder of a run."""
         ledger = Ledger(folder / "ledger")
-        accounts = folder / "downstream.sqlite"
+        observations = json.loads((folder / "observations.json").read_text())
+        requests = {
+            account: [Request(*each) for each in sent]
+            for account, sent in observations["requests"].items()
+        }
         effects = {line["execution"]: line for line in ledger.read("effect")}
         executions = [
             Execution(
@@ -96,7 +99,7 @@ class Evidence:
         for line in ledger.read("delivered"):
             versions[line["task_id"]].add(line["this_version"])
         evidence = cls(
-            json.loads((folder / "observations.json").read_text()),
+            observations,
             executions,
             [InjectedFault(**line) for line in ledger.read("fault")]
             + [
@@ -109,11 +112,11 @@ class Evidence:
             Counter(line["task_id"] for line in ledger.read("acknowledged")),
             completed,
             frozenset(line["token"] for line in ledger.read("unsaved")),
-            downstream.requests(accounts) if accounts.exists() else {},
+            requests,
             Counter(line["delivery"] for line in ledger.read("decided")),
             frozenset(line["delivery"] for line in ledger.read("ended")),
             versions,
-            downstream.receipts(accounts) if accounts.exists() else {},
+            {account: receipts_of(sent) for account, sent in requests.items()},
         )
         ledger.close()
         return evidence

@@ -16,148 +16,92 @@ Verdicts = Sequence[Verdict]
 
 @dataclass(frozen=True)
 class Report:
-    """The verdicts on all runs.
-
-    Args:
-        server: flavour and version.
-        seconds: the duration of all runs.
-    """
+    """The verdicts on all runs."""
 
     verdicts: Verdicts
-    server: str
-    seconds: float
-
-    def broken_promises(self) -> list[Verdict]:
-        """Returns the runs in which celery-idempotent broke a promise."""
-        return [
-            verdict
-            for transaction in (False, True)
-            for verdict in self._of(OURS.name, transaction)
-            if not verdict.keeps_promises
-        ]
 
     def markdown(self) -> str:
-        """Returns the comparison of contestants and the table of seeds."""
-        tables = [markdown(*content) for content in self._contents()]
-        return "\n\n".join([setting(self.server), *tables])
+        """Returns the comparison of contestants and the tables of seeds."""
+        return "\n\n".join([setting(), self._comparison(), *self._seeds()])
 
-    def _of(self, contestant: str, transaction: bool = False) -> Verdicts:
-        return [
-            verdict
-            for verdict in self.verdicts
-            if (verdict.contestant, verdict.transaction) == (contestant, transaction)
-        ]
-
-    def _columns(self) -> dict[str, Verdicts]:
-        return {
+    def _comparison(self) -> str:
+        columns = {
             f"{each.name} {each.version}{', effects in PostgreSQL' if transaction else ''}": found
             for each in CONTESTANTS
             for transaction in (False, True)
             if (found := self._of(each.name, transaction))
         }
-
-    def _contents(self) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
-        """Yields headings and lines of the comparison, and of the seeds of each variant."""
-        columns = self._columns()
         lines = [
             [title, *(summarize(verdicts) for verdicts in columns.values())]
             for title, summarize in _SUMMARIES
             if title != _VERSIONS or any(each.orders_of_both is not None for each in self.verdicts)
         ]
-        yield ["", *columns], lines
+        return markdown(["", *columns], lines)
+
+    def _seeds(self) -> Iterator[str]:
+        """Yields a table for each variant of celery-idempotent."""
         for transaction in (False, True):
             if verdicts := self._of(OURS.name, transaction):
-                yield _SEED, self._seeds(verdicts)
+                yield markdown(
+                    ["seed", "broker, store, workers", *_COLUMNS, "duration", ""],
+                    [
+                        [
+                            f"{verdict.seed}",
+                            verdict.shape,
+                            *(summarize([verdict]) for summarize in _COLUMNS.values()),
+                            f"{verdict.seconds:.0f} s",
+                            MET if verdict.keeps_promises else MISSED,
+                        ]
+                        for verdict in sorted(verdicts, key=lambda each: each.seed)
+                    ],
+                )
 
-    @staticmethod
-    def _seeds(verdicts: Verdicts) -> list[list[str]]:
+    def _of(self, contestant: str, transaction: bool) -> Verdicts:
         return [
-            [
-                f"{verdict.seed}",
-                verdict.shape,
-                f"{verdict.calls}",
-                f"{verdict.faults}",
-                f"{verdict.executions}",
-                f"{verdict.lost}",
-                f"{verdict.orders_with_duplicates}",
-                *_stale_of(verdict),
-                f"{verdict.differing}",
-                _seconds(verdict.recovery),
-                f"{verdict.seconds:.0f} s",
-                MET if verdict.keeps_promises else MISSED,
-            ]
-            for verdict in sorted(verdicts, key=lambda each: each.seed)
+            each
+            for each in self.verdicts
+            if (each.contestant, each.transaction) == (contestant, transaction)
         ]
 
 
-_SEED = [
-    "seed",
-    "broker, store, workers",
-    "calls",
-    "faults",
-    "executions",
-    "lost",
-    "duplicate effects",
-    "stale writes rejected",
-    "… accepted",
-    "outcomes differ",
-    "recovery after a fault: median, longest",
-    "duration",
-    "",
-]
-
-
-def _sum(name: str) -> Callable[[Verdicts], str]:
-    return lambda verdicts: f"{sum(getattr(verdict, name) for verdict in verdicts):,}"
-
-
-def _both(first: str, second: str) -> Callable[[Verdicts], str]:
-    return lambda verdicts: f"{_sum(first)(verdicts)} / {_sum(second)(verdicts)}"
-
-
-def _duplicates(verdicts: Verdicts) -> str:
-    reasons: Counter[str] = Counter()
-    for verdict in verdicts:
-        reasons.update(verdict.duplicates)
-    text = f"{reasons.total():,}"
-    if reasons and all(verdict.contestant == OURS.name for verdict in verdicts):
-        text += ": " + ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
-    return text
-
-
-def _late(verdicts: Verdicts) -> str:
-    names: Counter[str] = Counter()
-    for verdict in verdicts:
-        names.update(verdict.late)
-    return (
-        f"{names.total():,}: " + ", ".join(f"{names[name]} {name}" for name in sorted(names))
-        if names
-        else "–"
+def _sum(*names: str) -> Callable[[Verdicts], str]:
+    return lambda verdicts: " / ".join(
+        f"{sum(getattr(verdict, name) for verdict in verdicts):,}" for name in names
     )
 
 
+def _is_ours(verdicts: Verdicts) -> bool:
+    return all(verdict.contestant == OURS.name for verdict in verdicts)
+
+
+def _duplicates(verdicts: Verdicts) -> str:
+    reasons = sum((Counter(verdict.duplicates) for verdict in verdicts), Counter[str]())
+    if not reasons or not _is_ours(verdicts):
+        return f"{reasons.total():,}"
+    named = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
+    return f"{reasons.total():,}: {named}"
+
+
+def _late(verdicts: Verdicts) -> str:
+    names = sum((Counter(verdict.late) for verdict in verdicts), Counter[str]())
+    named = ", ".join(f"{number} {name}" for name, number in sorted(names.items()))
+    return f"{names.total():,}: {named}" if names else "–"
+
+
 def _completed_twice(verdicts: Verdicts) -> str:
-    known = all(verdict.contestant == OURS.name for verdict in verdicts)
-    return _sum("completed_twice")(verdicts) if known else "–"
-
-
-def _stale_of(verdict: Verdict) -> tuple[str, str]:
-    if verdict.transaction:
-        return "–", "–"
-    return f"{verdict.stale_rejected}", f"{verdict.stale_accepted}"
+    return _sum("completed_twice")(verdicts) if _is_ours(verdicts) else "–"
 
 
 def _stale(verdicts: Verdicts) -> str:
     if any(verdict.transaction for verdict in verdicts):
         return "–"
-    rejected = _sum("stale_rejected")(verdicts)
-    if any(verdict.contestant != OURS.name for verdict in verdicts):
-        rejected = "no token"
+    rejected = _sum("stale_rejected")(verdicts) if _is_ours(verdicts) else "no token"
     return f"{rejected} / {_sum('stale_accepted')(verdicts)}"
 
 
 def _recovery(verdicts: Verdicts) -> str:
-    return _seconds([seconds for verdict in verdicts for seconds in verdict.recovery])
+    values = [seconds for verdict in verdicts for seconds in verdict.recovery]
+    return f"{median(values):.2f} s, {max(values):.1f} s" if values else "–"
 
 
 def _delay(verdicts: Verdicts) -> str:
@@ -165,22 +109,29 @@ def _delay(verdicts: Verdicts) -> str:
     return f"{middle:.1f} s, {max(verdict.longest_delay for verdict in verdicts):.1f} s"
 
 
-def _seconds(values: Sequence[float]) -> str:
-    return f"{median(values):.2f} s, {max(values):.1f} s" if values else "–"
-
-
+#: Of the tables of seeds.
+_COLUMNS: dict[str, Callable[[Verdicts], str]] = {
+    "calls": _sum("calls"),
+    "faults": _sum("faults"),
+    "executions": _sum("executions"),
+    "lost": _sum("lost"),
+    "duplicate effects": _sum("orders_with_duplicates"),
+    "stale writes rejected / accepted": _stale,
+    "outcomes differ": _sum("differing"),
+    "recovery after a fault: median, longest": _recovery,
+}
 _VERSIONS = "executions by the other version / orders whose messages reached both"
 _SUMMARIES: tuple[tuple[str, Callable[[Verdicts], str]], ...] = (
     ("seeds", lambda verdicts: f"{len(verdicts)}"),
-    ("calls / orders", _both("calls", "orders")),
+    ("calls / orders", _sum("calls", "orders")),
     ("faults injected", _sum("faults")),
     ("packets delivered late", _late),
     ("executions", _sum("executions")),
-    (_VERSIONS, _both("executions_of_previous", "orders_of_both")),
+    (_VERSIONS, _sum("executions_of_previous", "orders_of_both")),
     ("orders lost", _sum("lost")),
     (
         "callers without a result / lost by the broker's transport",
-        _both("unanswered", "lost_by_broker"),
+        _sum("unanswered", "lost_by_broker"),
     ),
     ("calls rejected", _sum("rejected")),
     ("orders with duplicate effects", _duplicates),

@@ -1,12 +1,10 @@
 """``python -m labs.chaos.run``: runs one contestant with one schedule, in its own process.
 
-It prints the number of callers that have a result, one per line, and writes the evidence into its
-folder: the ledger, the downstream system, the workers' logs and ``observations.json``.
+It writes the evidence into its folder: the ledger, the workers' logs and ``observations.json``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -15,8 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from operator import attrgetter
@@ -29,30 +26,21 @@ from redis.exceptions import RedisError
 
 from celery_idempotent.core.task.publish.result import RecordResult
 from celery_idempotent.errors import StoreUnavailableError
-from labs.chaos import schedule
-from labs.chaos.app import (
-    CONFIG_VARIABLE,
-    FORGOTTEN,
-    QUEUE,
-    TASKS,
-    AppConfig,
-    make_app,
-    unit_of,
-    until_of,
-)
-from labs.chaos.broker import Broker, broker_for
-from labs.chaos.database import Database, ResultBackend, ResultsInStore
-from labs.chaos.downstream import Downstream
-from labs.chaos.schedule import LEASE, ROLLED_BACK, ROLLED_FORWARD, Fault, Schedule
-from labs.chaos.stores import DURABLE, Single, Store, store_for
+from labs.chaos import downstream, schedule
+from labs.chaos.app import FORGOTTEN, NAME, QUEUE, TASKS, make_app, unit_of, until_of
+from labs.chaos.schedule import ROLLED_BACK, ROLLED_FORWARD, Fault, Schedule
+from labs.chaos.servers import Broker, Database, Proxied, Single, Store, broker_for, store_for
 from labs.chaos.workers import Workers
-from labs.comparison.contestants import OURS
+from labs.comparison.contestants import OURS, find_contestant
 from labs.rig.late import Late, Packet
-from labs.rig.ledger import Ledger
+from labs.rig.site import DURABLE, Site
+from labs.rig.worker import plans_of
 from tests.packaging.versions.library import Library
 from tests.servers.program import ServerError
 from tests.servers.redis_server import RedisServer
 
+#: The other contestants get every n-th order, with all its calls, and the same faults.
+ORDERS_OF_PEERS_ONE_IN = 4
 #: Intervals at which workers and results are checked, in seconds.
 POLL_INTERVAL = 0.05
 RESULT_POLL_INTERVAL = 0.5
@@ -79,85 +67,108 @@ SHORT_TIMEOUTS = {
 }
 
 
+@dataclass(frozen=True)
+class RunSpec:
+    """One contestant and one seed."""
+
+    seed: int
+    contestant: str
+    tasks: int
+    #: Whether effects are rows in PostgreSQL; for celery-idempotent only.
+    transaction: bool = False
+    #: A version whose workers take turns with those of this one: its name and its folder.
+    previous: tuple[str, str] | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.contestant == OURS.name
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the run; the other contestants get a part of the orders."""
+        whole = schedule.make(
+            self.seed,
+            self.tasks,
+            transaction=self.transaction,
+            versions=self.previous is not None,
+        )
+        return whole.with_orders(1 if self.is_ours else ORDERS_OF_PEERS_ONE_IN)
+
+    @property
+    def title(self) -> str:
+        """The contestant, where its effects are, and the other version."""
+        other = f"-{self.previous[0]}" if self.previous else ""
+        return f"{self.contestant}{'-transaction' if self.transaction else ''}{other}"
+
+    @property
+    def command(self) -> str:
+        """The command that repeats it."""
+        variant = "TRANSACTION=1" if self.transaction else "OURS=1"
+        if self.previous:
+            return f"make versions SEED={self.seed} TASKS={self.tasks} OLD={self.previous[0]}"
+        return f"make chaos SEED={self.seed} TASKS={self.tasks} {variant}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m labs.chaos.run", description=__doc__)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("contestant")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--tasks", type=int, default=1000)
-    parser.add_argument("--orders-one-in", type=int, default=1, help="use every n-th order only")
-    parser.add_argument("--transaction", action="store_true", help="effects are rows in PostgreSQL")
-    parser.add_argument("--previous", type=Path, help="folder of a version that takes turns")
-    arguments = parser.parse_args()
-    previous = Library("previous", arguments.previous) if arguments.previous else None
-    complete = schedule.make(
-        arguments.seed,
-        arguments.tasks,
-        transaction=arguments.transaction,
-        versions=previous is not None,
-    ).with_orders(arguments.orders_one_in)
+    folder, spec = sys.argv[1:]
     try:
-        run(complete, arguments.contestant, arguments.folder, previous)
+        run(RunSpec(**json.loads(spec)), Path(folder))
     except ServerError as error:
         _exit_servers_failed(str(error))
     # A contestant's publish may hang; its thread must not keep the process running.
     os._exit(0)
 
 
-def run(schedule: Schedule, contestant: str, folder: Path, previous: Library | None = None) -> None:
-    """Runs `schedule`; writes the evidence into `folder`."""
-    ours = contestant == OURS.name
-    with ExitStack() as servers, ThreadPoolExecutor(3) as pool:
-        starting_store = pool.submit(store_for, schedule.shape, any_store=ours)
-        starting_broker = pool.submit(broker_for, schedule.shape)
+def run(spec: RunSpec, folder: Path) -> None:
+    """Runs the schedule of `spec`; writes the evidence into `folder`."""
+    shape, ours = spec.schedule.shape, spec.is_ours
+    python = find_contestant(spec.contestant).python
+    with Site(NAME, folder, python) as site, ThreadPoolExecutor(3) as pool:
+        starting_store = pool.submit(store_for, shape, any_store=ours)
+        starting_broker = pool.submit(broker_for, shape)
         database = None
-        if schedule.shape.transaction:
-            database = Database(idle_timeout=schedule.shape.idle_timeout)
-            servers.enter_context(database)
-        store = servers.enter_context(starting_store.result())
-        broker = servers.enter_context(starting_broker.result())
-        results: ResultBackend | ResultsInStore
-        # The other libraries keep a result backend without faults.
-        if in_store := ours and schedule.shape.results_in_store:
-            assert isinstance(store, Single)
-            results = ResultsInStore(store)
+        if shape.transaction:
+            database = site.enter_context(Database(idle_timeout=shape.idle_timeout))
+            site.settings["lab_database"] = database.url
         else:
-            results = servers.enter_context(ResultBackend(RedisServer.start(config=DURABLE)))
-        settings = {
-            **broker.settings,
+            site.settings["lab_downstream"] = site.server().url
+        store = site.enter_context(starting_store.result())
+        broker = site.enter_context(starting_broker.result())
+        # The other libraries keep a result backend without faults.
+        in_store = ours and shape.results_in_store
+        results: Proxied
+        if in_store:
+            assert isinstance(store, Single)
+            results = store
+        else:
+            results = site.enter_context(Proxied(RedisServer.start(config=DURABLE)))
+        site.settings |= {
+            "lab_contestant": spec.contestant,
+            "lab_store": store.url,
+            "broker_url": broker.url,
+            "broker_transport_options": broker.own_options if ours else broker.options,
             "result_backend": results.url,
             "task_default_queue": QUEUE,
             "worker_prefetch_multiplier": 1,
-            "broker_connection_retry_on_startup": True,
             "broker_connection_max_retries": None,
             "task_publish_retry_policy": {"interval_step": 0.1, "interval_max": 0.5},
         }
         if ours:
-            settings |= {
+            site.settings |= {
                 **SHORT_TIMEOUTS,
                 **store.settings,
-                "broker_transport_options": broker.own_options,
-                "idempotency_wait_replicas": schedule.shape.wait_replicas,
+                "idempotency_wait_replicas": shape.wait_replicas,
             }
-        if schedule.shape.transaction or in_store:
+        if shape.transaction or in_store:
             # Else Celery fails a task whose result it cannot store at once.
-            settings["result_backend_always_retry"] = True
-        if schedule.shape.runs_without_store:
-            settings["idempotency_on_store_error"] = "run"
-        if database is None:
-            port = servers.enter_context(Downstream(folder / "downstream.sqlite")).port
-            config = AppConfig(contestant, str(folder), store.url, port, LEASE, settings)
-        else:
-            config = AppConfig(
-                *(contestant, str(folder), store.url, 0, LEASE, settings), database=database.url
-            )
-        execution = _Run(schedule, config, store, broker, results, database, previous)
-        if ours:
-            observations = execution.run(RESULT_TIMEOUT, QUIET_TIMEOUT)
-        else:
-            observations = execution.run(RESULT_TIMEOUT_OF_PEERS, QUIET_TIMEOUT_OF_PEERS)
-        if database is not None:
-            observations["effects"] = database.effects()
+            site.settings["result_backend_always_retry"] = True
+        if shape.runs_without_store:
+            site.settings["idempotency_on_store_error"] = "run"
+        observations = _Run(spec, site, store, broker, results, database).run()
+        observations["effects"] = database.effects() if database else []
+        observations["requests"] = (
+            {} if database else downstream.requests(site.settings["lab_downstream"])
+        )
     (folder / "observations.json").write_text(json.dumps(observations))
 
 
@@ -166,27 +177,25 @@ class _Run:
 
     def __init__(
         self,
-        schedule: Schedule,
-        config: AppConfig,
+        spec: RunSpec,
+        site: Site,
         store: Store,
         broker: Broker,
-        results: ResultBackend | ResultsInStore,
+        results: Proxied,
         database: Database | None,
-        previous: Library | None,
     ) -> None:
-        self._schedule = schedule
-        self._config = config
-        self._is_ours = config.contestant == OURS.name
-        settings = config.settings | {"result_backend": results.callers_url}
-        self._app: Celery = make_app(replace(config, settings=settings))
-        self._ledger: Ledger = config.ledger()
+        self._schedule, self._contestant = spec.schedule, spec.contestant
+        self._is_ours, self._site = spec.is_ours, site
+        # Callers read results without a proxy.
+        self._app: Celery = make_app({**site.settings, "result_backend": results.direct_url})
         self._broker = broker
-        self._late = Late(config.late_packets, self._note_late)
-        self._workers = Workers(config, schedule.shape, self._ledger, previous)
+        self._late = site.enter_context(Late(plans_of(site.settings), self._note_late))
+        previous = Library(spec.previous[0], Path(spec.previous[1])) if spec.previous else None
+        self._workers = Workers(site, self._schedule.shape, previous)
         self._faults = _faults(self._workers, store, broker, results, database)
         #: Each server has one fault at a time.
         self._locks = {name: threading.Lock() for name in ("store", "broker", "database", "result")}
-        self._fuses = isinstance(results, ResultsInStore)
+        self._fuses = results is store
         if self._fuses:
             self._locks["result"] = self._locks["store"]
         #: Time of the call and order, by the id of the result that a caller waits for.
@@ -197,36 +206,31 @@ class _Run:
         self._collapsed: list[dict[str, Any]] = []
         self._ended = threading.Event()
 
-    def run(self, timeout: float, quiet_timeout: float) -> dict[str, Any]:
-        """Runs the schedule and returns the observations of the callers.
-
-        Args:
-            timeout: longest wait for the last result, in seconds.
-            quiet_timeout: longest wait without any activity, in seconds.
-        """
-        with self._late, self._workers:
-            self._workers.wait_until_ready()
-            if self._fuses:
-                self._workers.assert_fused_completion()
-            self._started_at = time.time()
-            threads = [threading.Thread(target=self._publish, daemon=True)]
-            threads += [
-                threading.Thread(target=self._inject, args=(fault,), daemon=True)
-                for fault in self._schedule.faults
-            ]
-            if self._is_ours:
-                threads.append(threading.Thread(target=self._plan_late_packets, daemon=True))
-            # A failover may lose a forget.
-            if self._is_ours and self._schedule.shape.store == "single":
-                threads.append(threading.Thread(target=self._forget_orders, daemon=True))
-            for thread in threads:
-                thread.start()
-            self._supervise_until(lambda: not any(thread.is_alive() for thread in threads), timeout)
-            self._faults_ended_at = time.time()
-            self._late.cancel()
-            self._supervise_until(lambda: self._settled(quiet_timeout), timeout)
-            self._ended.set()
-            self._check_results_again()
+    def run(self) -> dict[str, Any]:
+        """Runs the schedule and returns the observations of the callers."""
+        timeout = RESULT_TIMEOUT if self._is_ours else RESULT_TIMEOUT_OF_PEERS
+        self._site.wait_until_ready()
+        if self._fuses:
+            self._workers.assert_fused_completion()
+        self._started_at = time.time()
+        threads = [threading.Thread(target=self._publish, daemon=True)]
+        threads += [
+            threading.Thread(target=self._inject, args=(fault,), daemon=True)
+            for fault in self._schedule.faults
+        ]
+        if self._is_ours:
+            threads.append(threading.Thread(target=self._plan_late_packets, daemon=True))
+        # A failover may lose a forget.
+        if self._is_ours and self._schedule.shape.store == "single":
+            threads.append(threading.Thread(target=self._forget_orders, daemon=True))
+        for thread in threads:
+            thread.start()
+        self._supervise_until(lambda: not any(thread.is_alive() for thread in threads), timeout)
+        self._faults_ended_at = time.time()
+        self._late.cancel()
+        self._supervise_until(self._settled, timeout)
+        self._ended.set()
+        self._check_results_again()
         return {
             "started_at": self._started_at,
             "faults_ended_at": self._faults_ended_at,
@@ -253,20 +257,21 @@ class _Run:
                 polled_at = time.monotonic()
             time.sleep(POLL_INTERVAL)
 
-    def _settled(self, quiet_timeout: float) -> bool:
-        quiet_for = time.time() - self._ledger.changed_at()
+    def _settled(self) -> bool:
+        quiet_for = time.time() - self._site.ledger.changed_at()
         empty = self._broker.messages() == 0
         if not self._waiting:
             return empty and quiet_for > SETTLED_AFTER and not self._late.holds()
-        no_messages = empty and self._broker.counts_unacknowledged
-        return quiet_for > (QUIET_TIMEOUT_WITHOUT_MESSAGES if no_messages else quiet_timeout)
+        if empty and self._broker.counts_unacknowledged:
+            return quiet_for > QUIET_TIMEOUT_WITHOUT_MESSAGES
+        return quiet_for > (QUIET_TIMEOUT if self._is_ours else QUIET_TIMEOUT_OF_PEERS)
 
     # Calls
 
     def _publish(self) -> None:
         for call in self._schedule.calls:
             self._ended.wait(max(0.0, self._started_at + call.at - time.time()))
-            contestant = self._config.contestant
+            contestant = self._contestant
             task = self._app.tasks[TASKS[until_of(call.order, contestant)]]
             # A call with a task id of its caller is never collapsed.
             task_id = None if getattr(task, "idempotency_dedupe_publish", None) else call.task_id
@@ -296,7 +301,7 @@ class _Run:
                 self._ended.wait(PUBLISH_RETRY_INTERVAL)
             else:
                 unit = unit_of(result.id)
-                self._ledger.write("called", order=unit, task_id=result.id)
+                self._site.ledger.write("called", order=unit, task_id=result.id)
                 if isinstance(result, RecordResult):
                     self._collapsed.append({"order": unit, "at": called_at})
                 else:
@@ -332,9 +337,9 @@ class _Run:
     def _is_unacknowledged(self, task_ids: Collection[str]) -> bool:
         """Whether one of these messages is left; it would run after a forget."""
         number: Counter[str] = Counter()
-        for line in self._ledger.read("published"):
+        for line in self._site.ledger.read("published"):
             number[line["task_id"]] += 1
-        for line in self._ledger.read("acknowledged"):
+        for line in self._site.ledger.read("acknowledged"):
             number[line["task_id"]] -= 1
         return any(number[task_id] > 0 for task_id in task_ids)
 
@@ -359,7 +364,6 @@ class _Run:
                         "at": time.time(),
                     }
                 )
-        print(len(self._results), flush=True)
 
     def _check_results_again(self) -> None:
         """Adds every result that has changed since it was first read."""
@@ -379,7 +383,7 @@ class _Run:
             self._late.plan(packet.name, packet.seconds, kill=packet.kills)
 
     def _note_late(self, packet: Packet) -> None:
-        self._ledger.write("late", **asdict(packet))
+        self._site.ledger.write("late", **asdict(packet))
 
     def _inject(self, fault: Fault) -> None:
         self._ended.wait(max(0.0, self._started_at + fault.at - time.time()))
@@ -396,7 +400,7 @@ class _Run:
                     pids = inject(fault.target, fault.seconds)
                 except ServerError as error:
                     _exit_servers_failed(f"{fault.kind}: {error}")
-        self._ledger.write("fault", kind=fault.kind, at=at, until=time.time(), pids=pids or [])
+        self._site.ledger.write("fault", kind=fault.kind, at=at, until=time.time(), pids=pids or [])
 
 
 def _outcome(meta: Mapping[str, Any]) -> str:
@@ -412,7 +416,7 @@ def _faults(
     workers: Workers,
     store: Store,
     broker: Broker,
-    results: ResultBackend | ResultsInStore,
+    results: Proxied,
     database: Database | None,
 ) -> dict[str, Callable[[float, float], list[int] | None]]:
     """Returns the function of each kind of fault that is available."""
@@ -432,7 +436,7 @@ def _faults(
         "scripts flushed": store.flush_scripts,
         "broker connections cut": broker.cut,
         "broker in a black hole": broker.black_hole,
-        "publish replies lost": broker.lose_publish_replies,
+        "publish replies lost": broker.lose_confirmations,
         "store flushed": store.flush,
         "broker killed": broker.kill,
         "result backend killed": results.kill,
@@ -442,20 +446,18 @@ def _faults(
         faults |= {
             "database killed": database.kill,
             "database connections cut": database.cut,
-            "commit replies lost": database.lose_commit_replies,
+            "commit replies lost": database.lose_confirmations,
         }
-    for kind, name in (
-        ("store in a black hole", "black_hole"),
-        ("store replies delayed", "delay_replies"),
-        ("store replies lost", "lose_replies"),
-        ("store clock set back", "set_clock_back"),
-        ("store clock set forward", "set_clock_forward"),
-    ):
-        if hasattr(store, name):
-            faults[kind] = getattr(store, name)
+    if isinstance(store, Single):
+        faults |= {
+            "store in a black hole": store.black_hole,
+            "store replies delayed": store.delay_replies,
+            "store replies lost": store.lose_replies,
+            "store clock set back": store.set_clock_back,
+            "store clock set forward": store.set_clock_forward,
+        }
     return faults
 
 
 if __name__ == "__main__":
-    assert CONFIG_VARIABLE not in os.environ
     main()

@@ -6,10 +6,9 @@ celery-idempotent itself only the signals about completions.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -98,10 +97,6 @@ class Verdict:
     #: Details of lost orders, duplicate effects and differing outcomes.
     notes: Sequence[str] = ()
 
-    def to_json(self) -> str:
-        """Returns all counts as JSON."""
-        return json.dumps(asdict(self))
-
     @property
     def orders_with_duplicates(self) -> int:
         """Orders with duplicate effects, for any reason."""
@@ -179,7 +174,7 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
         order
         for order, each in outcomes.items()
         if len(each) == 1
-        and not any(str(receipt) in next(iter(each)) for receipt in receipts.get(order, ()))
+        and not any(receipt in next(iter(each)) for receipt in receipts.get(order, ()))
     ]
     notes += [f"{order}: downstream has {receipts.get(order)}" for order in disagreeing]
     delays = sorted(line["at"] - line["called_at"] for line in observations["results"]) or [0.0]

@@ -6,15 +6,13 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 
-from labs.chaos.app import CONFIG_VARIABLE, NAME, QUEUES, AppConfig
+from labs.chaos.app import QUEUES
 from labs.chaos.schedule import Shape
-from labs.comparison.contestants import find_contestant
-from labs.rig.ledger import Ledger
 from labs.rig.processes import children_of, send_signal, with_children
+from labs.rig.site import Site
 from tests.packaging.versions.library import Library
-from tests.worker.harness import REPOSITORY, WorkerProcess
+from tests.worker.harness import WorkerProcess
 
 #: Longest shutdown of a worker, and interval of checks, in seconds.
 STOP_SECONDS = 8.0
@@ -22,7 +20,7 @@ POLL_INTERVAL = 0.1
 
 
 class Workers:
-    """All workers; leaving the ``with`` block kills them.
+    """The workers of a site.
 
     Every fault returns the ids of the affected processes.
 
@@ -30,53 +28,33 @@ class Workers:
         previous: a version of the library, which every other worker runs at first.
     """
 
-    def __init__(
-        self, config: AppConfig, shape: Shape, ledger: Ledger, previous: Library | None = None
-    ) -> None:
-        self._config, self._shape = config, shape
-        self._ledger = ledger
-        self._groups: set[int] = set()
+    def __init__(self, site: Site, shape: Shape, previous: Library | None = None) -> None:
+        self._site, self._previous = site, previous
+        self._options = ("--concurrency", f"{shape.children}", "--queues", ",".join(QUEUES))
         self.restarts = 0
-        self._previous = previous
         #: The version of each worker; None: this one.
-        self._libraries = [previous if number % 2 else None for number in range(shape.workers)]
-        self._workers = [self._start(number) for number in range(shape.workers)]
-        self._note_groups()
+        self._libraries = {
+            f"worker-{number + 1}": previous if number % 2 else None
+            for number in range(shape.workers)
+        }
+        for name in self._libraries:
+            self._start(name)
 
-    def _start(self, number: int) -> WorkerProcess:
-        library = self._libraries[number]
-        return WorkerProcess(
-            f"w{number + 1}",
-            ("--concurrency", str(self._shape.children), "--queues", ",".join(QUEUES)),
-            {
-                CONFIG_VARIABLE: self._config.to_json(),
-                **(library.environment if library else {}),
-            },
-            Path(self._config.folder) / f"worker-{number + 1}.log",
-            app=NAME,
-            # Celery imports from there first.
-            directory=library.folder if library else REPOSITORY,
-            python=find_contestant(self._config.contestant).python,
-        )
-
-    def wait_until_ready(self) -> None:
-        """Waits until all workers are ready."""
-        for worker in self._workers:
-            worker.ready()
+    def _start(self, name: str) -> None:
+        self._site.worker(name, *self._options, library=self._libraries[name])
 
     def assert_fused_completion(self) -> None:
         """Checks in the log of each worker that every task has fused completion."""
-        for worker in self._workers:
+        for worker in self._site.workers.values():
             log = worker.logs()
             assert "fused completion off" not in log, log
 
     def supervise(self) -> None:
-        """Restarts workers that have exited."""
-        for number, worker in enumerate(self._workers):
+        """Starts those that have exited, as a service manager does."""
+        for name, worker in list(self._site.workers.items()):
             if worker.status == "exited":
-                self._workers[number] = self._start(number)
+                self._start(name)
                 self.restarts += 1
-        self._note_groups()
 
     # Faults
 
@@ -123,10 +101,10 @@ class Workers:
 
     def _roll(self, library: Library | None) -> list[int]:
         killed = []
-        for number in range(len(self._workers)):
-            if self._libraries[number] is not library:
-                self._libraries[number] = library
-                killed += self._stop(with_children(self._workers[number].process.pid))
+        for name, worker in list(self._site.workers.items()):
+            if self._libraries[name] is not library:
+                self._libraries[name] = library
+                killed += self._stop(with_children(worker.process.pid))
         return killed
 
     def _stop(self, pids: list[int]) -> list[int]:
@@ -150,15 +128,15 @@ class Workers:
         children = [
             child for worker in self._running() for child in children_of(worker.process.pid)
         ]
-        ended = {line["execution"] for line in self._ledger.read("effect")}
-        busy = {
-            line["pid"] for line in self._ledger.read("started") if line["execution"] not in ended
-        }
+        ledger = self._site.ledger
+        ended = {line["execution"] for line in ledger.read("effect")}
+        busy = {line["pid"] for line in ledger.read("started") if line["execution"] not in ended}
         candidates = [child for child in children if child in busy] or children
         return candidates[int(target * len(candidates))] if candidates else None
 
     def _running(self) -> list[WorkerProcess]:
-        return [worker for worker in self._workers if worker.status == "running"]
+        workers = list(self._site.workers.values())
+        return [worker for worker in workers if worker.status == "running"]
 
     @staticmethod
     def _freeze(pids: list[int], seconds: float) -> list[int]:
@@ -168,17 +146,3 @@ class Workers:
         finally:
             send_signal(pids, signal.SIGCONT)
         return pids
-
-    def _note_groups(self) -> None:
-        # Each worker leads a process group; orphaned pool processes remain in it.
-        self._groups |= {worker.process.pid for worker in self._workers}
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for group in self._groups:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        for worker in self._workers:
-            worker.process.wait()

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_init
 
 from celery_idempotent import IdempotentTask
 from labs.rig import late
-from labs.rig.ledger import Ledger
-from tests.servers.program import die_with_parent
+from labs.rig.worker import ledger_of, plans_of, settings_of_worker
 
 NAME = "labs.late.app"
-SETTINGS_VARIABLE = "LATE_SETTINGS"
 
 
 def make_app(settings: Mapping[str, Any]) -> Celery:
-    """Returns the app with its task; `settings` has the options of the task and the folder."""
-    settings = dict(settings)
-    folder, options = Path(settings.pop("late_folder")), settings.pop("late_options")
-    late.intercept(folder / "plans")
-    ledger = Ledger(folder / "ledger")
+    """Returns the app with its task, whose options are in `settings`."""
+    late.intercept(plans_of(settings))
+    ledger = ledger_of(settings)
     app = Celery("late", set_as_current=False)
     app.conf.update(settings)
 
     @app.task(
-        name="job", shared=False, bind=True, base=IdempotentTask, idempotency_key="{key}", **options
+        name="job",
+        shared=False,
+        bind=True,
+        base=IdempotentTask,
+        idempotency_key="{key}",
+        **settings["lab_options"],
     )
     def job(self: Any, key: str, seconds: float, until: str = "") -> str:
         """Takes `seconds`; with a file `until`, waits for that file, and fails the first time."""
@@ -52,6 +50,5 @@ def make_app(settings: Mapping[str, Any]) -> Celery:
     return app
 
 
-if SETTINGS_VARIABLE in os.environ:
-    app = make_app(json.loads(os.environ[SETTINGS_VARIABLE]))
-    worker_init.connect(die_with_parent)
+if settings := settings_of_worker():
+    app = make_app(settings)

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from celery.result import AsyncResult
 
-from labs.late.app import NAME, SETTINGS_VARIABLE, make_app
+from labs.late.app import NAME, make_app
 from labs.rig.late import Late
-from labs.rig.ledger import Ledger
-from tests.servers.redis_server import RedisServer
+from labs.rig.site import Site
+from labs.rig.worker import plans_of
 from tests.waiting import eventually
-from tests.worker.harness import WorkerProcess, end_workers
 
-#: Keys of a round in which Redis is frozen; workers, and processes of each.
-KEYS, WORKERS = 3, 2
+#: Keys of a round in which Redis is frozen, and processes of each worker.
+KEYS, WORKERS = 3, ("w0", "w1")
 #: Longest wait for a result, in seconds.
 TIMEOUT = 300.0
 #: Publishes of which one must run.
@@ -34,43 +30,27 @@ PUBLISHES = 5
 LATE_SECONDS = 4.0
 
 
-class Site:
+class LateSite(Site):
     """A broker, a store, workers, and the app that publishes."""
 
-    def __init__(self, stack: ExitStack, options: Mapping[str, Any]) -> None:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="late-")))
-        self.folder, self.number = folder, 0
-        (folder / "ledger").touch()
-        (folder / "plans").mkdir()
-        self.ledger = Ledger(folder / "ledger")
-        self.late = stack.enter_context(Late(folder / "plans", lambda packet: None))
-        self.store = stack.enter_context(RedisServer.start())
-        url = stack.enter_context(RedisServer.start()).url
-        settings = {
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(NAME)
+        self.number = 0
+        self.late = self.enter_context(Late(plans_of(self.settings), lambda packet: None))
+        self.store = self.server()
+        url = self.server().url
+        self.settings |= {
             "broker_url": url,
             "result_backend": url,
             "idempotency_redis_url": self.store.url,
             "worker_prefetch_multiplier": 1,
-            "late_folder": str(folder),
-            "late_options": dict(options),
+            "lab_options": dict(options),
         }
-        self.app: Any = make_app(settings)
+        self.app: Any = make_app(self.settings)
         self.job = self.app.tasks["job"]
-        environment = {SETTINGS_VARIABLE: json.dumps(settings)}
-        self.workers: list[WorkerProcess] = []
-        stack.callback(end_workers, self.workers)
-        for number in range(WORKERS):
-            name = f"w{number}"
-            worker = WorkerProcess(
-                name,
-                ("--concurrency", str(KEYS), "--queues", f"celery,{name}"),
-                environment,
-                folder / f"{name}.log",
-                app=NAME,
-            )
-            self.workers.append(worker)
-        for worker in self.workers:
-            worker.ready()
+        for name in WORKERS:
+            self.worker(name, "--concurrency", str(KEYS), "--queues", f"celery,{name}")
+        self.wait_until_ready()
 
     def key(self) -> str:
         """Returns a new key."""
@@ -98,7 +78,7 @@ class Site:
 
 
 #: Yields the broken promises of a round.
-Round = Callable[[Site], Iterator[str]]
+Round = Callable[[LateSite], Iterator[str]]
 
 
 @dataclass(frozen=True)
@@ -118,7 +98,7 @@ def outcome(result: AsyncResult) -> str:
     return type(value).__name__ if isinstance(value, Exception) else str(value)
 
 
-def frozen_store(site: Site, lease: float, freeze: float) -> Iterator[str]:
+def frozen_store(site: LateSite, lease: float, freeze: float) -> Iterator[str]:
     """Redis is frozen for less than a lease while executions run and duplicates begin."""
     for warm in [site.job.delay(site.key(), 0.2) for _ in range(4 * KEYS)]:
         warm.get(timeout=TIMEOUT)  # each process has a connection
@@ -137,7 +117,7 @@ def frozen_store(site: Site, lease: float, freeze: float) -> Iterator[str]:
             yield f"{key}: {len(site.runs(key))} executions, outcomes {outcomes}"
 
 
-def late_reserve(site: Site, fails: bool) -> Iterator[str]:
+def late_reserve(site: LateSite, fails: bool) -> Iterator[str]:
     """The first copy of a publish's reservation arrives when the message has ended."""
     key, until = site.key(), site.folder / f"until-{site.number}"
     until.touch()
@@ -153,7 +133,7 @@ def late_reserve(site: Site, fails: bool) -> Iterator[str]:
         yield f"{key}: every publish is swallowed"
 
 
-def late_begin(site: Site, lease: float) -> Iterator[str]:
+def late_begin(site: LateSite, lease: float) -> Iterator[str]:
     """A begin is answered `held`; its first copy arrives when the key is free."""
     key, until = site.key(), site.folder / f"until-{site.number}"
     first = site.job.apply_async((key, 0, str(until)), queue="w0")
@@ -170,7 +150,7 @@ def late_begin(site: Site, lease: float) -> Iterator[str]:
         yield f"{key}: {runs}, {result}"
 
 
-def late_forget(site: Site, force: bool) -> Iterator[str]:
+def late_forget(site: LateSite, force: bool) -> Iterator[str]:
     """The first copy of a forget arrives while, or after, the next execution runs."""
     key = site.key()
     outcome(site.job.delay(key, 3))
@@ -184,7 +164,7 @@ def late_forget(site: Site, force: bool) -> Iterator[str]:
         yield f"{key}: {len(site.runs(key)) - 1} executions after a forget, outcomes {outcomes}"
 
 
-def run_unprotected(site: Site) -> Iterator[str]:
+def run_unprotected(site: LateSite) -> Iterator[str]:
     """A reserved message runs while Redis is frozen; its reservation must not outlive it."""
     key, queue = site.key(), f"q{site.number}"
     site.job.apply_async((key, 0), queue=queue)
@@ -251,8 +231,7 @@ PROGRAMS = (
 
 def play_at_a_site(program: Program, rounds: int) -> list[str]:
     """Plays the rounds of a program one after the other; returns the broken promises."""
-    with ExitStack() as stack:
-        site = Site(stack, program.options)
+    with LateSite(program.options) as site:
         return [each for _ in range(rounds) for each in program.play(site)]
 
 

@@ -44,13 +44,7 @@ def main() -> int:
             return verdict
 
         verdicts = dict(zip(outages, pool.map(run_outage, outages), strict=True))
-        version = f"{server.flavour} {server.version}"
-    print(
-        setting(version),
-        "",
-        markdown(HEADINGS, [_line(*each) for each in verdicts.items()]),
-        sep="\n",
-    )
+    print(setting(), markdown(HEADINGS, [_line(*each) for each in verdicts.items()]), sep="\n\n")
     missed = [each.name for each, verdict in verdicts.items() if not verdict.keeps_promises(each)]
     print(f"not as promised: {missed}" if missed else "as promised", file=sys.stderr)
     return 1 if missed else 0

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from celery import Celery
-from celery.signals import task_received, worker_init
+from celery.signals import task_received
 
 from celery_idempotent import IdempotentTask, signals
-from labs.rig.ledger import Ledger
-from tests.servers.program import die_with_parent
+from labs.rig.worker import ledger_of, settings_of_worker
 
 NAME = "labs.outages.app"
-SETTINGS_VARIABLE = "OUTAGE_SETTINGS"
-
 CHARGE = "outages.charge"
 #: Seconds that a charge takes.
 WORK = 0.005
 
 
 def make_app(settings: Mapping[str, Any]) -> Celery:
-    """Returns the app, for workers and publishers."""
+    """Returns the app of a worker."""
+    ledger = ledger_of(settings)
     app = Celery("outages", set_as_current=False)
     app.conf.update(settings)
-    return app
-
-
-def _define(app: Celery) -> None:
-    ledger = Ledger(Path(app.conf.outage_ledger))
 
     @app.task(base=IdempotentTask, bind=True, name=CHARGE, shared=False)
     def charge(self: Any, order: str) -> str:
@@ -54,8 +44,8 @@ def _define(app: Celery) -> None:
     def unsaved(task_id: str, **_: Any) -> None:
         ledger.write("unsaved", task_id=task_id)
 
+    return app
 
-if SETTINGS_VARIABLE in os.environ:
-    app = make_app(json.loads(os.environ[SETTINGS_VARIABLE]))
-    _define(app)
-    worker_init.connect(die_with_parent)
+
+if worker_settings := settings_of_worker():
+    app = make_app(worker_settings)

@@ -6,27 +6,25 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import RedisError
 
 from labs.rig.processes import with_children
+from labs.rig.site import DURABLE, Site
 from tests.faults.proxy import Proxy
 from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis_server import RedisServer
-from tests.worker.harness import WorkerProcess
 
-#: No acknowledged write is lost in a crash.
-DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 URL = "idempotency_redis_url"
 USER, PASSWORD = "shop", "secret"
 
 
-class Site(ExitStack):
-    """The servers of one run, which end with its ``with`` block."""
+class OutageSite(Site):
+    """The servers of one run."""
 
     store: RedisServer
     #: The broker or the result backend, if that has the outage.
@@ -34,49 +32,49 @@ class Site(ExitStack):
     proxy: Proxy
     sentinels: SentinelServers
     cluster: ClusterServers
-    #: Once it has started.
-    worker: WorkerProcess
 
 
 # Sites: each function starts servers and returns the app's settings for them.
 
 
-def one_server(site: Site, config: Mapping[str, str] = DURABLE, **options: Any) -> dict[str, Any]:
-    site.store = site.enter_context(RedisServer.start(config=config, **options))
+def one_server(
+    site: OutageSite, config: Mapping[str, str] = DURABLE, **options: Any
+) -> dict[str, Any]:
+    site.store = site.server(config=config, **options)
     return {URL: site.store.url}
 
 
-def behind_proxy(site: Site) -> dict[str, Any]:
+def behind_proxy(site: OutageSite) -> dict[str, Any]:
     site.proxy = site.enter_context(Proxy(one_server(site)[URL]))
     return {URL: site.proxy.url}
 
 
-def with_rights(site: Site) -> dict[str, Any]:
+def with_rights(site: OutageSite) -> dict[str, Any]:
     one_server(site, users={USER: f"on >{PASSWORD} ~* &* +@all"})
     return {URL: site.store.url_as(USER, PASSWORD)}
 
 
-def slow_to_load(site: Site) -> dict[str, Any]:
+def slow_to_load(site: OutageSite) -> dict[str, Any]:
     # One record after the other, with a reply to its clients after each.
     slow = {"key-load-delay": "25000", "loading-process-events-interval-bytes": "1024"}
     return one_server(site, {**DURABLE, **slow})
 
 
-def with_rabbitmq(site: Site) -> dict[str, Any]:
+def with_rabbitmq(site: OutageSite) -> dict[str, Any]:
     return {**one_server(site), "broker_url": site.enter_context(RabbitMQ.start()).url}
 
 
-def other_broker(site: Site) -> dict[str, Any]:
-    site.other = site.enter_context(RedisServer.start(config=DURABLE))
+def other_broker(site: OutageSite) -> dict[str, Any]:
+    site.other = site.server(config=DURABLE)
     return {**one_server(site), "broker_url": site.other.url}
 
 
-def other_backend(site: Site) -> dict[str, Any]:
-    site.other = site.enter_context(RedisServer.start(config=DURABLE))
+def other_backend(site: OutageSite) -> dict[str, Any]:
+    site.other = site.server(config=DURABLE)
     return {**one_server(site), "result_backend": site.other.url}
 
 
-def one_for_all(site: Site) -> dict[str, Any]:
+def one_for_all(site: OutageSite) -> dict[str, Any]:
     """Broker, results and records are on one server."""
     url = one_server(site)[URL]
     # Unacknowledged messages of the outage are redelivered soon.
@@ -90,13 +88,13 @@ def one_for_all(site: Site) -> dict[str, Any]:
     }
 
 
-def with_sentinels(site: Site) -> dict[str, Any]:
+def with_sentinels(site: OutageSite) -> dict[str, Any]:
     site.sentinels = site.enter_context(SentinelServers.start())
     options = {"master_name": site.sentinels.master_name}
     return {URL: site.sentinels.url, "idempotency_redis_options": options}
 
 
-def in_cluster(site: Site, config: Mapping[str, str] | None = None) -> dict[str, Any]:
+def in_cluster(site: OutageSite, config: Mapping[str, str] | None = None) -> dict[str, Any]:
     site.cluster = site.enter_context(ClusterServers.start(config=config))
     return {URL: site.cluster.url}
 
@@ -105,47 +103,47 @@ def in_cluster(site: Site, config: Mapping[str, str] | None = None) -> dict[str,
 
 
 @contextmanager
-def killed(site: Site) -> Iterator[None]:
+def killed(site: OutageSite) -> Iterator[None]:
     site.store.kill()
     yield
     site.store.restart()
 
 
 @contextmanager
-def other_killed(site: Site) -> Iterator[None]:
+def other_killed(site: OutageSite) -> Iterator[None]:
     site.other.kill()
     yield
     site.other.restart()
 
 
 @contextmanager
-def frozen(site: Site) -> Iterator[None]:
+def frozen(site: OutageSite) -> Iterator[None]:
     site.store.pause()
     yield
     site.store.resume()
 
 
 @contextmanager
-def black_hole(site: Site) -> Iterator[None]:
+def black_hole(site: OutageSite) -> Iterator[None]:
     site.proxy.black_hole()
     yield
     site.proxy.heal()
 
 
 @contextmanager
-def connections_cut(site: Site) -> Iterator[None]:
+def connections_cut(site: OutageSite) -> Iterator[None]:
     with _repeated(site.proxy.reset, 0.05):
         yield
 
 
 @contextmanager
-def scripts_flushed(site: Site) -> Iterator[None]:
+def scripts_flushed(site: OutageSite) -> Iterator[None]:
     with site.store.client() as client, _repeated(client.script_flush, 0.01):
         yield
 
 
 @contextmanager
-def out_of_memory(site: Site) -> Iterator[None]:
+def out_of_memory(site: OutageSite) -> Iterator[None]:
     with site.store.client() as client:
         client.config_set("maxmemory", "1")
         yield
@@ -153,7 +151,7 @@ def out_of_memory(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def disk_full(site: Site) -> Iterator[None]:
+def disk_full(site: OutageSite) -> Iterator[None]:
     """No file of the server can grow: like a full disk, but for this server only."""
     with site.store.client() as client:
         pid = client.info("server")["process_id"]
@@ -165,7 +163,7 @@ def disk_full(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def read_only(site: Site) -> Iterator[None]:
+def read_only(site: OutageSite) -> Iterator[None]:
     """The server becomes a replica, as after a failover that its clients do not notice."""
     with site.store.client() as client:
         client.replicaof("127.0.0.1", "1")  # which does not exist, so the records stay
@@ -174,7 +172,7 @@ def read_only(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def busy(site: Site) -> Iterator[None]:
+def busy(site: OutageSite) -> Iterator[None]:
     """Another client runs a script that does not end."""
 
     def run(client: Redis) -> None:
@@ -191,7 +189,7 @@ def busy(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def rights_revoked(site: Site) -> Iterator[None]:
+def rights_revoked(site: OutageSite) -> Iterator[None]:
     with site.store.client() as client:
         client.execute_command("ACL", "SETUSER", USER, "-@all")
         yield
@@ -199,7 +197,7 @@ def rights_revoked(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def no_more_clients(site: Site) -> Iterator[None]:
+def no_more_clients(site: OutageSite) -> Iterator[None]:
     """All connections are closed, and no new ones are accepted."""
     with site.store.client() as client:
         limit = client.config_get("maxclients")["maxclients"]
@@ -210,9 +208,9 @@ def no_more_clients(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def no_descriptors(site: Site) -> Iterator[None]:
+def no_descriptors(site: OutageSite) -> Iterator[None]:
     """The worker loses its connections, and has no descriptor for new ones."""
-    pids = with_children(site.worker.process.pid)
+    pids = [pid for each in site.workers.values() for pid in with_children(each.process.pid)]
     limits = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
     for pid, (_, most) in limits.items():
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, most))
@@ -225,7 +223,7 @@ def no_descriptors(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def loading(site: Site) -> Iterator[None]:
+def loading(site: OutageSite) -> Iterator[None]:
     """The restarted server takes long to load its records."""
     with site.store.client() as client:
         client.bgrewriteaof()  # the delay applies to snapshots
@@ -239,7 +237,7 @@ def loading(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def restored(site: Site) -> Iterator[None]:
+def restored(site: OutageSite) -> Iterator[None]:
     """The server is restored from a snapshot that lacks the last seconds."""
     with site.store.client() as client:
         client.save()
@@ -249,20 +247,20 @@ def restored(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def failed_over(site: Site) -> Iterator[None]:
+def failed_over(site: OutageSite) -> Iterator[None]:
     site.sentinels.failover()
     yield
     site.sentinels.rejoin()
 
 
 @contextmanager
-def master_killed(site: Site) -> Iterator[None]:
+def master_killed(site: OutageSite) -> Iterator[None]:
     site.cluster.kill_master_of("any")
     yield
 
 
 @contextmanager
-def cluster_down(site: Site) -> Iterator[None]:
+def cluster_down(site: OutageSite) -> Iterator[None]:
     """A master is killed, and its replica does not take over."""
     master, replica = site.cluster.master_of("any"), site.cluster.replica_of("any")
     with replica.client() as client:

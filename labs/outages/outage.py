@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from labs.outages import faults
-from labs.outages.faults import DURABLE, Site
+from labs.outages.faults import OutageSite
+from labs.rig.site import DURABLE
 
 #: Shorter than an outage.
 SHORT_TIMEOUT = {"idempotency_redis_timeout": 1.0}
@@ -25,9 +26,9 @@ class Outage:
     name: str
     #: For the table.
     title: str
-    fault: Callable[[Site], AbstractContextManager[None]]
+    fault: Callable[[OutageSite], AbstractContextManager[None]]
     #: Starts the servers; returns the app's settings for them.
-    start: Callable[[Site], Mapping[str, Any]] = faults.one_server
+    start: Callable[[OutageSite], Mapping[str, Any]] = faults.one_server
     settings: Mapping[str, Any] = field(default_factory=dict)
     #: Its duration, in seconds.
     seconds: float = 4.0

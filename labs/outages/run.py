@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -13,14 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from celery import Celery
 from celery.states import READY_STATES, SUCCESS
 from kombu.exceptions import OperationalError
 
-from labs.outages.app import CHARGE, NAME, SETTINGS_VARIABLE, make_app
-from labs.outages.faults import Site
+from labs.outages.app import CHARGE, NAME
+from labs.outages.faults import OutageSite
 from labs.outages.outage import Outage
-from labs.rig.ledger import Ledger
-from tests.worker.harness import WorkerProcess
 
 #: Size of the worker's pool.
 PROCESSES = 2
@@ -89,36 +87,37 @@ def run(outage: Outage, messages: int, settings: Mapping[str, Any], folder: Path
         settings: of the app; those of the outage take precedence.
         folder: for the ledger and the worker's log.
     """
-    ledger_file = folder / f"{outage.name}.ledger"
-    ledger_file.write_bytes(b"")
-    with Site() as site, ThreadPoolExecutor(1) as scheduler:
-        app_settings = {
+    with OutageSite(NAME, folder / outage.name) as site, ThreadPoolExecutor(1) as scheduler:
+        site.settings |= {
             **settings,
             "task_default_queue": outage.name,
-            "outage_ledger": str(ledger_file),
             **outage.start(site),
             **outage.settings,
         }
         if outage.at_start:
             restored_at = _inject(outage, site, scheduler)
-        with _Client(outage, app_settings, folder) as client:
-            site.worker = client.worker
-            for number, message in enumerate(_messages(messages, outage.name)):
-                if number == int(SHARE_BEFORE_OUTAGE * messages) and not outage.at_start:
-                    restored_at = _inject(outage, site, scheduler)
-                client.publish(message)
-                time.sleep(1 / MESSAGES_PER_SECOND)
-            return _judge(client, client.wait_for_results(), restored_at.result())
+        client = _Client(site)
+        if not outage.at_start:
+            site.wait_until_ready()
+        for number, message in enumerate(_messages(messages, outage.name)):
+            if number == int(SHARE_BEFORE_OUTAGE * messages) and not outage.at_start:
+                restored_at = _inject(outage, site, scheduler)
+            client.publish(message)
+            time.sleep(1 / MESSAGES_PER_SECOND)
+        verdict = _judge(client, client.wait_for_results(), restored_at.result())
+        client.app.close()
+    return verdict
 
 
 def _judge(client: _Client, results: Results, restored_at: float) -> Verdict:
-    executions = Counter(line["order"] for line in client.ledger.read("executed"))
-    received = {line["task_id"] for line in client.ledger.read("received")}
+    ledger = client.site.ledger
+    executions = Counter(line["order"] for line in ledger.read("executed"))
+    received = {line["task_id"] for line in ledger.read("received")}
     by_order: dict[str, list[Mapping[str, Any] | None]] = defaultdict(list)
     for message in client.sent:
         if message.task_id in received:
             by_order[message.order].append(results.get(message.task_id))
-    postponed = Counter(line["task_id"] for line in client.ledger.read("postponed"))
+    postponed = Counter(line["task_id"] for line in ledger.read("postponed"))
     values = [
         {each["result"] for each in its_results if each and each["status"] == SUCCESS}
         for its_results in by_order.values()
@@ -134,11 +133,11 @@ def _judge(client: _Client, results: Results, restored_at: float) -> Verdict:
         settled_after=max(0.0, client.last_result_at - restored_at),
         postponed=postponed.total(),
         most_postponed=max(postponed.values(), default=0),
-        unsaved=len(list(client.ledger.read("unsaved"))),
+        unsaved=len(list(ledger.read("unsaved"))),
     )
 
 
-def _inject(outage: Outage, site: Site, scheduler: ThreadPoolExecutor) -> Future[float]:
+def _inject(outage: Outage, site: OutageSite, scheduler: ThreadPoolExecutor) -> Future[float]:
     """Begins the outage and schedules its end; the result is the time of its end."""
     began = threading.Event()
 
@@ -173,28 +172,21 @@ def _messages(number: int, seed: str) -> Iterator[Message]:
 class _Client:
     """Publishes messages, waits for their results, and supervises the worker."""
 
-    def __init__(self, outage: Outage, settings: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, site: OutageSite) -> None:
+        self.site = site
         self.sent: list[Message] = []
         #: In seconds since the epoch, by the interval at which results are read.
         self.last_result_at = 0.0
-        self.ledger = Ledger(folder / f"{outage.name}.ledger")
-        self._app = make_app(settings)
-        self.worker = WorkerProcess(
-            outage.name,
-            ("--concurrency", str(PROCESSES)),
-            {SETTINGS_VARIABLE: json.dumps(settings)},
-            folder / f"{outage.name}.log",
-            app=NAME,
-        )
-        if not outage.at_start:
-            self.worker.ready()
+        self.app = Celery("outages", set_as_current=False)
+        self.app.conf.update(site.settings)
+        self._worker = site.worker("worker", "--concurrency", str(PROCESSES))
 
     def publish(self, message: Message) -> None:
         """Publishes a message, again until the broker accepts it."""
         while True:
             self._supervise()
             try:
-                self._app.send_task(CHARGE, (message.order,), task_id=message.task_id)
+                self.app.send_task(CHARGE, (message.order,), task_id=message.task_id)
             except OperationalError:
                 time.sleep(POLL_INTERVAL)
             else:
@@ -212,7 +204,7 @@ class _Client:
             time.sleep(POLL_INTERVAL)
             self._supervise()
             for task_id in waiting:
-                result = self._app.backend.get_task_meta(task_id)
+                result = self.app.backend.get_task_meta(task_id)
                 if result["status"] in READY_STATES:
                     results[task_id] = result
                     self.last_result_at = time.time()
@@ -220,18 +212,10 @@ class _Client:
 
     def _received(self, task_ids: Sequence[str]) -> bool:
         """Whether a worker has received any of these messages."""
-        received = {message["task_id"] for message in self.ledger.read("received")}
+        received = {message["task_id"] for message in self.site.ledger.read("received")}
         return not received.isdisjoint(task_ids)
 
     def _supervise(self) -> None:
         """Restarts the worker if it has exited, like a service manager."""
-        if self.worker.status == "exited":
-            self.worker.start()
-
-    def __enter__(self) -> _Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.worker.kill("SIGKILL")
-        self._app.close()
-        self.ledger.close()
+        if self._worker.status == "exited":
+            self.site.restart(self._worker)

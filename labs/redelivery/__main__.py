@@ -15,17 +15,10 @@ import statistics
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
-from redis import Redis
-
-from labs.redelivery import app as lab
-from tests.servers.redis_server import RedisServer
+from labs.redelivery.site import SURVIVOR, RedeliverySite
 from tests.waiting import eventually
-from tests.worker.harness import WorkerProcess, end_workers
 
 #: Calls per second, and the longest of them in seconds: they occupy the victim's four processes.
 RATE, LONGEST = 12.0, 1.0
@@ -37,14 +30,11 @@ LONGEST_WAIT = 60.0
 LOAD = (2.0, 5.0)
 
 
-class Site:
-    """A broker, the worker that lives, and one that is killed in each trial."""
+class Trials:
+    """What was counted in all trials."""
 
-    def __init__(self, url: str, directory: Path, settings: dict[str, Any]) -> None:
-        self.redis = Redis.from_url(url, decode_responses=True)
-        self.control: Any = lab.app.control
-        own = {"broker_url": url, "lab_url": url, "worker_redirect_stdouts": False}
-        self.settings = {**own, **settings}
+    def __init__(self, site: RedeliverySite) -> None:
+        self.site, self.redis = site, site.redis
         self._number = 0
         #: Seconds from the kill until a message of the dead worker began, by what it was.
         self.delays: dict[str, list[float]] = {}
@@ -55,28 +45,12 @@ class Site:
         self.vanished = 0
         #: Calls by the number of their executions that began.
         self.starts: Counter[int] = Counter()
-        self._workers: list[WorkerProcess] = []
-        self._folder = directory
-        self.start("survivor", "idle", "--pool", "threads", "--concurrency", "60")
-
-    def start(self, name: str, queue: str, *options: str, **settings: Any) -> WorkerProcess:
-        """Starts a worker and waits until it is ready."""
-        worker = WorkerProcess(
-            name,
-            ("--queues", queue, *options),
-            {lab.SETTINGS_VARIABLE: json.dumps({**self.settings, **settings})},
-            self._folder / f"{name}.log",
-            app=lab.NAME,
-        )
-        self._workers.append(worker)
-        worker.ready()
-        return worker
 
     def run(self) -> None:
         """Runs one trial, and adds what was counted."""
         self._number += 1
         queue = f"victim-{self._number}"
-        victim = self.start(f"victim-{self._number}", queue, "--concurrency", "4")
+        victim = self.site.start(queue, queue, "--concurrency", "4")
         published: list[str] = []
         stopped = threading.Event()
         publisher = threading.Thread(target=self._publish, args=(queue, published, stopped))
@@ -90,7 +64,7 @@ class Site:
         queued = {json.loads(text)["headers"]["id"] for text in self.redis.lrange(queue, 0, -1)}
         ended = {task_id for task_id in published if self.redis.exists(f"ended:{task_id}")}
         vanished = set(published) - held.keys() - queued - ended
-        self.control.add_consumer(queue, destination=["survivor@here"])
+        self.site.let_survivor_consume(queue)
         deadline = killed_at + LONGEST_WAIT
         while time.time() < deadline and not all(self._begun(i, killed_at) for i in held):
             time.sleep(0.05)
@@ -104,11 +78,11 @@ class Site:
                 self.late[kind] += 1
         rest = [task_id for task_id in published if task_id not in vanished | lost]
         eventually(
-            lambda: all(self.redis.exists(f"ended:{task_id}") for task_id in rest),
+            lambda: self.site.have("ended", rest),
             "every call that was in Redis has ended",
             90,
         )
-        self.control.cancel_consumer(queue, destination=["survivor@here"])
+        self.site.app.control.cancel_consumer(queue, destination=[SURVIVOR])
         self.starts.update(self.redis.llen(f"starts:{task_id}") for task_id in published)
         self.vanished += len(vanished)
         if lost:
@@ -119,9 +93,8 @@ class Site:
         while not stopped.wait(random.expovariate(RATE)):
             number += 1
             countdown = COUNTDOWN if number % ETA_EVERY == 0 else None
-            args = (f"{queue}-{number}", random.uniform(0, LONGEST))
-            result = lab.work.apply_async(args, queue=queue, countdown=countdown)
-            published.append(result.id)
+            seconds, name = random.uniform(0, LONGEST), f"{queue}-{number}"
+            published.append(self.site.publish(queue, name, seconds, countdown=countdown))
 
     def _held(self, queue: str) -> dict[str, str]:
         """Returns the unacknowledged messages of `queue` by task id, and what each was."""
@@ -140,11 +113,6 @@ class Site:
         """Returns when the task began after `since`."""
         starts = [float(at.split()[0]) for at in self.redis.lrange(f"starts:{task_id}", 0, -1)]
         return next((at for at in starts if at > since), None)
-
-    def stop(self) -> None:
-        """Ends the workers."""
-        end_workers(self._workers)
-        self.redis.close()
 
     def __str__(self) -> str:
         every = [delay for found in self.delays.values() for delay in found]
@@ -170,20 +138,15 @@ def main() -> None:
     settings = {
         "idempotency_redeliver_after": options.after,
         "idempotency_lease": options.lease,
-        "broker_connection_retry_on_startup": True,
     }
-    with ExitStack() as stack:
-        url = stack.enter_context(RedisServer.start()).url
-        lab.app.conf.update(broker_url=url, **settings)
-        folder = options.logs or Path(stack.enter_context(TemporaryDirectory()))
-        site = Site(url, folder, settings)
-        stack.callback(site.stop)
+    with RedeliverySite(settings, options.logs) as site:
+        trials = Trials(site)
         for number in range(1, options.trials + 1):
-            site.run()
-            print(f"{number}/{options.trials}: {site}", flush=True)
+            trials.run()
+            print(f"{number}/{options.trials}: {trials}", flush=True)
             if options.json:
-                options.json.write_text(json.dumps(site.delays))
-        print(f"executions that began, by call: {dict(sorted(site.starts.items()))}")
+                options.json.write_text(json.dumps(trials.delays))
+    print(f"executions that began, by call: {dict(sorted(trials.starts.items()))}")
 
 
 def _p99(values: list[float]) -> float:

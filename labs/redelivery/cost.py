@@ -9,15 +9,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from multiprocessing import Pool
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from labs.redelivery import app as lab
-from labs.redelivery.__main__ import Site
+from labs.redelivery.site import RedeliverySite
 from labs.rig.processes import processor_seconds
-from tests.servers.redis_server import RedisServer
-from tests.waiting import eventually
 
 MESSAGES, SECONDS = 1000, 120.0
 SIDES: tuple[float | None, ...] = (60.0, 5.0, None)
@@ -41,27 +36,18 @@ def main() -> None:
 
 def measure(seconds: float | None) -> tuple[float, Counter[str]]:
     """Returns the processor seconds of the worker, and the commands of its broker."""
-    settings: dict[str, Any] = {
-        "broker_connection_retry_on_startup": True,
-        "idempotency_redeliver_after": seconds,
-    }
-    with RedisServer.start() as server, TemporaryDirectory() as directory:
-        lab.app.conf.update(broker_url=server.url, **settings)
-        site = Site(server.url, Path(directory), settings)
-        try:
-            holder = site.start("holder", "held", "--concurrency", "1")
-            for number in range(MESSAGES):
-                lab.work.apply_async((str(number), 0), queue="held", countdown=3600)
-            eventually(lambda: site.redis.zcard("unacked_index") == MESSAGES, "all are held")
-            time.sleep(5)
-            before = processor_seconds(holder.process.pid), _commands(site)
-            time.sleep(SECONDS)
-            return processor_seconds(holder.process.pid) - before[0], _commands(site) - before[1]
-        finally:
-            site.stop()
+    with RedeliverySite({"idempotency_redeliver_after": seconds}) as site:
+        pid = site.start("holder", "held", "--concurrency", "1").process.pid
+        for number in range(MESSAGES):
+            site.publish("held", f"{number}", 0, countdown=3600)
+        site.wait_until_received(MESSAGES)
+        time.sleep(5)
+        before = processor_seconds(pid), _commands(site)
+        time.sleep(SECONDS)
+        return processor_seconds(pid) - before[0], _commands(site) - before[1]
 
 
-def _commands(site: Site) -> Counter[str]:
+def _commands(site: RedeliverySite) -> Counter[str]:
     stats: Any = site.redis.info("commandstats")
     return Counter({name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()})
 

@@ -13,12 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing import Pool
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from labs.redelivery import app as lab
-from labs.redelivery.__main__ import Site
+from labs.redelivery.site import SURVIVOR, RedeliverySite
 from labs.rig.processes import children_of
 from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
@@ -77,60 +74,51 @@ def main() -> None:
 
 def run(broker: str, seconds: float | None, fault: str) -> str:
     """Returns what became of the messages."""
-    with ExitStack() as stack:
-        url = stack.enter_context(RedisServer.start(config={"databases": "2"})).url
-        broker_url = url if broker == "Redis" else stack.enter_context(RabbitMQ.start()).url
-        proxies = [Proxy(address) for address in dict.fromkeys((url, broker_url))]
-        for proxy in proxies:
-            stack.callback(proxy.stop)
+    with RedisServer.start(config={"databases": "2"}) as server, ExitStack() as stack:
+        broker_url = server.url
+        if broker != "Redis":
+            broker_url = stack.enter_context(RabbitMQ.start()).url
+        addresses = dict.fromkeys((server.url, broker_url))
+        proxies = [stack.enter_context(Proxy(address)) for address in addresses]
         settings = {
             "broker_url": broker_url,
             "broker_heartbeat": HEARTBEAT,
-            "broker_connection_retry_on_startup": True,
-            "idempotency_redis_url": url,
+            "idempotency_redis_url": server.url,
             "idempotency_lease": LEASE,
             "idempotency_redeliver_after": seconds,
-            "lab_url": url,
         }
-        lab.app.conf.update(settings)
-        folder = Path(stack.enter_context(TemporaryDirectory()))
-        site = Site(url, folder, settings)
-        stack.callback(site.stop)
+        site = stack.enter_context(RedeliverySite(settings, server=server))
         victim = site.start(
             *("victim", "held", "--concurrency", "2"),
             broker_url=proxies[-1].url,
             idempotency_redis_url=proxies[0].url,
         )
-        kinds = _publish("running", 2, LONG)
-        eventually(lambda: all(site.redis.exists(f"starts:{each}") for each in kinds), "they run")
-        kinds |= _publish("prefetched", 4, 0.1)
-        kinds |= _publish("ETA", 2, 0.1, countdown=COUNTDOWN)
-        eventually(
-            lambda: all(site.redis.exists(f"deliveries:{each}") for each in kinds), "received"
-        )
+        kinds = _publish(site, "running", 2, LONG)
+        eventually(lambda: site.have("starts", kinds), "they run")
+        kinds |= _publish(site, "prefetched", 4, 0.1)
+        kinds |= _publish(site, "ETA", 2, 0.1, countdown=COUNTDOWN)
+        eventually(lambda: site.have("deliveries", kinds), "received")
         FAULTS[fault](victim.process.pid, proxies)
         at = time.time()
-        site.control.add_consumer("held", destination=["survivor@here"])
-        counted = _count(site, kinds, at)
-        if fault.startswith("SIGSTOP"):
-            os.killpg(victim.process.pid, signal.SIGCONT)
-    return counted
+        site.let_survivor_consume("held")
+        return _count(site, kinds, at)
 
 
-def _publish(kind: str, number: int, seconds: float, **options: Any) -> dict[str, str]:
+def _publish(
+    site: RedeliverySite, kind: str, number: int, seconds: float, **options: Any
+) -> dict[str, str]:
     """Publishes calls with different keys; returns `kind` by task id."""
-    calls = [(f"{kind} {each}", seconds) for each in range(number)]
-    ids = [lab.work.apply_async(call, queue="held", **options).id for call in calls]
-    return dict.fromkeys(ids, kind)
+    names = [f"{kind} {each}" for each in range(number)]
+    return {site.publish("held", name, seconds, **options): kind for name in names}
 
 
-def _count(site: Site, kinds: dict[str, str], at: float) -> str:
+def _count(site: RedeliverySite, kinds: dict[str, str], at: float) -> str:
     elsewhere: dict[str, float] = {}
     in_place: set[str] = set()
     while time.time() < at + LONGEST_WAIT and len(elsewhere.keys() | in_place) < len(kinds):
         for task_id in kinds.keys() - elsewhere.keys():
             for start in site.redis.lrange(f"starts:{task_id}", 0, -1):
-                if start.endswith("survivor@here"):
+                if start.endswith(SURVIVOR):
                     elsewhere[task_id] = float(start.split()[0]) - at
         ended = {task_id for task_id in kinds if site.redis.exists(f"ended:{task_id}")}
         in_place |= ended - elsewhere.keys()

@@ -11,14 +11,9 @@ import argparse
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from labs.redelivery import app as lab
-from labs.redelivery.__main__ import Site
-from tests.servers.redis_server import RedisServer
-from tests.waiting import eventually
+from labs.redelivery.site import RedeliverySite
 
 SIDES: dict[str, dict[str, Any]] = {
     "idempotency_redeliver_after": {},
@@ -47,44 +42,32 @@ def count(side: str, seconds: float) -> str:
     """Runs one side, and returns its figures."""
     settings = {
         "broker_transport_options": {"visibility_timeout": VISIBILITY_TIMEOUT},
-        "broker_connection_retry_on_startup": True,
         "worker_prefetch_multiplier": ROUNDS,
         **SIDES[side],
     }
-    with RedisServer.start() as server, TemporaryDirectory() as directory:
-        lab.app.conf.update(broker_url=server.url, **settings)
-        site = Site(server.url, Path(directory), settings)
-        try:
-            site.start("busy", "hour", "--concurrency", str(PROCESSES))
-            ids = _publish(seconds)
-            eventually(lambda: site.redis.zcard("unacked_index") == len(ids), "all are received")
-            lab.app.control.add_consumer("hour", destination=["survivor@here"])
-            deadline = time.monotonic() + seconds + 30
-            while time.monotonic() < deadline and not all(
-                site.redis.exists(f"ended:{task_id}") for task_id in ids
-            ):
-                time.sleep(1)
-            counts = [
-                Counter(site.redis.llen(f"{what}:{task_id}") for task_id in ids)
-                for what in ("deliveries", "starts")
-            ]
-            ended = sum(bool(site.redis.exists(f"ended:{task_id}")) for task_id in ids)
-        finally:
-            site.stop()
+    with RedeliverySite(settings) as site:
+        site.start("busy", "hour", "--concurrency", str(PROCESSES))
+        duration = seconds / (ROUNDS + 1)
+        countdowns = [*(part * seconds for part in COUNTDOWNS), *[None] * PROCESSES * ROUNDS]
+        ids = [
+            site.publish("hour", f"{number}", duration, countdown=countdown)
+            for number, countdown in enumerate(countdowns)
+        ]
+        site.wait_until_received(len(ids))
+        site.let_survivor_consume("hour")
+        deadline = time.monotonic() + seconds + 30
+        while time.monotonic() < deadline and not site.have("ended", ids):
+            time.sleep(1)
+        counts = [
+            Counter(site.redis.llen(f"{what}:{task_id}") for task_id in ids)
+            for what in ("deliveries", "starts")
+        ]
+        ended = sum(bool(site.redis.exists(f"ended:{task_id}")) for task_id in ids)
     deliveries, starts = (dict(sorted(counter.items())) for counter in counts)
     return (
         f"{ended} of {len(ids)} messages ended; messages by their deliveries {deliveries}, "
         f"by the executions that began {starts}"
     )
-
-
-def _publish(seconds: float) -> list[str]:
-    duration = seconds / (ROUNDS + 1)
-    countdowns = [*(part * seconds for part in COUNTDOWNS), *[None] * PROCESSES * ROUNDS]
-    return [
-        lab.work.apply_async((str(number), duration), queue="hour", countdown=countdown).id
-        for number, countdown in enumerate(countdowns)
-    ]
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from labs.chaos import schedule
-from labs.chaos.downstream import Downstream, send
+from labs.chaos import downstream, schedule
 from labs.chaos.schedule import LEASE, ROLLED_BACK, STORE_KILLED
 from labs.chaos.verdict import DISCONNECTED, FORGOTTEN, FROZEN, KILLED, UNEXPLAINED, Verdict, judge
 from labs.comparison.contestants import OURS
 from labs.rig.ledger import Ledger
+from tests.servers.redis_server import RedisServer
 
 #: Process ids.
 ONE, OTHER = 1, 2
@@ -29,7 +29,7 @@ class Run:
         (folder / "ledger").touch()
         self._folder = folder
         self._ledger = Ledger(folder / "ledger")
-        self._downstream = Downstream(folder / "downstream.sqlite")
+        self._server = RedisServer.start()
         self._results: list[dict[str, Any]] = []
         self._unanswered: list[dict[str, Any]] = []
         self._rows: list[dict[str, str]] = []
@@ -55,9 +55,9 @@ class Run:
         if completes:
             self._ledger.write("completed", task_id="task", token=token)
 
-    def request(self, token: int, receipt: str | None = None) -> bool:
+    def request(self, token: int, receipt: str = "", execution: str = "") -> bool:
         """Sends a request to the downstream system."""
-        return send(self._downstream.port, "order", f"{token}", token, receipt)
+        return downstream.send(self._server.url, "order", execution or f"{token}", token, receipt)
 
     def row(self, token: int, order: str = "order") -> None:
         """Records that the effect of an execution is committed."""
@@ -90,6 +90,7 @@ class Run:
             "results": self._results,
             "unanswered": self._unanswered,
             "effects": self._rows,
+            "requests": downstream.requests(self._server.url),
         }
         (self._folder / "observations.json").write_text(json.dumps(observations))
         made = schedule.make(seed, 100, transaction=transaction)
@@ -97,7 +98,7 @@ class Run:
 
     def close(self) -> None:
         self._ledger.close()
-        self._downstream.stop()
+        self._server.stop()
 
 
 @pytest.fixture
@@ -238,8 +239,8 @@ class TestDownstream:
     def test_accepted_stale_write_breaks_a_promise(self, run: Run) -> None:
         """Contestants without tokens always send 0."""
         for execution in ("first", "second"):
-            send(run._downstream.port, "order", execution, 0)
-        assert send(run._downstream.port, "order", "first", 0, "r1")
+            run.request(0, execution=execution)
+        assert run.request(0, "r1", execution="first")
 
         verdict = run.judge()
         assert verdict.stale_accepted == 1
