@@ -81,9 +81,9 @@ canvases: .venv/test  ## Publish chains, chords, retries and duplicates while pr
 redelivery: .venv/test  ## Kill whole workers under load, and time how soon their messages begin elsewhere (TRIALS= AFTER= LEASE=); FAULTS=1: a table of faults; COST=1: the cost of 1,000 messages; HOUR=1: the deliveries of a living worker
 	@$(BIN)/python -m labs.redelivery$(if $(HOUR),.hour)$(if $(FAULTS),.faults)$(if $(COST),.cost) $(if $(TRIALS),--trials $(TRIALS)) $(if $(AFTER),--after $(AFTER)) $(if $(LEASE),--lease $(LEASE))
 
-.PHONY: screenshots
-screenshots: .venv/test  ## Write the images of the dashboard to docs/images, with Debian's Chromium
-	@$(BIN)/python -m labs.screenshots
+.PHONY: images
+images: .venv/test  ## Write the images of the dashboard to docs/images, with Debian's Chromium
+	@$(BIN)/python -m docs.generate_images
 
 .PHONY: matrix
 matrix: .venv/test  ## Run the core tests with each supported Python and Celery

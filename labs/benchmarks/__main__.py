@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CalledProcessError
 
 from labs.benchmarks import page
 from labs.benchmarks.figure import MeasureResult
@@ -17,7 +16,6 @@ from labs.benchmarks.isolation import run_in_process
 from labs.benchmarks.measure import FIGURES, Measure
 from labs.benchmarks.measures import MEASURES, find_measure
 from labs.benchmarks.report import Report, parse_values
-from labs.comparison.install import install_peers
 from labs.rig.report import MET, MISSED, setting
 
 
@@ -28,12 +26,6 @@ def main() -> int:
     before = {}
     if arguments.against:
         before = parse_values(Path(arguments.against).read_text(encoding="utf-8"))
-    # Tables go to standard output, everything else to standard error.
-    if any(measure.section == FIGURES for measure in measures):
-        try:
-            install_peers()
-        except CalledProcessError as error:
-            print(f"left out, since pip failed: {error}", file=sys.stderr)
     load = f"load average before the run: {os.getloadavg()[0]:.1f}"
     report = Report(
         _measure(measures, arguments.minutes),

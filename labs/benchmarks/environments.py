@@ -7,15 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from labs.benchmarks.figure import Figure, Goal, Spread
+from labs.benchmarks.figure import Cost, Figure, Goal, Spread
 from labs.benchmarks.interleaving import Rounds
-from labs.benchmarks.measure import MissingDependency
 from labs.comparison.contestants import (
     CONTESTANTS,
     OURS,
     PEERS_IN_ENVIRONMENTS,
     PLAIN,
-    find_contestant,
 )
 from labs.comparison.environment import DATABASES_EACH, Environment
 from tests.servers.redis_server import RedisServer
@@ -41,10 +39,6 @@ WITH_UNFUSED: Entries = {
         {"settings": {"idempotency_redis_url": None, "idempotency_fused_completion": False}},
     ),
 }
-WITH_ALL_PEERS: Entries = {
-    **WITH_UNFUSED,
-    **{each.name: (each.name, {}) for each in PEERS_IN_ENVIRONMENTS},
-}
 WITH_CONTROL_AND_DEDUPE: Entries = {
     **WITH_CONTROL,
     DEDUPE: (
@@ -63,30 +57,17 @@ def start_environments(
 ) -> Iterator[dict[str, Environment]]:
     """Starts an environment with its worker for each entry, on its own databases of `server`.
 
-    Entries whose own environment could not be installed are left out.
-
     Args:
         broker: URL of the server of the brokers, if it is another one.
-
-    Raises:
-        MissingDependency: if a contestant is not installed.
     """
     with server.client() as client:
         client.flushall()
-    entries = {
-        name: entry for name, entry in entries.items() if find_contestant(entry[0]).is_installed
+    environments = {
+        name: Environment(
+            contestant, server.url, number, concurrency=concurrency, broker=broker, **options
+        )
+        for number, (name, (contestant, options)) in enumerate(entries.items())
     }
-    try:
-        environments = {
-            name: Environment(
-                contestant, server.url, number, concurrency=concurrency, broker=broker, **options
-            )
-            for number, (name, (contestant, options)) in enumerate(entries.items())
-        }
-    except ImportError as error:
-        raise MissingDependency(
-            f"{error.name} is not installed: pip install -e . --group bench"
-        ) from None
     if OURS.name in environments:
         configuration = environments[OURS.name].task("no_op").idempotency_configuration
         assert not configuration.fusion_obstacle, configuration.fusion_obstacle
@@ -150,3 +131,16 @@ def peer_figures(times: Rounds, prefix: str = "") -> list[Figure]:
 def plain(times: Rounds) -> list[float]:
     """Returns the mean of both instances of plain Celery, by round."""
     return [sum(pair) / 2 for pair in zip(times[PLAIN.name], times[CONTROL], strict=True)]
+
+
+def cost_of(label: str, unit: str, rounds: Rounds) -> Cost:
+    """Returns a line of the table of costs from the values of each round, by contestant."""
+    ours, of_celery = rounds[OURS.name], plain(rounds)
+    return Cost(
+        label,
+        unit,
+        Spread.from_values(of_celery).median,
+        Spread.from_values(ours).median,
+        Spread.from_values([more - less for more, less in zip(ours, of_celery, strict=True)]),
+        Spread.from_values(rounds[UNFUSED]).median if UNFUSED in rounds else None,
+    )

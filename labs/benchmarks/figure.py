@@ -125,7 +125,7 @@ class MeasureResult:
     figures: list[Figure] = field(default_factory=list)
     #: For the table at the top of the page.
     costs: list[Cost] = field(default_factory=list)
-    #: Why there are no figures: a missing dependency, a timeout or an error.
+    #: Why there are no figures: a timeout or an error.
     missing: str = ""
     #: The traceback of a measure that failed.
     failure: str = ""

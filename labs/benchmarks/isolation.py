@@ -11,7 +11,7 @@ import traceback
 from multiprocessing.connection import Connection
 
 from labs.benchmarks.figure import MeasureResult
-from labs.benchmarks.measure import Measure, MissingDependency
+from labs.benchmarks.measure import Measure
 
 
 def run_in_process(measure: Measure, seconds_left: float) -> MeasureResult:
@@ -46,8 +46,6 @@ def _measure(name: str, sender: Connection) -> None:
     log.propagate = False
     try:
         result = find_measure(name).measure()
-    except MissingDependency as error:
-        result = MeasureResult(missing=str(error))
     except Exception as error:
         reason = f"failed: {type(error).__name__}: {error}".splitlines()[0]
         result = MeasureResult(missing=reason, failure=traceback.format_exc())

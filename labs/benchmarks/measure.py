@@ -27,12 +27,4 @@ class Measure(ABC):
 
     @abstractmethod
     def measure(self) -> MeasureResult:
-        """Starts the servers that it needs, measures, and returns the result.
-
-        Raises:
-            MissingDependency: if a program or package is not installed.
-        """
-
-
-class MissingDependency(Exception):
-    """A program or package that a measure needs is not installed; says how to install it."""
+        """Starts the servers that it needs, measures, and returns the result."""

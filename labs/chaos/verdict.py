@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from labs.chaos import committed, downstream, turns
+from labs.chaos import downstream, orders
 from labs.chaos.app import UNIT_SEPARATOR
 from labs.chaos.evidence import SENDER_KILLED, Evidence, Execution, InjectedFault
 from labs.chaos.schedule import LEASE, ROLLED_BACK, ROLLED_FORWARD, STORE_KILLED, Schedule
@@ -128,11 +128,11 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
     transaction, declined = schedule.shape.transaction, set[str]()
     if transaction:
         executions, rows = evidence.executions, observations["effects"]
-        declined = committed.declined_units(schedule, {each.order for each in executions})
+        declined = orders.declined_units(schedule, {each.order for each in executions})
         evidence = replace(
             evidence,
-            executions=committed.without_rolled_back(executions, rows),
-            receipts=committed.receipts(executions, rows, declined),
+            executions=orders.without_rolled_back(executions, rows),
+            receipts=orders.receipts(executions, rows, declined),
         )
     by_order: dict[str, list[Execution]] = defaultdict(list)
     for execution in evidence.executions:
@@ -157,7 +157,7 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
             notes.append(f"{order}: {len(done)} effects, {reason}")
     differing = [order for order, each in outcomes.items() if len(each) > 1]
     notes += [f"{order}: outcomes differ: {sorted(outcomes[order])}" for order in differing]
-    overlaps = turns.overlaps(
+    overlaps = orders.overlaps(
         evidence.executions,
         lambda *pair: (
             not transaction and _reason_for(pair[0], pair, evidence, schedule) != UNEXPLAINED
@@ -167,7 +167,7 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
     )
     notes += [f"{order}: executions at once" for order in overlaps]
     collapsed = observations.get("collapsed", [])
-    swallowed = [line["order"] for line in collapsed if turns.is_swallowed(line, by_order)]
+    swallowed = [line["order"] for line in collapsed if orders.is_swallowed(line, by_order)]
     notes += [f"{order}: a publish was swallowed" for order in swallowed]
     receipts = evidence.receipts
     disagreeing = [

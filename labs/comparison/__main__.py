@@ -13,8 +13,7 @@ from labs.comparison.contestants import CONTESTANTS
 from labs.comparison.environment import DATABASES_EACH
 from labs.comparison.install import install_peers
 from labs.comparison.runner import NOT_APPLICABLE, Cells, run
-from labs.comparison.scenario import Scenario
-from labs.comparison.scenarios import SCENARIOS
+from labs.comparison.scenarios import SCENARIOS, Scenario
 from labs.rig.report import MET, MISSED, markdown, setting
 from tests.servers.redis_server import RedisServer
 

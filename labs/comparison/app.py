@@ -18,9 +18,9 @@ from celery import Celery
 from celery.signals import task_postrun, task_success, worker_init
 
 from labs.comparison.contestants import OURS, find_contestant
-from labs.comparison.ledger import Ledger
 from labs.comparison.pushing import PushingApp
 from tests.servers.program import die_with_parent
+from tests.worker.ledger import Ledger
 
 CONFIG_VARIABLE = "PEERS_PLAN"
 
@@ -74,14 +74,14 @@ def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
     @task(bind=True, name="peers.work")
     def work(self: Any, order: str, seconds: float = 0.0) -> str:
         """Takes `seconds`; returns a receipt that differs for each execution."""
-        with _ledger(config.ledger).execution(order, self.request.id):
+        with _ledger(config.ledger).run(order, self.request.id):
             time.sleep(seconds)
             return uuid4().hex
 
     @task(bind=True, name="peers.retry_once")
     def retry_once(self: Any, order: str) -> str:
         """Retries once, then returns a receipt."""
-        with _ledger(config.ledger).execution(order, self.request.id):
+        with _ledger(config.ledger).run(order, self.request.id):
             if self.request.retries == 0:
                 raise self.retry(countdown=0)
             return uuid4().hex
@@ -89,7 +89,7 @@ def make_app(config: AppConfig, *, in_worker: bool = False) -> Celery:
     @task(bind=True, name="peers.follow")
     def follow(self: Any, before: Any, order: str) -> Any:
         """Follows another task in a chain, or the header of a chord."""
-        with _ledger(config.ledger).execution(order, self.request.id):
+        with _ledger(config.ledger).run(order, self.request.id):
             return before
 
     @task(name="peers.no_op")

@@ -16,9 +16,9 @@ from redis import Redis
 
 from labs.comparison.app import CONFIG_VARIABLE, AppConfig, make_app
 from labs.comparison.contestants import find_contestant
-from labs.comparison.ledger import Ledger
 from tests.waiting import SOON, eventually
 from tests.worker.harness import WorkerProcess, end_workers
+from tests.worker.ledger import Ledger
 
 #: The database of all locks and records, and of nothing else.
 LOCKS_DATABASE = 0
@@ -107,15 +107,19 @@ class Environment:
         except Exception as error:
             return PublishError(error)
 
-    def drop_broker_connections(self) -> int:
-        """Lets the server close every connection to the broker; returns their number."""
+    def start(self, seconds: float) -> str:
+        """Publishes a call and returns its order when it runs."""
+        order = self.order()
+        self.publish("work", order, seconds)
+        self.ledger.wait_for_run(order)
+        return order
+
+    def drop_broker_connections(self) -> None:
+        """Lets the server close every connection to the broker."""
         with Redis.from_url(self.config.ledger) as client:
-            connection_ids = [
-                connection["id"]
-                for connection in client.client_list()
-                if int(connection["db"]) == self._database
-            ]
-            return sum(client.client_kill_filter(_id=each) for each in connection_ids)
+            for connection in client.client_list():
+                if int(connection["db"]) == self._database:
+                    client.client_kill_filter(_id=connection["id"])
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to all processes of the worker."""

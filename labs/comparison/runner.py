@@ -12,8 +12,7 @@ from itertools import count
 
 from labs.comparison.contestants import CONTESTANTS
 from labs.comparison.environment import Environment
-from labs.comparison.scenario import Cell, Scenario
-from labs.comparison.scenarios import find_scenario
+from labs.comparison.scenarios import Cell, Scenario, find_scenario
 
 #: Each process mostly waits, but starts a worker.
 PROCESSES = 8
@@ -28,8 +27,8 @@ def run(scenarios: Sequence[Scenario], url: str) -> Cells:
     """Returns the cells; prints a failure when it happens."""
     cells: dict[str, dict[str, Cell]] = defaultdict(dict)
     numbers = count()
-    together = [scenario for scenario in scenarios if not scenario.exclusive]
-    batches = [together, *([scenario] for scenario in scenarios if scenario.exclusive)]
+    together = [scenario for scenario in scenarios if not scenario.is_timed]
+    batches = [together, *([scenario] for scenario in scenarios if scenario.is_timed)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, mp_context=context) as processes:
         for batch in batches:
@@ -52,10 +51,9 @@ def run(scenarios: Sequence[Scenario], url: str) -> Cells:
 def measure(scenario_name: str, contestant: str, url: str, number: int) -> Cell:
     """Runs a scenario with a contestant; called in a process of the pool."""
     scenario = find_scenario(scenario_name)
-    environment = Environment(contestant, url, number, **scenario.options)
-    try:
-        with environment:
+    with Environment(contestant, url, number, **scenario.options) as environment:
+        try:
             return scenario.measure(environment)
-    except Exception as error:
-        failure = f"{traceback.format_exc()}\n{environment.log()[-3000:]}"
-        return Cell(f"failed: {error}".splitlines()[0], failure=failure)
+        except Exception as error:
+            failure = f"{traceback.format_exc()}\n{environment.log()[-3000:]}"
+            return Cell(f"failed: {error}".splitlines()[0], failure=failure)

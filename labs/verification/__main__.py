@@ -10,10 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
 from labs.verification import live, lua_mutants, replay
 from labs.verification.environment import Environment
 from labs.verification.equivalent_mutants import EQUIVALENT_MUTANTS
@@ -29,10 +25,8 @@ STAGES = ("search", "guards", "replay", "live", "lua")
 class Verification:
     """The stages, each of which returns a name and figures for a row of the final table."""
 
-    def __init__(self, options: argparse.Namespace, console: Console) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.console = console
-        self.rows: list[tuple[str, str, str, float]] = []
         self.failures: list[str] = []
         self.servers = list(find_servers())
 
@@ -42,17 +36,16 @@ class Verification:
             name, figures = getattr(self, stage)()
             mark = "✓" if len(self.failures) == failures else "✗"
             seconds = time.monotonic() - started_at
-            self.rows.append((mark, name, figures, seconds))
-            self.console.print(f"{mark} {name}: {figures} ({seconds:.0f} s)", markup=False)
+            print(f"{mark} {name}: {figures} ({seconds:.0f} s)", flush=True)
 
     def search(self) -> tuple[str, str]:
         states = transitions = 0
         names = [*(name for name in SCENARIOS if name not in LARGE), *LARGE]
-        for name, result in self._map("searching", _search, names):
+        for name, result in self._map(_search, names):
             states, transitions = states + result.states, transitions + result.transitions
             if self.options.verbose:
                 figures = f"{result.states:,} states, {result.transitions:,} steps"
-                self.console.print(f"  {name}: {figures}, {result.seconds:.0f} s", markup=False)
+                print(f"  {name}: {figures}, {result.seconds:.0f} s")
             if result.counterexample is not None:
                 trace = "\n".join(format_counterexample(result.counterexample))
                 self.failures.append(f"{name}:\n{trace}")
@@ -63,15 +56,14 @@ class Verification:
 
     def guards(self) -> tuple[str, str]:
         detected = 0
-        for guard, result in self._map("leaving guards out", search_without, GUARDS):
+        for guard, result in self._map(search_without, GUARDS):
             if result.counterexample is None:
                 self.failures.append(f"nothing breaks without the guard {guard!r}")
                 continue
             detected += 1
             if self.options.verbose:
-                self.console.rule(f"without: {GUARDS[guard][0]}")
-                trace = "\n".join(format_counterexample(result.counterexample))
-                self.console.print(trace, markup=False)
+                print(f"without: {GUARDS[guard][0]}")
+                print(*format_counterexample(result.counterexample), sep="\n")
         for name, (scenario, violation) in LIMITS.items():
             counterexample = search(Environment(scenario)).counterexample
             if counterexample is None or counterexample.violation != violation:
@@ -81,23 +73,23 @@ class Verification:
 
     def replay(self) -> tuple[str, str]:
         jobs = [(script, kind) for kind in self.servers for script in lua_mutants.SCRIPTS]
-        for _, difference in self._map("single calls", _replay, jobs):
+        for _, difference in self._map(_replay, jobs):
             self.failures += [difference] if difference else []
         number = replay.CASES * len(lua_mutants.SCRIPTS)
         return "single calls against the model", f"{number:,} on each of {', '.join(self.servers)}"
 
     def live(self) -> tuple[str, str]:
         jobs = [(kind, self.options.sequences, self.options.seed) for kind in self.servers]
-        for _, difference in self._map("sequences of calls", _live, jobs):
+        for _, difference in self._map(_live, jobs):
             self.failures += [difference] if difference else []
         return "sequences of calls", f"{self.options.sequences:,} on each of them"
 
     def lua(self) -> tuple[str, str]:
         mutants = lua_mutants.all_mutants()
         survived = set()
-        for mutant, detected_by in self._map("mutating the Lua", replay.run, mutants):
+        for mutant, detected_by in self._map(replay.run, mutants):
             if self.options.verbose and detected_by:
-                self.console.print(f"  by {detected_by}: {mutant.name}", markup=False)
+                print(f"  by {detected_by}: {mutant.name}")
             if not detected_by:
                 survived.add(mutant.name)
                 if mutant.name not in EQUIVALENT_MUTANTS:
@@ -110,30 +102,14 @@ class Verification:
         figures = f"{detected:,} of {len(mutants):,} detected, {len(equivalent)} equivalent"
         return "mutants of the Lua", figures
 
-    def _map(
-        self, description: str, function: Callable[[Any], Any], jobs: Iterable[Any]
-    ) -> Iterator[tuple[Any, Any]]:
+    @staticmethod
+    def _map(function: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Yields each job with its result, as they finish."""
-        jobs = list(jobs)
-        with (
-            Progress(
-                TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-                TimeElapsedColumn(), console=self.console,
-            ) as progress,
-            ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("fork")) as pool,
-        ):  # fmt: skip
-            bar = progress.add_task(description, total=len(jobs))
+        with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("fork")) as pool:
             # Start with the last: the largest are at the end of each list.
-            futures = {pool.submit(function, job): job for job in reversed(jobs)}
+            futures = {pool.submit(function, job): job for job in reversed(list(jobs))}
             for future in as_completed(futures):
-                progress.advance(bar)
                 yield futures[future], future.result()
-
-    def summary(self) -> Table:
-        summary = Table("", "", "", "s")
-        for mark, name, figures, seconds in self.rows:
-            summary.add_row(mark, name, figures, f"{seconds:.0f}")
-        return summary
 
 
 def _search(name: str) -> SearchResult:
@@ -161,14 +137,12 @@ def _options() -> argparse.Namespace:
 
 def main() -> int:
     started_at = time.monotonic()
-    console = Console(stderr=True)
-    verification = Verification(_options(), console)
+    verification = Verification(_options())
     verification.run()
-    Console().print(verification.summary())
     for failure in verification.failures:
-        console.print(f"✗ {failure}", style="red", markup=False)
+        print(f"✗ {failure}", file=sys.stderr)
     verdict = f"{len(verification.failures)} failures" if verification.failures else "all passed"
-    console.print(f"{verdict} ({time.monotonic() - started_at:.0f} s)")
+    print(f"{verdict} ({time.monotonic() - started_at:.0f} s)")
     return 1 if verification.failures else 0
 
 

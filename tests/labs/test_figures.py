@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from labs.benchmarks.costs import cost_of
-from labs.benchmarks.environments import CONTROL
+from labs.benchmarks.environments import CONTROL, cost_of
 from labs.benchmarks.figure import Spread
 from labs.benchmarks.interleaving import round_order
 from labs.comparison.contestants import OURS, PLAIN

@@ -37,14 +37,15 @@ class Run:
     pid: int
     #: Seconds since the epoch.
     started_at: float
-    #: Attributes of ``self.idempotency`` in the body.
-    key: str
-    token: int
-    attempt: int
-    recovered: bool
-    protected: bool
-    #: "returned", or the name of its exception; None while it runs, or if it was killed.
+    #: Attributes of ``self.idempotency`` in the body, with this library.
+    key: str = ""
+    token: int = 0
+    attempt: int = 0
+    recovered: bool = False
+    protected: bool = False
+    #: "returned", or the name of its exception, and when; None while it runs, or if it was killed.
     end: str | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,23 +72,26 @@ class Ledger:
     # Workers
 
     @contextmanager
-    def run(self, order: str, task_id: str | None, execution: Any) -> Iterator[None]:
+    def run(self, order: str, task_id: str | None, execution: Any = None) -> Iterator[None]:
         """Records the start and the end of an execution, which waits while its order is held."""
         number = uuid4().hex
         start = {
             "task_id": task_id,
             "pid": os.getpid(),
             "started_at": time.time(),
-            **{name: getattr(execution, name) for name in _EXECUTION_ATTRIBUTES},
         }
+        if execution is not None:
+            start |= {name: getattr(execution, name) for name in _EXECUTION_ATTRIBUTES}
         self._redis.rpush(f"runs:{order}", json.dumps([number, start]))
+        end = "returned"
         try:
             self.wait_for_release(order)
             yield
         except BaseException as error:
-            self._redis.hset(f"ends:{order}", number, type(error).__name__)
+            end = type(error).__name__
             raise
-        self._redis.hset(f"ends:{order}", number, "returned")
+        finally:
+            self._redis.hset(f"ends:{order}", number, json.dumps([end, time.time()]))
 
     def record_signal(self, name: str, sender: str, details: dict[str, Any]) -> None:
         """Records a signal."""
@@ -157,7 +161,7 @@ class Ledger:
         """Returns the executions of `order`, by their start."""
         ends = self._redis.hgetall(f"ends:{order}")
         starts = map(json.loads, self._redis.lrange(f"runs:{order}", 0, -1))
-        return [Run(**start, end=ends.get(number)) for number, start in starts]
+        return [Run(**start, **_end(ends.get(number))) for number, start in starts]
 
     def wait_for_run(self, order: str, number: int = 1) -> Run:
         """Waits until the `number`-th execution of `order` has started, and returns it."""
@@ -183,6 +187,10 @@ class Ledger:
             f"signal {name} ({number}) of task {task_id}; received: {self.signals(task_id)}",
         )
         return signals[number - 1]
+
+
+def _end(text: str | None) -> dict[str, Any]:
+    return dict(zip(("end", "ended_at"), json.loads(text), strict=True)) if text else {}
 
 
 _EXECUTION_ATTRIBUTES = ("key", "token", "attempt", "recovered", "protected")

@@ -1,9 +1,8 @@
-"""All measures, in the order of the page: exact counts first."""
+"""All measures, in the order of the page."""
 
 from __future__ import annotations
 
 from labs.benchmarks.measure import Measure
-from labs.benchmarks.measures.commands import Commands
 from labs.benchmarks.measures.draining import QueueDrain
 from labs.benchmarks.measures.end_to_end import EndToEnd
 from labs.benchmarks.measures.memory import Memory
@@ -12,7 +11,7 @@ from labs.benchmarks.measures.soak import Soak
 from labs.benchmarks.measures.waking import Waking
 
 MEASURES: tuple[Measure, ...] = (
-    *(Commands(), Memory(), QueueDrain(), EndToEnd(), Publishing(), Soak(), Waking()),
+    *(Memory(), QueueDrain(), EndToEnd(), Publishing(), Soak(), Waking()),
 )
 
 

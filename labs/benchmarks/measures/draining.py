@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from redis import Redis
 
-from labs.benchmarks.costs import Cost, cost_of
 from labs.benchmarks.environments import (
-    WITH_ALL_PEERS,
+    WITH_UNFUSED,
+    cost_of,
     difference_figures,
     peer_figures,
     ratio_figures,
     server_for,
     start_environments,
 )
-from labs.benchmarks.figure import Goal, MeasureResult
+from labs.benchmarks.figure import Cost, Goal, MeasureResult
 from labs.benchmarks.interleaving import round_order
 from labs.benchmarks.measure import Measure
 from labs.benchmarks.usage import ServerUsage, cpu_of_group
@@ -70,7 +70,7 @@ class QueueDrain(Measure):
 
     RESTARTS, ROUNDS, TASKS = 4, 6, 400
 
-    entries = WITH_ALL_PEERS
+    entries = WITH_UNFUSED
 
     def measure(self) -> MeasureResult:
         usages: dict[str, list[Usage]] = {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from labs.benchmarks.costs import cost_of
 from labs.benchmarks.environments import (
-    WITH_ALL_PEERS,
+    WITH_UNFUSED,
+    cost_of,
     difference_figures,
     peer_figures,
     plain,
@@ -37,7 +37,7 @@ class EndToEnd(Measure):
 
     RESTARTS, ROUNDS, EACH = 5, 30, 6
 
-    entries = WITH_ALL_PEERS
+    entries = WITH_UNFUSED
 
     def measure(self) -> MeasureResult:
         times: Rounds = {}

@@ -8,8 +8,7 @@ from celery import Celery
 from redis import Redis
 
 from celery_idempotent import IdempotentTask
-from labs.benchmarks.costs import exact_cost
-from labs.benchmarks.figure import Figure, Goal, MeasureResult
+from labs.benchmarks.figure import Cost, Figure, Goal, MeasureResult, Spread
 from labs.benchmarks.measure import Measure
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
@@ -48,7 +47,8 @@ class Memory(Measure):
                 label = f"result of {size} bytes"
                 if size == DOCUMENTED_SIZE:
                     title, both = f"memory of Redis until it expires, {label}", celery + record
-                    costs.append(exact_cost(title, "bytes", celery, both, both))
+                    more = Spread.from_values([record])
+                    costs.append(Cost(title, "bytes", celery, both, more, both))
                     figures.append(Figure(label, record, "bytes", Goal(260)))
                 compared = f"{label}, compared with Celery's"
                 figures.append(Figure(compared, record, "bytes", Goal(celery, "<")))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from labs.benchmarks.costs import cost_of
 from labs.benchmarks.environments import (
     DEDUPE,
     WITH_CONTROL_AND_DEDUPE,
+    cost_of,
     plain,
     ratio_figures,
     server_for,

@@ -1,4 +1,4 @@
-"""``python -m labs.screenshots`` writes docs/images/dashboard-*.png.
+"""``make images`` writes docs/images/dashboard-*.png.
 
 The records are those of a real worker, one process of which is killed. The hour before is made up.
 """
@@ -26,7 +26,7 @@ from tests.dashboard.conftest import Site, open_site, serving
 from tests.servers.program import find_chromium
 from tests.servers.redis_server import RedisServer
 
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
+IMAGES = Path(__file__).parent / "images"
 
 #: Width and height in CSS pixels, and the colours.
 VIEWS: dict[str, dict[str, Any]] = {

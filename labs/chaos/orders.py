@@ -1,10 +1,11 @@
-"""Effects that are rows in a database: those that are committed count."""
+"""Evaluates orders: the committed effects in a database, and those that may run again."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from labs.chaos.app import UNIT_SEPARATOR
@@ -42,3 +43,34 @@ def receipts(
         if each.order in declined and each.order not in with_row and each.receipt:
             found[each.order].append(each.receipt)
     return found
+
+
+def overlaps(
+    executions: Sequence[Execution],
+    is_explained: Callable[[Execution, Execution], bool],
+    begin_of: Callable[[Execution], float],
+) -> list[str]:
+    """Returns the orders of which two executions ran at once, without a reason.
+
+    Args:
+        begin_of: the sort key of the executions of an order.
+    """
+    by_order: dict[str, list[Execution]] = defaultdict(list)
+    for execution in executions:
+        order, separator, _ = execution.order.partition(UNIT_SEPARATOR)
+        if separator and execution.done_at is not None:
+            by_order[order].append(execution)
+    found = []
+    for order, its_executions in by_order.items():
+        its_executions.sort(key=begin_of)
+        for earlier, later in pairwise(its_executions):
+            assert earlier.done_at is not None
+            if later.started_at < earlier.done_at and not is_explained(earlier, later):
+                found.append(order)
+    return found
+
+
+def is_swallowed(publish: Mapping[str, Any], by_order: Mapping[str, Sequence[Execution]]) -> bool:
+    """Whether all effects of the message that answered a publish had begun before it."""
+    started = [each.started_at for each in by_order.get(publish["order"], ()) if each.done_at]
+    return bool(started) and max(started) < publish["at"]
