@@ -3,8 +3,10 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from celery.signals import celeryd_init, worker_process_init
+
 from celery_idempotent.core.key.rule import TASK_ID
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record import Record, State
 from celery_idempotent.core.task.task import IdempotentTask
 from celery_idempotent.errors import (
     ConflictError,
@@ -20,7 +22,6 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
     TransactionError,
 )
-from celery_idempotent.operations.worker import signals as _worker  # noqa: F401 - connects its signals
 
 if TYPE_CHECKING:
     from celery_idempotent.core.task.publish.result import CallOutcome, outcome_of
@@ -60,6 +61,24 @@ _LATER = {
     "Idempotency": "functions.engine",
     "outcome_of": "core.task.publish.result",
 }
+
+
+# Connected here, so that users need no code for checks and monitoring. Programs that only publish
+# never load these.
+def _on_worker_start(instance: Any, **_: Any) -> None:
+    from celery_idempotent.operations.worker import start
+
+    start.add_to(instance.app)
+
+
+def _on_process_start(**_: Any) -> None:
+    from celery_idempotent.operations.worker import start
+
+    start.enter_process()
+
+
+celeryd_init.connect(_on_worker_start, weak=False)
+worker_process_init.connect(_on_process_start, weak=False)
 
 
 def __getattr__(name: str) -> Any:

@@ -283,6 +283,21 @@ class Settings:
         return round(max(self.reservation_ttl, self.lease) * 1000) if self.deduplicates else 0
 
     @cached_property
+    def options(self) -> tuple[Any, ...]:
+        """Returns the :class:`.extension.Option` of each option that is set, where it has one."""
+        chosen = [
+            path
+            for (option, value), path in EXTENSIONS.items()
+            if getattr(self, option) and value in (None, getattr(self, option))
+        ]
+        return tuple(map(symbol_by_name, chosen))
+
+    @cached_property
+    def extensions(self) -> tuple[Any, ...]:
+        """Returns those of them that take part in the flow of a call."""
+        return tuple(option for option in self.options if option.in_flow)
+
+    @cached_property
     def error_ms(self) -> int:
         """Returns the retention of an error in milliseconds."""
         return round(self.error_ttl * 1000)

@@ -25,7 +25,7 @@ from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_hea
 from celery_idempotent.contrib.http.response import Headers, stored_by_default
 from celery_idempotent.contrib.http.response import Response as Captured
 from celery_idempotent.contrib.http.route import BaseRoute, Call
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.functions.engine import Idempotency
 
 __all__ = ["anonymous", "by_cookie", "by_header", "idempotent_route", "stored_by_default"]

@@ -14,7 +14,7 @@ from celery_idempotent.contrib.http.response import Headers, stored_by_default
 from celery_idempotent.contrib.http.response import Response as Captured
 from celery_idempotent.contrib.http.route import BaseRoute, Call
 from celery_idempotent.contrib.wsgi import WsgiReader
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 
 __all__ = ["anonymous", "by_cookie", "by_header", "idempotent_route", "stored_by_default"]
 

@@ -25,14 +25,12 @@ from celery_idempotent import errors
 from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.conflict import POLICIES, requeue_delay
-from celery_idempotent.core.flow.end import Answer, Drop, Reject, Requeue
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.flow import execute
-from celery_idempotent.core.flow.outcome import Failure, Result
 from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.thread import run_flow
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.flow.values import Answer, Drop, Failure, Reject, Requeue, Result
+from celery_idempotent.core.record import Record, State, layout
 from celery_idempotent.functions.direct_call import (
     DirectHost,
     direct_call,

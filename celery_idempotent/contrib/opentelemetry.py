@@ -17,8 +17,8 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from celery_idempotent import signals
-from celery_idempotent.core.record import traceparent
-from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.record import Record
+from celery_idempotent.core.store import commands
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -31,12 +31,12 @@ class IdempotencyInstrumentor(BaseInstrumentor):  # type: ignore[misc,unused-ign
         return ("celery >= 5.3",)
 
     def _instrument(self, **_: Any) -> None:
-        traceparent.current = _traceparent
+        commands.current_traceparent = _traceparent
         for signal, handler in _HANDLERS:
             signal.connect(handler, weak=False)
 
     def _uninstrument(self, **_: Any) -> None:
-        traceparent.current = None
+        commands.current_traceparent = None
         for signal, handler in _HANDLERS:
             signal.disconnect(handler)
 

@@ -16,7 +16,7 @@ from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_hea
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.request import fingerprint
 from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 
 __all__ = ["IdempotencyMiddleware", "anonymous", "by_cookie", "by_header", "stored_by_default"]
 

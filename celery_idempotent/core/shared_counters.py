@@ -20,11 +20,11 @@ from zlib import crc32
 from billiard.process import current_process
 
 from celery_idempotent.core import worker
+from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.events.report import counters
 from celery_idempotent.core.events.table import COUNTED
-from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.lease.heartbeat import heartbeat
-from celery_idempotent.core.lease.lease import Lease
 
 #: Number of rows; processes beyond it are not counted.
 MAX_PROCESSES = 256

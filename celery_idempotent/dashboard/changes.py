@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import State
 from celery_idempotent.dashboard.context import Context, ShownRecord
 from celery_idempotent.dashboard.index import Query
 from celery_idempotent.dashboard.presentation import json_response, render

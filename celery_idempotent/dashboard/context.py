@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.dashboard.index import Query
 from celery_idempotent.dashboard.sampler import Sampler

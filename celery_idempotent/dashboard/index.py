@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import State, layout
 from celery_idempotent.core.store.record_store import RecordStore, distinct
 from celery_idempotent.dashboard.database import Database
 from celery_idempotent.errors import IdempotencyError

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from celery_idempotent.core.events.repeats import Repeats, like_it
+from celery_idempotent.core.events.report import Repeats, like_it
 from celery_idempotent.core.printable import printable
 from celery_idempotent.errors import SettingsError
 

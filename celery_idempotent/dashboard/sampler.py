@@ -17,7 +17,7 @@ from celery import Celery
 
 from celery_idempotent import sql
 from celery_idempotent.core.configuration import app_tasks
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import State
 from celery_idempotent.core.store.scan import key_of
 from celery_idempotent.dashboard.history import History
 from celery_idempotent.dashboard.index import RecordIndex, TaskTotals, bounded

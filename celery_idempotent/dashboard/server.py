@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from celery_idempotent.core.events.repeats import Repeats, like_it
+from celery_idempotent.core.events.report import Repeats, like_it
 
 logger = logging.getLogger(__name__)
 

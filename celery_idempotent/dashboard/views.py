@@ -16,8 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from celery_idempotent.core.record.payload import OFFLOADED
-from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.record import OFFLOADED, Record
 from celery_idempotent.dashboard.changes import version
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.dashboard.history import RANGES

@@ -15,7 +15,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent.core.flow.extension import Option
 from celery_idempotent.core.key.canonical import canonical, digest
-from celery_idempotent.core.record.payload import ENCRYPTED, Payload
+from celery_idempotent.core.record import ENCRYPTED, Payload
 from celery_idempotent.errors import DecryptionError, SettingsError
 from celery_idempotent.settings import Settings
 

@@ -22,8 +22,8 @@ from kombu import serialization
 from celery_idempotent.core.events.report import About, report
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.task.message import call_options, message_headers
-from celery_idempotent.core.task.message.canvas import last_signature, signatures
 from celery_idempotent.core.task.publish import put_back
+from celery_idempotent.core.task.publish.replacement import last_signature, signatures
 from celery_idempotent.errors import CorruptRecordError, TransactionError
 
 MESSAGE_DROPPED = Event(

@@ -19,14 +19,19 @@ from kombu.serialization import prepare_accept_content
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.end import AGAIN, GRANTED, Admission, Answer, Finished
 from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.outcome import Failure, Result
 from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.values import (
+    AGAIN,
+    GRANTED,
+    Admission,
+    Answer,
+    Failure,
+    Finished,
+    Result,
+)
 from celery_idempotent.core.payload.value_codec import dump
-from celery_idempotent.core.record import layout, steps
-from celery_idempotent.core.record.payload import ARGUMENTS, Payload
-from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.record import ARGUMENTS, Payload, Record, layout, steps
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.task.publish.dedupe import Publication
 from celery_idempotent.core.task.publish.put_back import change_arguments

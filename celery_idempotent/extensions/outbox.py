@@ -16,7 +16,7 @@ from typing import Any
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.soft_limit import at_row
-from celery_idempotent.core.record.payload import OUTBOX, Payload
+from celery_idempotent.core.record import OUTBOX, Payload
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
 from celery_idempotent.extensions import messages
 from celery_idempotent.sql.database import Database

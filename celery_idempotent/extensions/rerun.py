@@ -10,12 +10,12 @@ from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.end import End
 from celery_idempotent.core.flow.extension import Extension
+from celery_idempotent.core.flow.forget import forget_call
 from celery_idempotent.core.flow.soft_limit import at_row
-from celery_idempotent.core.record.record import Record
-from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.flow.values import End
+from celery_idempotent.core.record import Record
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
 
 RUNS_AGAIN = Event(INFO, "has been run again: the outcome of its key is forgotten")
@@ -50,7 +50,7 @@ class ForgetFirst(Extension):
             shown = record
         elif row is None or row.token != host.forgets:
             return False
-        forget = partial(executor.forget, key, shown)
+        forget = partial(forget_call, executor, key, shown)
         if database is None:
             return bool(forget() == "ok")
         owner = row.owner if row is not None else ""

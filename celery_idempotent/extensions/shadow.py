@@ -13,26 +13,22 @@ from functools import partial
 from logging import DEBUG, ERROR, INFO
 from typing import Any
 
+from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.call import Complete, Delegate, Fail
-from celery_idempotent.core.flow.end import Answer
 from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.outcome import Failure, Outcome
 from celery_idempotent.core.flow.pass_ import (
     Pass,
     begin_command,
     release_command,
 )
 from celery_idempotent.core.flow.soft_limit import SoftLimitReached
-from celery_idempotent.core.lease.clock import lease_now
-from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.flow.values import Answer, Complete, Delegate, Fail, Failure, Outcome
+from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.payload.codec import NOT_STORED, RESULT_IGNORED
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record import Payload, Record, State, layout
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.commands import Command, LeaseExtension
 from celery_idempotent.core.store.scripts import Reply

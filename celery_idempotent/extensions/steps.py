@@ -6,19 +6,19 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from celery_idempotent.core.flow.call import Complete, Fail
-from celery_idempotent.core.flow.end import Settlement
 from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.outcome import (
+from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.values import (
+    Complete,
+    Fail,
     Failure,
     Outcome,
     Result,
+    Settlement,
     restored,
     step_that_has_run,
 )
-from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.record import steps
-from celery_idempotent.core.record.payload import Payload, step_field
+from celery_idempotent.core.record import Payload, step_field, steps
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.core.store.scripts import Reply

@@ -19,29 +19,32 @@ from celery.backends.base import Backend
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.events.table import Event
-from celery_idempotent.core.flow import conflict, flow, replacement
-from celery_idempotent.core.flow.call import Complete, Delegate, Disposition, Fail, Release
-from celery_idempotent.core.flow.end import (
+from celery_idempotent.core.flow import conflict, flow
+from celery_idempotent.core.flow.execution import BaseExecution
+from celery_idempotent.core.flow.extension import Extension
+from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.replay import replacement_error, replay_or_requeue
+from celery_idempotent.core.flow.soft_limit import at_row
+from celery_idempotent.core.flow.values import (
     AGAIN,
     GRANTED,
     Admission,
     Answer,
+    Complete,
+    Delegate,
+    Disposition,
     End,
+    Fail,
+    Failure,
     Finished,
+    Release,
     Requeue,
+    Result,
     Settlement,
+    is_asynchronous,
 )
-from celery_idempotent.core.flow.execution import BaseExecution
-from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.outcome import Failure, Result, is_asynchronous
-from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.flow.replay import replay_or_requeue
-from celery_idempotent.core.flow.soft_limit import at_row
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.record.traceparent import append_traceparent
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import Payload, Record, State, layout
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
@@ -171,7 +174,7 @@ class RowTransaction(Extension):
         if row.task_id == self.call.task_id:
             return False
         record = row.record(self.call.key, self.call.codec.decode)
-        return replacement.error_of(record, self.call.settings) is not None
+        return replacement_error(record, self.call.settings) is not None
 
     def replacing(self, publish: Callable[[], Any]) -> bool:
         """Publishes the replacement once the transaction is committed."""
@@ -322,7 +325,9 @@ def ended_of(settlement: Settlement) -> OutcomeValues:
     payload = settlement.payload
     assert payload is not None
     state = State.FAILED if isinstance(settlement.disposition, Fail) else State.COMPLETED
-    format_, body = append_traceparent(payload.format), payload.body
+    format_, body = payload.format, payload.body
+    if commands.current_traceparent and (traceparent := commands.current_traceparent()):
+        format_ = f"{format_} {traceparent}"
     if isinstance(settlement.disposition, Delegate):
         body = settlement.disposition.awaited.to_bytes(AWAITED_BYTES, "big") + body
     return OutcomeValues(state, format_, body, settlement.retention_ms)

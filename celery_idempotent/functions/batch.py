@@ -9,15 +9,13 @@ from typing import Any
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow.call import Call
-from celery_idempotent.core.flow.end import Admission, Answer, End, Finished
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.outcome import Failure, Result
 from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.values import Admission, Answer, End, Failure, Finished, Result
 from celery_idempotent.core.payload.codec import PayloadCodec
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.record import Record
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.record import Record, layout
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import (
     ConflictError,
     IdempotencyError,

@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 from celery_idempotent.core.flow.call import Call
-from celery_idempotent.core.flow.end import Answer
 from celery_idempotent.core.flow.execution import AsyncExecution, BaseExecution, Execution
-from celery_idempotent.core.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.values import Answer, Failure, Outcome, Result
 from celery_idempotent.core.payload.codec import PayloadCodec
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import ConflictError, IdempotencyError
 from celery_idempotent.functions.bodies import Bodies
 from celery_idempotent.functions.direct_call import (

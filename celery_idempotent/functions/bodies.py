@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 from celery_idempotent.core.flow.aio import AsyncioRuntime
-from celery_idempotent.core.flow.end import End
 from celery_idempotent.core.flow.flow import execute_from_body, execute_to_body
-from celery_idempotent.core.flow.outcome import Failure, Outcome
 from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.thread import run_flow
+from celery_idempotent.core.flow.values import End, Failure, Outcome
 
 #: Parts of flows, see `flow.execute_to_body`.
 Parts = Mapping[Pass, Coroutine[Any, Any, End | None]]

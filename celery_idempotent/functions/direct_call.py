@@ -14,14 +14,24 @@ from celery import Celery
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
-from celery_idempotent.core.flow.call import Call, Complete, Disposition, Fail, Release
-from celery_idempotent.core.flow.end import Answer, End, Requeue
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import BaseExecution
-from celery_idempotent.core.flow.extension import Extension, extensions_of
-from celery_idempotent.core.flow.outcome import Failure, Outcome, that_has_run
+from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.flow.values import (
+    Answer,
+    Complete,
+    Disposition,
+    End,
+    Fail,
+    Failure,
+    Outcome,
+    Release,
+    Requeue,
+    that_has_run,
+)
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import Record
 from celery_idempotent.core.task.receive.call import worker_name
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.settings import Settings
@@ -62,7 +72,7 @@ class Unprotected(Extension):
     async def before_begin(self) -> None:
         """Grants the call, and enters the contexts that its options give the body."""
         settings, execution = self.call.settings, self.call.run_unprotected()
-        for extension in extensions_of(settings):
+        for extension in settings.extensions:
             self._contexts.enter_context(extension.unprotected(settings, execution))
 
     def ran_unprotected(self, outcome: Outcome) -> Outcome:
@@ -82,7 +92,7 @@ class Unprotected(Extension):
 
 def extensions_of_direct_call(settings: Settings) -> tuple[type[Extension], ...]:
     """Returns what the options of a direct call add to its flow."""
-    return extensions_of(settings) if settings.enabled else (Unprotected,)
+    return settings.extensions if settings.enabled else (Unprotected,)
 
 
 class NotCompletedError(Exception):

@@ -16,27 +16,26 @@ from celery_idempotent import settings
 from celery_idempotent.core.configuration import app_tasks, configuration
 from celery_idempotent.core.configuration.store_config import store_config_of
 from celery_idempotent.core.events.report import About, report_refused
-from celery_idempotent.core.flow import outcome
 from celery_idempotent.core.flow.aio import AsyncExecutor, AsyncioRuntime
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.conflict import POLICIES
 from celery_idempotent.core.flow.execution import BaseExecution, unprotected
-from celery_idempotent.core.flow.executor import Executor
-from celery_idempotent.core.flow.extension import extensions_of, run_unprotected
+from celery_idempotent.core.flow.extension import run_unprotected
 from celery_idempotent.core.flow.flow import execute
 from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.flow.thread import run_flow
+from celery_idempotent.core.flow.thread import Executor, run_flow
+from celery_idempotent.core.flow.values import restored
+from celery_idempotent.core.key import Key, fingerprint_of
 from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
-from celery_idempotent.core.key.key import Key, fingerprint_of
 from celery_idempotent.core.key.label import Label
 from celery_idempotent.core.key.rule import TASK_ID, KeyRule
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.payload.result_codec import ResultCodec
 from celery_idempotent.core.payload.value_codec import ValueCodec
 from celery_idempotent.core.printable import printable
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record import Record, State
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.record_store import RecordStore, distinct
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.block import (
@@ -187,7 +186,7 @@ class Idempotency:
             raise SettingsError(
                 f"{name} is a generator function, whose values cannot be replayed; return a list"
             )
-        extensions = extensions_of(own_settings)
+        extensions = own_settings.extensions
         blocking = _blocking_option(own_settings)
         if blocking and inspect.iscoroutinefunction(func):
             raise SettingsError(
@@ -206,9 +205,9 @@ class Idempotency:
         # Not those of the executor's codec, which needs the encryption keys.
         values = ValueCodec(self.app, self._accept)
 
-        def restored(value: Any) -> Any:
+        def as_stored(value: Any) -> Any:
             """Returns `value` as a call with a record would return it."""
-            return outcome.restored(value, own_settings, values, key=name)[1].get()
+            return restored(value, own_settings, values, key=name)[1].get()
 
         def new_call(
             host: type[DirectHost], runtime: Any, codec: PayloadCodec, args: Any, kwargs: Any
@@ -228,7 +227,7 @@ class Idempotency:
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             if not own_settings.enabled:
                 work = partial(func, *args, **kwargs)
-                return restored(await await_as_current(unprotected(), work))
+                return as_stored(await await_as_current(unprotected(), work))
             runtime, codec = AsyncioRuntime(self.async_executor.store), self.async_executor.codec
             call = new_call(AsyncDirectHost, runtime, codec, args, kwargs)
             return outcome_of(call, await runtime.drive(execute(call))).get()
@@ -237,7 +236,7 @@ class Idempotency:
             if not own_settings.enabled:
                 execution, work = unprotected(), partial(func, *args, **kwargs)
                 work = partial(run_as_current, execution, work)
-                return restored(run_unprotected(own_settings, execution, work))
+                return as_stored(run_unprotected(own_settings, execution, work))
             executor = self.executor
             call = new_call(DirectHost, executor.runtime, executor.codec, args, kwargs)
             return outcome_of(call, run_flow(partial(execute, call))).get()
@@ -527,7 +526,7 @@ class Block:
 
 def _blocking_option(settings: Settings) -> str:
     """Returns the option that is set and needs blocking code; empty without one."""
-    names = (PREFIX + extension.option for extension in extensions_of(settings) if extension.blocks)
+    names = (PREFIX + extension.option for extension in settings.extensions if extension.blocks)
     return next(names, "")
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from celery import Celery
 from kombu.transport import virtual
 
+from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.configuration import broker as configured_broker
-from celery_idempotent.core.lease.clock import lease_now
 from celery_idempotent.redelivery.held import HeldMessage
 
 #: Members in one ZADD, which Redis executes at once.

@@ -11,9 +11,9 @@ from weakref import ref
 from celery import Celery
 
 from celery_idempotent.core import worker
+from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.events.report import log_extra
-from celery_idempotent.core.lease.clock import lease_now
 from celery_idempotent.core.task.message.message_headers import EXPLICIT_KEY_HEADER
 from celery_idempotent.core.task.receive import request
 
@@ -30,7 +30,7 @@ class HeldMessage:
         #: Identifies the message in kombu's channel.
         self.delivery_tag: str = request.message.delivery_tag
         self.delivery_info: dict[str, Any] = request.message.delivery_info
-        #: Seconds of `lease.clock`.
+        #: Seconds of `lease_now`.
         self.received_at = lease_now()
         self.renewed_at: float | None = None
 

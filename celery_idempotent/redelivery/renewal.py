@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery_idempotent.core.fork import at_fork
-from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.clock import lease_now
+from celery_idempotent.core.lease.heartbeat import at_fork
 from celery_idempotent.redelivery.broker import SOCKET_TIMEOUT, OwnConnection
 from celery_idempotent.redelivery.held import HeldMessages
 

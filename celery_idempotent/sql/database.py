@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.errors import SettingsError, StoreUnavailableError, TransactionError
 from celery_idempotent.settings import imported
 from celery_idempotent.sql.errors import is_transient

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import Record, State
 from celery_idempotent.errors import SettingsError, TransactionError
 
 TABLE = "celery_idempotency_outcomes"

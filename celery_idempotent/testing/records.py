@@ -15,12 +15,11 @@ from celery import Celery, Task
 
 from celery_idempotent import signals
 from celery_idempotent.core.configuration import configuration
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.store import commands
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import Record, State
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.task.task import IdempotentTask
 from celery_idempotent.extensions.shadow import SHADOW_SUFFIX
 from celery_idempotent.settings import PREFIX

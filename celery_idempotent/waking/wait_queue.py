@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any
 
 from celery_idempotent.core.clock import monotonic
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import layout
-from celery_idempotent.core.store import reference
+from celery_idempotent.core.store import reference, run_sync
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.tracking import HEAD, InvalidationListener
 from celery_idempotent.core.task.message.message_headers import Waits
 

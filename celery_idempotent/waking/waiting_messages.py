@@ -24,7 +24,7 @@ from typing import Any
 
 from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.events.report import log_extra
-from celery_idempotent.core.record.record import utc
+from celery_idempotent.core.record import utc
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.tracking import POLL_INTERVAL, InvalidationListener
 from celery_idempotent.core.task.message.message_headers import Waits

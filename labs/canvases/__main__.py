@@ -30,7 +30,7 @@ from click import ClickException
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_idempotent.core.configuration import app_tasks
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import State
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.operations.calls import changes
 from celery_idempotent.operations.cli.target import resolve_records

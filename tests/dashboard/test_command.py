@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from celery_idempotent.core.events.repeats import Repeats
+from celery_idempotent.core.events.report import Repeats
 from celery_idempotent.dashboard import asgi, server
 from celery_idempotent.operations.cli.dashboard import AUTH_VARIABLE
 from tests.dashboard.conftest import dashboard, serving

@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from celery_idempotent import signals
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import State
 from celery_idempotent.dashboard import Access
 from tests.dashboard.conftest import fields_of
 from tests.monitoring.conftest import Shop

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.events.repeats import Repeats
+from celery_idempotent.core.events.report import Repeats
 from celery_idempotent.dashboard import Access, asgi, protection
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.dashboard.protection import HEADERS, LOOPBACK_HOSTS, MAX_BODY

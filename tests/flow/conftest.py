@@ -11,7 +11,7 @@ import pytest
 from celery import Celery, Task
 
 from celery_idempotent import IdempotentTask, signals
-from celery_idempotent.core.store import breaker
+from celery_idempotent.core.store import node
 from celery_idempotent.testing import IsolatedRecords
 from tests.apps import close
 from tests.flow.deliveries import Deliveries, Offer, pay
@@ -30,7 +30,7 @@ def app(server: RedisServer) -> Iterator[Celery]:
 @pytest.fixture
 def broker_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """The app with a broker, for deliveries as in a pool child."""
-    monkeypatch.setattr(breaker, "THRESHOLD", 1000)
+    monkeypatch.setattr(node, "THRESHOLD", 1000)
     app.conf.update(broker_url="memory://", task_always_eager=False, idempotency_lease=60)
     channel = app.connection_for_read().default_channel
     # All apps of a process share the messages in memory.

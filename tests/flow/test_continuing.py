@@ -10,8 +10,7 @@ from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.record import Payload, layout
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.task.message.canvas import REPLACED_HEADER
 from celery_idempotent.core.task.publish.put_back import seconds_until

@@ -10,7 +10,7 @@ from celery.states import FAILURE, SUCCESS
 from celery.worker.request import Request
 
 from celery_idempotent.core.store import scripts
-from celery_idempotent.core.store.breaker import THRESHOLD
+from celery_idempotent.core.store.node import THRESHOLD
 from celery_idempotent.signals import begin_replied
 from celery_idempotent.signals import replayed as replayed_signal
 from tests.faults.proxy import Proxy

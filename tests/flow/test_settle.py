@@ -12,14 +12,11 @@ from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import IdempotentTask, LeaseLostError, State, StoreUnavailableError
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.codec import DELEGATED
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import Record
-from celery_idempotent.core.store import commands
+from celery_idempotent.core.record import Payload, Record, layout
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import Command
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.core.task.publish import kept_message
 from celery_idempotent.testing import IsolatedRecords

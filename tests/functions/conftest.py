@@ -16,7 +16,7 @@ import pytest
 
 from celery_idempotent import Decision, Idempotency, State
 from celery_idempotent.core.key.rule import KeyRule
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 from tests.servers.redis_server import RedisServer
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -14,10 +14,9 @@ import anyio
 import pytest
 
 from celery_idempotent import Idempotency, State
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
-from celery_idempotent.core.store import scripts
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync, scripts
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually_async

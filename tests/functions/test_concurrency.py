@@ -18,9 +18,9 @@ import redis
 import redis.asyncio
 
 from celery_idempotent import Idempotency
+from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.core.lease.heartbeat import heartbeat
-from celery_idempotent.core.lease.lease import Lease
 from celery_idempotent.core.store.commands import LeaseExtension
 from tests.functions.conftest import LEASE
 from tests.servers.redis_server import RedisServer

@@ -23,8 +23,7 @@ from celery_idempotent import (
 )
 from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.core.lease.heartbeat import heartbeat
-from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.functions.block import BlockExecution
 

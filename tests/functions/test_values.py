@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from celery_idempotent import Decision, Idempotency, ResultNotStoredError, State
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.extensions.offload import OffloadStorage
 from tests.conftest import exhaustive_except

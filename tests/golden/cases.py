@@ -20,11 +20,9 @@ from celery_idempotent import (
     ResultNotStoredError,
     State,
 )
-from celery_idempotent.core.record import layout, steps
-from celery_idempotent.core.record.payload import Payload, step_field
-from celery_idempotent.core.store import commands
+from celery_idempotent.core.record import Payload, layout, step_field, steps
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import LeaseExtension
-from celery_idempotent.core.store.run_sync import run_sync
 from tests.golden.shop import LONG_MS, VALUE, Shop
 from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SECOND, THIRD, Turn
 from tests.waiting import eventually

@@ -9,8 +9,9 @@ from celery.app.task import Context
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, anonymous
-from celery_idempotent.core.task.message import canvas, message_headers
+from celery_idempotent.core.task.message import canvas, republished
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
+from celery_idempotent.core.task.publish.replacement import mark_replaced
 from celery_idempotent.operations.doctor import key_changes, key_snapshot
 from tests.golden import cases
 from tests.golden.cases import Case
@@ -30,7 +31,7 @@ def put_back(shop: Shop) -> dict[str, Any]:
     """Returns the headers of a message that was put back, with a key that its arguments lack."""
     key = shop.tasks["charge"].idempotency_key_of("2", 500)
     shop.tasks["charge"].apply(("2", 500))
-    return message_headers.with_derived_key({"mine": 1}, key, FIRST, requeue_count=3)
+    return republished.with_derived_key({"mine": 1}, key, FIRST, requeue_count=3)
 
 
 def is_put_back(shop: Shop, kept: Any) -> None:
@@ -44,7 +45,7 @@ def is_put_back(shop: Shop, kept: Any) -> None:
 def retry(shop: Shop) -> dict[str, Any]:
     headers = MessageHeaders(EXPLICIT).write(TASK, FIRST)
     headers["idempotency_result_ttl"] = 600
-    headers = message_headers.for_retry(TASK, FIRST, headers, {"mine": 1})
+    headers = republished.for_retry(TASK, FIRST, headers, {"mine": 1})
     shop.call("charge", task_id=FIRST, headers=headers)
     return headers
 
@@ -85,7 +86,7 @@ def replace(shop: Shop) -> dict[str, Any]:
     """Returns the headers of the messages of a canvas that replaces a running task."""
     sig = shop.tasks["charge"].s("1", 500)
     context = Context(id=FIRST, headers={}, is_eager=False)
-    canvas.mark_replaced(sig, shop.record("charge").key, context)
+    mark_replaced(sig, shop.record("charge").key, context)
     headers: dict[str, Any] = sig.options["headers"]
     return headers
 

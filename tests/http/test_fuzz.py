@@ -25,7 +25,7 @@ from celery_idempotent import Idempotency
 from celery_idempotent.contrib import asgi, wsgi
 from celery_idempotent.contrib.http.middleware import record_key
 from celery_idempotent.contrib.http.request import parse_key
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
 from tests.servers.redis_server import RedisServer

@@ -22,8 +22,7 @@ from django.urls import path
 from celery_idempotent import Idempotency, KeyReusedError, LeaseLostError, signals
 from celery_idempotent.contrib import asgi, wsgi
 from celery_idempotent.contrib.http.middleware import record_key
-from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import commands, run_sync
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
 from tests.servers.redis_server import RedisServer

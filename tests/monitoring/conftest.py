@@ -12,7 +12,7 @@ from celery import Celery
 from redis import Redis
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from tests.apps import close, run_command
 from tests.monitoring.shop import make_app
 from tests.servers.redis_server import RedisServer

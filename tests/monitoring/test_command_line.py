@@ -19,9 +19,8 @@ from typing import Any
 import pytest
 
 from celery_idempotent.core.record import steps
-from celery_idempotent.core.store import commands
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import LeaseExtension
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.operations.cli import listing
 from tests.monitoring.conftest import Shop, copy, list_json
 from tests.monitoring.shop import URL_VARIABLE, make_app

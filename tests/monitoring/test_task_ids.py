@@ -10,10 +10,9 @@ from celery.result import AsyncResult
 
 from celery_idempotent import CallOutcome, outcome_of
 from celery_idempotent.core.configuration import app_tasks
-from celery_idempotent.core.record.record import Record
-from celery_idempotent.core.store import reference
+from celery_idempotent.core.record import Record
+from celery_idempotent.core.store import reference, run_sync
 from celery_idempotent.core.store.reference import Reference
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.operations.records.query import find_task
 from celery_idempotent.operations.records.reader import RecordView
 from tests.flow.deliveries import Deliveries

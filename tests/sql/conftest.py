@@ -12,10 +12,9 @@ from celery import Celery
 from sqlalchemy.engine import make_url
 
 from celery_idempotent import Idempotency
-from celery_idempotent.core.flow.executor import Executor
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.flow.thread import Executor
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.sql.outcomes import Claim, Statements
 from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer

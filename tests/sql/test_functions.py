@@ -19,6 +19,7 @@ from celery_idempotent import (
     StoreUnavailableError,
     TransactionError,
 )
+from celery_idempotent.core.flow.forget import forget_call
 from celery_idempotent.errors import SettingsError
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import Shop, each_kind, forget_records
@@ -98,7 +99,7 @@ class TestOutcomes:
         shop.charge(order)
         key = shop.charge.idempotency_key_of(order)
         executor = shop.idem.executor
-        forget = partial(executor.forget, key)
+        forget = partial(forget_call, executor, key)
         prefix = executor.store.config.prefix
         assert shop_database(shop).forget(prefix, key, forget) == "ok"
         assert shop_database(shop).forget(prefix, key, forget) == "absent"

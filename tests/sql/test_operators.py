@@ -15,8 +15,8 @@ from celery import Celery
 
 from celery_idempotent import Idempotency, IdempotentTask, StoreUnavailableError, signals
 from celery_idempotent.contrib.sqlalchemy import outcomes
-from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.flow.forget import forget_call
+from celery_idempotent.core.store import commands, run_sync
 from tests.apps import close, run_command
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import each_kind_in_full
@@ -185,8 +185,8 @@ def test_a_row_that_has_changed_is_kept(shop: Shop, order: str, with_record: boo
     key = shop.key(order)
 
     if not with_record:
-        shop.executor.forget(key)
-    forget = partial(shop.executor.forget, key)
+        forget_call(shop.executor, key)
+    forget = partial(forget_call, shop.executor, key)
     assert shop.rows.forget(shop.prefix, key, forget, "another owner") == "changed"
     assert bool(shop.charge.idempotency_record(order)) is with_record
     (row,) = shop.database.rows(key)
@@ -199,7 +199,7 @@ def test_with_a_changed_record_the_row_is_kept(shop: Shop, order: str) -> None:
     shop.charge.idempotency_forget(order)
     shop.charge.apply((order,))
 
-    forget = partial(shop.executor.forget, shop.key(order), shown)
+    forget = partial(forget_call, shop.executor, shop.key(order), shown)
     assert shop.rows.forget(shop.prefix, shop.key(order), forget) == "changed"
 
     assert len(shop.database.rows(shop.key(order))) == 1

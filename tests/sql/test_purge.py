@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_idempotent.contrib.sqlalchemy import outcomes
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, Row
 from celery_idempotent.sql.transaction import Transaction

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.task.message import republished
 from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
 from tests.flow.deliveries import Deliveries, End
 from tests.sql.conftest import each_kind_in_full
@@ -39,7 +39,7 @@ class Shop:
 
     def deliver_all(self, order: str, requeues: int) -> End:
         """Publishes a message that was requeued so often because of conflicts; returns its end."""
-        headers = message_headers.with_derived_key(
+        headers = republished.with_derived_key(
             None,
             self.charge.idempotency_key_of(order),
             order,

@@ -8,17 +8,14 @@ from uuid import UUID
 
 import redis
 
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.lease.clock import lease_now
-from celery_idempotent.core.lease.lease import Lease
-from celery_idempotent.core.record import layout, steps
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.store import commands
+from celery_idempotent.core.clock import lease_now
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.lease import Lease
+from celery_idempotent.core.record import Payload, Record, State, layout, steps
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import BackendResult, Command, LeaseExtension
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
 from tests.waiting import eventually
 

@@ -11,12 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
-from celery_idempotent.core.record import layout, steps
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import State
-from celery_idempotent.core.store import commands, scripts
+from celery_idempotent.core.record import Payload, State, layout, steps
+from celery_idempotent.core.store import commands, run_sync, scripts
 from celery_idempotent.core.store.commands import LeaseExtension
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from tests.store import deployments
 from tests.store.record_harness import FIRST, RETENTION_MS, RecordHarness, raw_record

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.core.record.record import State
-from celery_idempotent.core.store import commands, scripts
+from celery_idempotent.core.record import State
+from celery_idempotent.core.store import commands, run_sync, scripts
 from celery_idempotent.core.store.commands import Command, LeaseExtension
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.core.store.transport.server import MAX_CONNECTIONS
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent.core.store import breaker as module
-from celery_idempotent.core.store.breaker import PROBE_TIMEOUT, THRESHOLD
+from celery_idempotent.core.store import node as module
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import LeaseExtension
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store.node import PROBE_TIMEOUT, THRESHOLD
 from celery_idempotent.errors import StoreUnavailableError
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer

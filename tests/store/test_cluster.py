@@ -8,14 +8,13 @@ from contextlib import suppress
 
 import pytest
 
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record.record import State
-from celery_idempotent.core.store import commands, scripts
-from celery_idempotent.core.store.breaker import THRESHOLD
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import State
+from celery_idempotent.core.store import commands, run_sync, scripts
 from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.node import THRESHOLD
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import StoreUnavailableError
 from tests.servers.groups import ClusterServers, SlotMove

@@ -8,8 +8,8 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.record import Payload
+from celery_idempotent.core.store import run_sync
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import HOLD_MS, RecordHarness, Turn

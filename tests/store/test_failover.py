@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import State
 from celery_idempotent.core.store import scripts
 from celery_idempotent.errors import StoreUnavailableError
 from tests.servers.groups import SentinelServers

@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from celery_idempotent.core.record.record import State
-from celery_idempotent.core.store import commands, scripts
+from celery_idempotent.core.record import State
+from celery_idempotent.core.store import commands, run_sync, scripts
 from celery_idempotent.core.store.commands import BackendResult
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer

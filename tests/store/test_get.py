@@ -6,9 +6,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record.record import State
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import State
+from celery_idempotent.core.store import run_sync
 from tests.store.deployments import Site
 from tests.store.record_harness import (
     FIRST,

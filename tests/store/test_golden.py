@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import BackendResult
-from celery_idempotent.core.store.run_sync import run_sync
 from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import HOLD_MS, OWNER, SECOND, RecordHarness, Turn
 

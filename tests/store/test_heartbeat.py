@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.lease import heartbeat
-from celery_idempotent.core.lease.clock import lease_now
 from celery_idempotent.core.lease.heartbeat import Heartbeat
-from celery_idempotent.core.store import commands, scripts
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import commands, run_sync, scripts
 from celery_idempotent.core.store.transport.server import ServerTransport
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer

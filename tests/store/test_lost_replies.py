@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.store import scripts
+from celery_idempotent.core.record import Record, State
+from celery_idempotent.core.store import run_sync, scripts
 from celery_idempotent.core.store.clock import LATE_AFTER
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import StoreUnavailableError
 from tests.faults.proxy import Proxy
 from tests.store.record_harness import HOLD_MS, OWNER, SECOND, RecordHarness, RecordReply, store_at

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import State
 from celery_idempotent.core.store import scripts
-from celery_idempotent.core.store.breaker import THRESHOLD
+from celery_idempotent.core.store.node import THRESHOLD
 from celery_idempotent.errors import StoreUnavailableError
 from tests.conftest import exhaustive_except
 from tests.faults.proxy import Proxy

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import LeaseExtension
-from celery_idempotent.core.store.run_sync import run_sync
 from tests.store.record_harness import HOLD_MS, LEASE_MS, RETENTION_MS, SECOND, RecordHarness, calls
 
 pytestmark = pytest.mark.core

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import StoreUnavailableError
 from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import RecordHarness, store_at

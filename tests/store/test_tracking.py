@@ -11,10 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from celery_idempotent.core.store import tracking
+from celery_idempotent.core.store import run_sync, tracking
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.tracking import POLL_INTERVAL
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments

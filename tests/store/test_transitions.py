@@ -12,14 +12,11 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.printable import MAX_BYTES
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.store import commands
+from celery_idempotent.core.record import Payload, Record, State, layout
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import NO_RECORD, UNREADABLE, LeaseExtension
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import CorruptRecordError
 from tests.store.record_harness import (

@@ -12,8 +12,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.config import StoreConfig
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.transport.server import ServerTransport
 from tests.servers.redis_server import RedisServer
 

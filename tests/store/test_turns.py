@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import State
-from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.record import Payload, State, layout
+from celery_idempotent.core.store import commands, run_sync
 from tests.store.record_harness import (
     FIRST,
     HOLD_MS,

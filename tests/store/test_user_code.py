@@ -11,11 +11,10 @@ import redis
 import redis.asyncio
 from redis import CredentialProvider
 
-from celery_idempotent.core.store import commands
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.operations.records.reader import RecordReader
 from tests.servers.groups import ClusterServers

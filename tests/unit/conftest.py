@@ -15,7 +15,7 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.settings import Settings
 

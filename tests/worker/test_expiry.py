@@ -14,7 +14,7 @@ from celery import chord
 from celery.result import AsyncResult
 
 from celery_idempotent import State
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report

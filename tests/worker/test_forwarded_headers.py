@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import commands, run_sync
 from tests.waiting import eventually
 from tests.worker.canvas_tasks import ITEMS, fan_out
 from tests.worker.harness import Shop

@@ -12,7 +12,7 @@ import pytest
 from moto.sqs.models import sqs_backends
 from typing_extensions import Self
 
-from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.clock import lease_now
 from celery_idempotent.redelivery import broker as brokers
 from tests.servers.moto_server import REGION, MotoServer
 from tests.waiting import SOON, eventually

@@ -19,8 +19,7 @@ from sqlalchemy import create_engine
 
 from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.core.configuration import app_tasks
-from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.operations.worker.bootstep import describe_settings
 from tests.apps import run_command

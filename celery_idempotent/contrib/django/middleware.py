@@ -30,7 +30,7 @@ from celery_idempotent.contrib.http.problem import Problem
 from celery_idempotent.contrib.http.request import KEY_HEADER, fields_of, fingerprint
 from celery_idempotent.contrib.http.response import Response, stored_by_default
 from celery_idempotent.core.printable import did_you_mean
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import SettingsError
 
 __all__ = [

@@ -28,7 +28,7 @@ from celery_idempotent.contrib.django.middleware import (
     stored_by_default,
 )
 from celery_idempotent.contrib.http.middleware import Answered
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 
 __all__ = [
     "IdempotencyMixin",

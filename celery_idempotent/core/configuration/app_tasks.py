@@ -14,7 +14,7 @@ from celery_idempotent.core.configuration.configuration import (
     attributes_of,
     is_built_in,
 )
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.store.record_store import RecordStore, distinct
 from celery_idempotent.settings import PREFIX
 

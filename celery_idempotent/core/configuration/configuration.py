@@ -17,20 +17,17 @@ from celery.exceptions import ImproperlyConfigured
 from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings
-from celery_idempotent.core.configuration.arguments import normalised
 from celery_idempotent.core.configuration.store_config import store_config_of
-from celery_idempotent.core.flow.executor import Executor
-from celery_idempotent.core.flow.extension import extensions_of, options_of
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.flow.thread import Executor
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.key.parameters import normalised
 from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.payload.result_codec import ResultCodec
-from celery_idempotent.core.payload.value_codec import decompressor
-from celery_idempotent.core.record.record import Record
-from celery_idempotent.core.store import commands
+from celery_idempotent.core.record import Record
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.core.store.url import check as check_url
 from celery_idempotent.core.store.url import names_one_server
@@ -100,9 +97,9 @@ class TaskConfiguration:
             #: Whether every call runs as a plain task and is only counted.
             self.in_shadow = options.shadow and options.enabled
             self.settings = options
-            self.options = options_of(options)
+            self.options = options.options
             #: Those that take part in the flow of a call.
-            self.extensions = extensions_of(options)
+            self.extensions = options.extensions
             # Celery 5.7 and later, for a task with ``pydantic=True``.
             dump = getattr(task_class.run, "dump_arguments", None)
             if dump is not None:
@@ -155,19 +152,13 @@ class TaskConfiguration:
         return run_sync(self.executor.store.execute(command))
 
     def forget(self, key: Key, shown: Record | str | None, *, force: bool = False) -> str:
-        """As :meth:`Executor.forget`, wherever the task's options have stored the outcome."""
-        forget = partial(self.executor.forget, key, shown, force=force)
+        """As :func:`.forget_call`, wherever the task's options have stored the outcome."""
+        from celery_idempotent.core.flow.forget import forget_call
+
+        forget = partial(forget_call, self.executor, key, shown, force=force)
         for extension in self.extensions:
             forget = partial(extension.forget, self.settings, key, forget)
         return forget()
-
-    def delete_reservation(self, key: Key, task_id: str) -> None:
-        """Deletes the reservation that the message `task_id` has under `key`.
-
-        Raises:
-            StoreUnavailableError: if Redis does not reply.
-        """
-        self.execute(commands.give_back(self.record_key(key, task_id), task_id))
 
 
 def is_built_in(task: Task | type[Task]) -> bool:
@@ -292,6 +283,8 @@ def resolve(
             "result_accept_content (or accept_content): add it there, or set another serializer"
         )
     if options.compression:
+        from celery_idempotent.core.payload.compression import decompressor
+
         try:
             decompressor(options.compression)
         except KeyError:
@@ -300,7 +293,7 @@ def resolve(
                 f", not {options.compression!r}"
             ) from None
     options = replace(options, serializer=serializer)
-    for option in reversed(options_of(options)):  # shadow, the first, switches others off
+    for option in reversed(options.options):  # shadow, the first, switches others off
         options = option.resolve(options, where, app)
     return options
 
@@ -318,7 +311,7 @@ def codec_of(
         SettingsError: if the keys of an encryption cannot be read.
     """
     parts: dict[str, Any] = {}
-    for option in options_of(options):
+    for option in options.options:
         parts |= option.codec(options, app)
     return PayloadCodec(results, accept, **parts)
 
@@ -396,7 +389,7 @@ def executor_of(app: Celery, options: Settings) -> Executor:
     """Returns the app's executor for these options; tasks of one store share its connections."""
     try:
         config = store_config_of(app, options)
-        names = [option.option for option in options_of(options) if option.encodes]
+        names = [option.option for option in options.options if option.encodes]
         identity = config, [(name, getattr(options, name)) for name in names]
         with _executors_lock:
             # A list, because options may not be hashable.

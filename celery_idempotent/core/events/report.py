@@ -10,10 +10,12 @@ Task ids, labels and error texts are untrusted: they cannot end a line or contro
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Hashable
 from itertools import product
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.table import Event, reason_of
 from celery_idempotent.core.printable import one_line
@@ -150,3 +152,47 @@ def decide_by(call: Reported, error: BaseException) -> None:
             report_refused(call, error)
         else:
             report(table.INTERRUPTED, call)
+
+
+#: Seconds between two lines about one cause.
+INTERVAL = 60.0
+
+
+class Repeats:
+    """Limits the log lines about one cause to one a minute, and counts those left out.
+
+    Threads may miscount by one or two.
+    """
+
+    def __init__(self) -> None:
+        self._logged: dict[Hashable, tuple[float, int]] = {}
+
+    def left_out(self, cause: Hashable) -> int | None:
+        """Returns the number of lines left out since the last one; None to leave this one out."""
+        now = monotonic()
+        logged_at, number = self._logged.get(cause, (-INTERVAL, 0))
+        if now - logged_at < INTERVAL:
+            self._logged[cause] = logged_at, number + 1
+            return None
+        self._logged[cause] = now, 0
+        return number
+
+
+def like_it(number: int) -> str:
+    """Returns the end of a line that represents `number` others; empty for 0."""
+    return f" (and {number:,} like it)" if number else ""
+
+
+def log_apart(logger: logging.Logger, level: int, message: str, *args: Any, **options: Any) -> None:
+    """Logs as ``logger.log`` does, in a thread of its own, for the heartbeat.
+
+    A body that is stuck in a handler of the log, such as one that writes to a full pipe, has the
+    handler's lock. A heartbeat that waited for the lock would let the leases expire.
+    """
+    threading.Thread(
+        target=logger.log,
+        args=(level, message, *args),
+        kwargs=options,
+        name="idempotency-log",
+        daemon=True,
+    ).start()

@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from celery_idempotent.core.flow.execution import AsyncExecution
-from celery_idempotent.core.flow.outcome import Failure, Outcome, Result
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.flow.values import Failure, Outcome, Result
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.store.commands import Command

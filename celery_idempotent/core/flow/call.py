@@ -1,19 +1,27 @@
 """The interface between the flow and its callers: tasks, functions, consumers, batches.
 
 A caller hands in a `Call`, which is data, and a `Host`, which runs the body. The flow returns an
-end (:mod:`.end`), and the caller carries it out.
+end (:mod:`.values`), and the caller carries it out.
+
+The flow is a coroutine. On an event loop it is awaited. In a thread, every method of its `Runtime`
+blocks until it has finished, so that the flow is never suspended: `run_flow` calls it like a
+function.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, Protocol
 
-from celery_idempotent.core.flow.outcome import Outcome
+from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.soft_limit import SoftLimit
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record.record import Record
-from celery_idempotent.core.store.commands import BackendResult
+from celery_idempotent.core.flow.values import Disposition, Outcome
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.lease import Lease
+from celery_idempotent.core.record import Record
+from celery_idempotent.core.store.commands import Command
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.settings import Settings
 
@@ -46,48 +54,6 @@ class Call(NamedTuple):
     soft_limit: SoftLimit | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """The value is the outcome of the key."""
-
-    #: False if the body has removed the continuation of the call.
-    continues: bool = True
-    #: To be written together with the outcome, for the result backend.
-    backend_result: BackendResult | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """The key is free, or reserved for a retry of the message."""
-
-    #: Seconds for which the key stays reserved; 0 frees it at once.
-    hold: float = 0.0
-    #: Generation of the message that the key is reserved for. A message with a lower one is a copy
-    #: of an earlier message.
-    awaited: int = 0
-    #: Whether the execution counts as one that died, for ``max_attempts``.
-    died: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The error is the outcome of the key; every duplicate gets it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delegate:
-    """Another task has replaced this one under its id; the other's result is the outcome."""
-
-    #: Generation of the first message that continues under the key with the task's id.
-    awaited: int
-    #: False if the other task ignores its result.
-    stores_result: bool = True
-
-
-#: What the end of a body means for the key.
-Disposition = Complete | Release | Fail | Delegate
-
-
 class Host(Protocol):
     """The caller of the flow."""
 
@@ -117,3 +83,59 @@ class Host(Protocol):
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns or raises the outcome that `record` lacks, from elsewhere; or raises `error`."""
+
+
+class Runtime(Protocol):
+    """Runs what one flow awaits."""
+
+    @property
+    def store(self) -> RecordStore:
+        """The store of the records."""
+
+    @property
+    def execution(self) -> Callable[..., BaseExecution]:
+        """Creates the execution that the body sees."""
+
+    async def execute(self, command: Command) -> Reply:
+        """Executes `command` in the store and returns the reply.
+
+        Raises:
+            StoreUnavailableError: if Redis is unavailable.
+            CorruptRecordError: if the value under the key is not a string.
+        """
+
+    async def execute_interruptible(self, command: Command) -> Reply:
+        """Executes a begin: a soft time limit ends the wait for the reply.
+
+        Raises:
+            SoftLimitReached: if the limit was reached.
+        """
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits."""
+
+    async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
+        """Waits until the record differs from `seen`, for `seconds` at most.
+
+        Raises:
+            SoftLimitReached: if a soft time limit was reached.
+        """
+
+    async def run(self, func: Callable[[], Any]) -> Outcome:
+        """Runs `func`, the user's code, and returns its outcome.
+
+        Raises:
+            SoftLimitReached: if a soft time limit was reached before it began.
+        """
+
+    def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Any:
+        """Runs the flow of a step, which `start` creates, and returns its outcome.
+
+        On an event loop, it returns an awaitable of the outcome.
+        """
+
+    def start_renewal(self, lease: Lease) -> None:
+        """Extends `lease` from now on."""
+
+    def stop_renewal(self, lease: Lease) -> None:
+        """Stops extending `lease`."""

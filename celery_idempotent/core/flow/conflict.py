@@ -13,11 +13,10 @@ from typing import NamedTuple
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.events.table import Event
-from celery_idempotent.core.flow.end import Answer, Drop, End, Reject, Requeue
-from celery_idempotent.core.flow.outcome import Failure
 from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.values import Answer, Drop, End, Failure, Reject, Requeue
 from celery_idempotent.core.printable import one_line
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record import Record, State
 from celery_idempotent.errors import ConflictError, KeyReusedError
 
 #: Seconds before a message is requeued for the first time.

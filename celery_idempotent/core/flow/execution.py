@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
-from celery_idempotent.core.flow.outcome import step_that_has_run
-from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.flow.values import step_that_has_run
+from celery_idempotent.core.lease import Lease
 from celery_idempotent.errors import LeaseLostError, TransactionError
 
 T = TypeVar("T")

@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-from kombu.utils.imports import symbol_by_name
-
-from celery_idempotent.core.flow.end import Admission, End, Settlement
 from celery_idempotent.core.flow.execution import BaseExecution
-from celery_idempotent.core.flow.outcome import Outcome
 from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.flow.values import Admission, End, Outcome, Settlement
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.store.scripts import Reply
-from celery_idempotent.settings import EXTENSIONS, Settings
+from celery_idempotent.settings import Settings
 
 
 class Option:
@@ -27,6 +24,8 @@ class Option:
     option = ""
     #: Whether tasks with another value of it need another codec.
     encodes = False
+    #: Whether it is an `Extension`.
+    in_flow = False
 
     @classmethod
     def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
@@ -86,6 +85,7 @@ class Option:
 class Extension(Option):
     """The effect of an option on one call. A subclass overrides the points that it needs."""
 
+    in_flow = True
     #: Whether its connection blocks, so that no coroutine or batch can have it.
     blocks = False
     #: Whether it may know an outcome of a call whose record is poisoned.
@@ -133,24 +133,9 @@ class Extension(Option):
         """Called at the end of the flow, however it ends. Never raises, and may be called again."""
 
 
-def options_of(settings: Settings) -> tuple[type[Option], ...]:
-    """Returns the options that are set, of those that have a file of their own."""
-    chosen = [
-        path
-        for (option, value), path in EXTENSIONS.items()
-        if getattr(settings, option) and value in (None, getattr(settings, option))
-    ]
-    return tuple(map(symbol_by_name, chosen))
-
-
-def extensions_of(settings: Settings) -> tuple[type[Extension], ...]:
-    """Returns those of them that take part in the flow of a call."""
-    return tuple(option for option in options_of(settings) if issubclass(option, Extension))
-
-
 def run_unprotected(settings: Settings, execution: BaseExecution, work: Callable[[], Any]) -> Any:
     """Runs `work` without protection, outside the flow."""
     with ExitStack() as stack:
-        for extension in extensions_of(settings):
+        for extension in settings.extensions:
             stack.enter_context(extension.unprotected(settings, execution))
         return work()

@@ -5,40 +5,47 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Coroutine
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.events import table
-from celery_idempotent.core.events.repeats import like_it
-from celery_idempotent.core.events.report import report, report_refused
-from celery_idempotent.core.flow import conflict, replacement
-from celery_idempotent.core.flow.call import Complete, Delegate, Fail, Release
-from celery_idempotent.core.flow.end import (
+from celery_idempotent.core.events.report import like_it, report, report_refused
+from celery_idempotent.core.flow import conflict
+from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.replay import (
+    replacement_error,
+    replay,
+    replay_or_requeue,
+)
+from celery_idempotent.core.flow.soft_limit import SoftLimitReached
+from celery_idempotent.core.flow.values import (
     AGAIN,
     GRANTED,
     Admission,
     Answer,
+    Complete,
+    Delegate,
     Drop,
     End,
+    Fail,
+    Failure,
     Finished,
-    Granted,
     Held,
+    Outcome,
+    Proceed,
     Reject,
+    Release,
     Requeue,
+    Result,
     Settlement,
+    restored,
 )
-from celery_idempotent.core.flow.extension import Extension
-from celery_idempotent.core.flow.outcome import Failure, Outcome, Result, restored
-from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.flow.replay import replay, replay_or_requeue
-from celery_idempotent.core.flow.soft_limit import SoftLimitReached
-from celery_idempotent.core.lease.clock import lease_now
 from celery_idempotent.core.payload.codec import RESULT_IGNORED
-from celery_idempotent.core.record import layout
+from celery_idempotent.core.record import ERROR, RESULT, Payload, Record, State, layout
 from celery_idempotent.core.record.layout import DELEGATED
-from celery_idempotent.core.record.payload import ERROR, RESULT, Payload
-from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.store import breaker, commands
+from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.commands import Command
+from celery_idempotent.core.store.node import MAX_DELAY
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -46,6 +53,9 @@ from celery_idempotent.errors import (
     NotReadyError,
     StoreUnavailableError,
 )
+
+if TYPE_CHECKING:
+    from celery_idempotent.core.flow.extension import Extension
 
 #: Seconds after which ``on_conflict="wait"`` sends another begin without an invalidation: when the
 #: lease ends, within these limits.
@@ -206,7 +216,7 @@ async def _granted(call: Pass) -> Admission:
             )
             call.drop_lease()
             return AGAIN
-        if call.must_confirm and not await call.confirm():
+        if not await call.confirm():
             call.drop_lease()
             return AGAIN
     except StoreUnavailableError as error:
@@ -230,12 +240,12 @@ async def _begin_again(call: Pass) -> Admission:
 
 async def _release_replaced(call: Pass, record: Record) -> bool:
     """Releases the key of another task if its replacement has failed; returns whether it has."""
-    error = replacement.error_of(record, call.settings)
+    error = replacement_error(record, call.settings)
     if error is None:
         return False
     report(table.REPLACEMENT_FAILED, call, record=record, error=error)
     with contextlib.suppress(StoreUnavailableError):  # the next begin also raises it
-        await call.runtime.execute(replacement.release(call.key, record))
+        await call.runtime.execute(commands.release(call.key, record.token, retention_ms=0))
     return True
 
 
@@ -245,7 +255,7 @@ def _wait_interval(record: Record, now_ms: int) -> float:
     return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
 
 
-def without_store(call: Pass, error: StoreUnavailableError) -> Granted | Requeue:
+def without_store(call: Pass, error: StoreUnavailableError) -> Proceed | Requeue:
     """Applies ``on_store_error``: runs the call without protection, requeues it, or raises."""
     policy = call.settings.on_store_error
     outage = call.runtime.store.node_of(call.key).outage
@@ -260,7 +270,7 @@ def without_store(call: Pass, error: StoreUnavailableError) -> Granted | Requeue
     if policy == "raise":
         raise report_refused(call, error)
     report(table.STORE_UNAVAILABLE, call)
-    return conflict.requeue(call, error, longest=breaker.MAX_DELAY)
+    return conflict.requeue(call, error, longest=MAX_DELAY)
 
 
 async def settle(call: Pass, outcome: Outcome) -> End:
@@ -440,8 +450,9 @@ async def _abort(call: Pass, outcome: Outcome) -> End:
 async def _resolve_lost_lease(call: Pass, reply: Reply, outcome: Outcome) -> End:
     """Returns the outcome of the execution that took over; else requeues, or keeps `outcome`."""
     call.report_lease_lost(reply.raw)
-    record = _winning_record(call, reply)
-    if record is None:
+    try:
+        record = call.runtime.store.record(call.key, reply.raw)
+    except CorruptRecordError:  # or none
         return Answer(outcome)
     # Only a begin can tell whether this call has to send its continuation. What it has come to if a
     # newer message answers for it, an extension knows.
@@ -451,15 +462,6 @@ async def _resolve_lost_lease(call: Pass, reply: Reply, outcome: Outcome) -> End
         with contextlib.suppress(NotReadyError, StoreUnavailableError):
             return await replay(call, record)
     return _requeue_lost(call)
-
-
-def _winning_record(call: Pass, reply: Reply) -> Record | None:
-    try:
-        if not reply.raw:
-            return None
-        return call.runtime.store.record(call.key, reply.raw)
-    except CorruptRecordError:
-        return None
 
 
 def _requeue_lost(call: Pass) -> Requeue:

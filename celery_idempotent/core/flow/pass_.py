@@ -12,22 +12,19 @@ from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
+from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import decide_by, report
 from celery_idempotent.core.events.table import Event
-from celery_idempotent.core.flow.call import Call, Host, Release
-from celery_idempotent.core.flow.end import Settlement
+from celery_idempotent.core.flow.call import Call, Host, Runtime
 from celery_idempotent.core.flow.execution import BaseExecution
-from celery_idempotent.core.flow.outcome import restore_step
-from celery_idempotent.core.flow.runtime import Runtime
-from celery_idempotent.core.lease.clock import lease_now
-from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.flow.values import Release, Settlement, restore_step
+from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.payload.codec import PayloadCodec, not_stored
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.layout import Begun
-from celery_idempotent.core.store import commands
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import Command, LeaseExtension
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -144,22 +141,18 @@ class Pass:
         """Continues without a fingerprint: the task has replaced itself, under the same key."""
         self.key, self.label = self.key.with_fingerprint(b""), ""
 
-    @property
-    def must_confirm(self) -> bool:
-        """Whether the begin must be confirmed before the body.
+    async def confirm(self) -> bool:
+        """Confirms that the granted execution runs, where its death must count.
 
         Only the death of a confirmed execution counts: of several in a row, at most the first may
-        die uncounted.
-        """
-        assert self._begun is not None
-        return self._begun.orphaned_seconds is not None or self.settings.max_attempts == 1
-
-    async def confirm(self) -> bool:
-        """Confirms that the granted execution runs; returns False if another has taken over.
+        die uncounted. Returns False if another has taken over.
 
         Raises:
             StoreUnavailableError: if Redis is unavailable.
         """
+        assert self._begun is not None
+        if self._begun.orphaned_seconds is None and self.settings.max_attempts > 1:
+            return True
         assert self.lease is not None
         sent_at = lease_now()
         reply = await self.runtime.execute(commands.extend(self.lease.extension))

@@ -1,15 +1,14 @@
-"""Replays: answer a call with the outcome of an earlier one."""
+"""Replays: answer a call with the outcome of an earlier one, or of a task that has replaced it."""
 
 from __future__ import annotations
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report, report_refused
 from celery_idempotent.core.flow import conflict
-from celery_idempotent.core.flow.end import Answer, End
-from celery_idempotent.core.flow.outcome import Failure, Result
 from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.flow.values import Answer, End, Failure, Result
+from celery_idempotent.core.record import Record, State, layout
+from celery_idempotent.core.record.layout import DELEGATED
 from celery_idempotent.errors import (
     CorruptRecordError,
     IdempotencyError,
@@ -18,6 +17,7 @@ from celery_idempotent.errors import (
     ResultNotStoredError,
     StoreUnavailableError,
 )
+from celery_idempotent.settings import Settings
 
 
 async def replay(call: Pass, record: Record, *, sends: bool = False) -> Answer:
@@ -80,3 +80,20 @@ async def replay_or_requeue(call: Pass, record: Record, *, sends: bool = False) 
             raise report_refused(call, error) from None
         report(table.STORE_UNAVAILABLE, call)
         return conflict.requeue(call, error)
+
+
+def replacement_error(record: Record, settings: Settings) -> Exception | None:
+    """Returns the error of a replacement that frees the key of `record`; reads the result backend.
+
+    None if no other task has replaced this one, if the replacement has not ended or has a result,
+    or if the error is one of ``replay_errors``.
+    """
+    if record.format != DELEGATED:
+        return None
+    try:
+        record.outcome()
+    except (NotReadyError, ResultNotStoredError, CorruptRecordError, StoreUnavailableError):
+        return None
+    except Exception as error:
+        return None if isinstance(error, settings.replay_errors) else error
+    return None

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from celery_idempotent.core.flow.execution import Execution
-from celery_idempotent.core.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.core.flow.soft_limit import (
     BODY,
     FLOW,
@@ -16,8 +15,10 @@ from celery_idempotent.core.flow.soft_limit import (
     SoftLimitReached,
     innermost,
 )
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.flow.values import Failure, Outcome, Result
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease.heartbeat import heartbeat
+from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.store.commands import Command
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.scripts import Reply
@@ -111,3 +112,12 @@ def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | Non
             raise error
     flow.close()
     raise RuntimeError("a flow in a thread waits for an event loop")
+
+
+class Executor:
+    """The resources that calls in the flow share; for code that blocks."""
+
+    def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
+        self.store = store
+        self.codec = codec
+        self.runtime = BlockingRuntime(store)

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from celery_idempotent.core.key.key import fingerprint_of
+from celery_idempotent.core.key import fingerprint_of
 from celery_idempotent.core.key.parameters import Parameters
 
 #: Types whose values are easily confused.

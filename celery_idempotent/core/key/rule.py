@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Signature, signature
-from pathlib import PurePath
-from traceback import extract_tb
+from inspect import Signature
 from typing import Any, Final, NamedTuple
 
+from celery_idempotent.core.key import Key, as_text, fingerprint_of
 from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
-from celery_idempotent.core.key.explicit import as_text
-from celery_idempotent.core.key.key import Key, fingerprint_of
 from celery_idempotent.core.key.parameters import Argument, Parameters
 from celery_idempotent.core.printable import did_you_mean
 from celery_idempotent.errors import KeyRuleError, SettingsError
@@ -243,8 +240,16 @@ class KeyRule:
             self._fixed, text = rule, f"the arguments {', '.join(rule)}"
             return (lambda bound, *_: self._encode_named(rule, bound)), rule, text
         if callable(rule):
+            from celery_idempotent.core.key import function
+
             text = f"the callable {getattr(rule, '__qualname__', type(rule).__name__)}"
-            return (lambda bound, *given: self._encode_returned(rule, *given)), None, text
+            returned = "the value returned by idempotency_key"
+
+            def encode_returned(bound: Any, *given: Any) -> bytes:
+                value = function.call(self.task, rule, *given)
+                return b"key" + self._encode_value(value, returned)
+
+            return encode_returned, None, text
         raise SettingsError(
             f"{self.task}: idempotency_key must be None, a template, a tuple of argument names, "
             f"a callable or TASK_ID, not {type(rule).__name__}"
@@ -279,20 +284,8 @@ class KeyRule:
                 self._refuse(name, error)
         return b"named" + b"".join(encoded)
 
-    def _encode_returned(
-        self, rule: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> bytes:
-        try:
-            value = rule(*args, **kwargs)
-        except Exception as error:
-            raise KeyRuleError(
-                f"{self.task}: idempotency_key raised {_described(error, rule, args, kwargs)}; it "
-                "must return a key for every call that does not pass its own"
-            ) from error
-        return b"key" + self._encode_value(value, "the value returned by idempotency_key")
-
     def _encode_explicit(self, value: Any) -> bytes:
-        """Encodes an explicit key, in the form that :func:`explicit.message_form` returns."""
+        """Encodes an explicit key, in the form that :func:`.message_form` returns."""
         if isinstance(value, (list, tuple)):
             value = [as_text(part) for part in value]
             if any(part is None for part in value):
@@ -315,24 +308,6 @@ class KeyRule:
             f"{self.task}: argument {name!r} {error}; give the task an idempotency_key that "
             "leaves it out"
         ) from None
-
-
-def _described(
-    error: Exception, rule: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> str:
-    """Returns type and place of an error of `rule`; its message may quote an argument."""
-    frames = extract_tb(error.__traceback__)[1:]  # the first one called the rule
-    if frames:
-        place = f"{PurePath(frames[0].filename).name}, line {frames[0].lineno}"
-        return f"{type(error).__name__} in {frames[0].name} ({place})"
-    reason = ""
-    try:
-        signature(rule).bind(*args, **kwargs)
-    except TypeError as misfit:  # names parameters only
-        reason = f" ({misfit})"
-    except ValueError:  # not a Python function
-        pass
-    return type(error).__name__ + reason
 
 
 def _encode_any_type(name: str, error: NotCanonicalError) -> bytes:

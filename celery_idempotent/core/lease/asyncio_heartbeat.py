@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from celery_idempotent.core.lease.clock import lease_now
+from celery_idempotent.core.clock import lease_now
+from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.lease.heartbeat import Renewer, Renewers
-from celery_idempotent.core.lease.lease import Lease
 from celery_idempotent.core.store.transport.per_loop import PerLoop
 
 logger = logging.getLogger(__name__)

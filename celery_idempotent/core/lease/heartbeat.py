@@ -6,22 +6,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from celery_idempotent.core.events.repeats import Repeats, like_it
-from celery_idempotent.core.events.report import log_extra
-from celery_idempotent.core.fork import at_fork
-from celery_idempotent.core.lease.clock import lease_now
-from celery_idempotent.core.lease.lease import Lease, ignore
-from celery_idempotent.core.lease.log import log_apart
+from celery_idempotent.core.clock import lease_now
+from celery_idempotent.core.events.report import Repeats, like_it, log_apart, log_extra
+from celery_idempotent.core.lease import Lease, ignore
 from celery_idempotent.core.printable import plural
 from celery_idempotent.core.record import layout
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.errors import IdempotencyError
 
@@ -37,6 +35,12 @@ IDLE_SECONDS = 60.0
 TIMEOUT_PART, LEAST_TIMEOUT = 1 / 20, 0.1
 
 FOREVER = float("inf")
+
+
+def at_fork(**hooks: Callable[[], object]) -> None:
+    """Registers `hooks` as os.register_at_fork does; Windows cannot fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(**hooks)
 
 
 class Renewer:
@@ -67,7 +71,7 @@ class Renewer:
 
     @property
     def next_due(self) -> float:
-        """The earliest due time of a lease (seconds of `lease.clock`); infinite without leases."""
+        """The earliest due time of a lease (seconds of `lease_now`); infinite without leases."""
         return min((lease.due for lease in list(self.held)), default=FOREVER)
 
     @property
@@ -188,7 +192,7 @@ class ThreadRenewer(Renewer):
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.wakes_at = FOREVER
         #: When the thread should have ended its current wait or request, and when a lease expires
-        #: if it has not (seconds of `lease.clock`).
+        #: if it has not (seconds of `lease_now`).
         self._expected_by = self.expires_at = FOREVER
 
     def start_renewal(self, lease: Lease) -> None:
@@ -294,7 +298,7 @@ class Heartbeat(Renewers[ThreadRenewer]):
     def __init__(self) -> None:
         #: Called each time that a thread has died or is late.
         self.on_replaced: Callable[[], object] = lambda: None
-        #: Called with the time (seconds of `lease.clock`) at which a lease expires unless its
+        #: Called with the time (seconds of `lease_now`) at which a lease expires unless its
         #: thread goes on; infinite without leases.
         self.on_expected: Callable[[float], object] = lambda _: None
         #: Called with the leases of a thread, and the stack of their body, after each request;

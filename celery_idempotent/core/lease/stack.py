@@ -13,10 +13,9 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-from celery_idempotent.core.events.report import log_extra
-from celery_idempotent.core.lease.clock import lease_now
-from celery_idempotent.core.lease.lease import Lease
-from celery_idempotent.core.lease.log import log_apart
+from celery_idempotent.core.clock import lease_now
+from celery_idempotent.core.events.report import log_apart, log_extra
+from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.printable import one_line
 
 logger = logging.getLogger(__name__)

@@ -35,9 +35,7 @@ from celery_idempotent.core.payload.value_codec import (
     dump,
     load,
 )
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.layout import DELEGATED
-from celery_idempotent.core.record.payload import (
+from celery_idempotent.core.record import (
     ENCRYPTED,
     ERROR,
     MESSAGE,
@@ -45,10 +43,13 @@ from celery_idempotent.core.record.payload import (
     OUTBOX,
     RESULT,
     Payload,
+    Record,
+    State,
+    layout,
     step_field,
     subject,
 )
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record.layout import DELEGATED
 from celery_idempotent.errors import (
     CorruptRecordError,
     DecryptionError,
@@ -248,7 +249,10 @@ class PayloadCodec:
                 task_id = layout.read_task_id(record.body)
             except ValueError:
                 raise layout.corrupt(record.key) from None
-            return self._result_codec.result_of(task_id, time.time() - record.at_ms / 1000)
+            from celery_idempotent.core.payload import delegated
+
+            seconds = time.time() - record.at_ms / 1000
+            return delegated.result_of(self._result_codec.app, task_id, seconds)
         return self._decode(Payload(record.format, record.body), record.key, RESULT)
 
     def view(self, record: Record) -> Any:
@@ -261,7 +265,8 @@ class PayloadCodec:
         serializer = record.format.lstrip(OFFLOADED + ENCRYPTED).partition("+")[0]
         content_type = registry.name_to_type.get(serializer)
         if record.format == DELEGATED:
-            content_type = self._result_codec.content_type
+            app = self._result_codec.app
+            content_type = app.backend.content_type if app else None
         if serializer and record.format != RESULT_IGNORED and content_type not in DATA_ONLY:
             reason = f"tools decode only JSON and msgpack, not {content_type or serializer}"
         elif len(record.body) > MAX_DECODED:

@@ -10,7 +10,7 @@ from typing import Any
 from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.key.canonical import digest
 from celery_idempotent.core.printable import one_line
-from celery_idempotent.core.record.payload import OFFLOADED, RESULT, Payload, subject
+from celery_idempotent.core.record import OFFLOADED, RESULT, Payload, subject
 from celery_idempotent.errors import (
     CorruptRecordError,
     ResultNotStoredError,

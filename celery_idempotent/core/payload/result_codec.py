@@ -12,19 +12,15 @@ from types import ModuleType
 from typing import Any
 
 import celery.exceptions
-from billiard.exceptions import Terminated, WorkerLostError
+from billiard.exceptions import Terminated
 from celery import Celery
 from celery.exceptions import TaskPredicate
-from celery.states import EXCEPTION_STATES, PENDING, READY_STATES
 from celery.utils.serialization import (
     create_exception_cls,
     ensure_serializable,
     get_pickleable_exception,
 )
 from kombu.utils.json import dumps
-
-from celery_idempotent.core.printable import one_line
-from celery_idempotent.errors import NotReadyError, ResultNotStoredError
 
 #: Exceptions that control Celery or its pool; a MemoryError ends a prefork worker. WorkerLostError
 #: is storable, for copies of a lost message: Celery requeues a lost message only once.
@@ -87,48 +83,6 @@ class ResultCodec:
             "exc_message": ensure_serializable(error.args, dumps),
             "exc_module": type(error).__module__,
         }
-
-    @property
-    def content_type(self) -> str | None:
-        """The content type of the results in the result backend; None without an app."""
-        return self.app.backend.content_type if self.app else None
-
-    def result_of(self, task_id: str, seconds: float) -> Any:
-        """Returns the result of a task that replaced this one `seconds` ago. May block.
-
-        Raises:
-            NotReadyError: if the task has not finished. Without an app, no task is replaced.
-            ResultNotStoredError: if the backend cannot return the result, may have deleted it, or
-                holds an error that would affect the worker, such as WorkerLostError.
-            Exception: what the task raised.
-        """
-        if self.app is None:
-            raise NotReadyError(task_id)
-        result = self.app.AsyncResult(task_id)
-        task = f"task {one_line(task_id)}"
-        try:
-            state, value = result.state, result.result
-        except Exception as error:
-            raise ResultNotStoredError(
-                f"{task} replaced this one, and the result backend cannot return its result"
-            ) from error
-        expires = self.app.backend.expires
-        if state == PENDING and expires and seconds > expires:
-            # The result has probably expired: waiting for it would never end.
-            raise ResultNotStoredError(
-                f"{task} replaced this one, and the result backend no longer has its "
-                "result: set result_expires to at least idempotency_result_ttl"
-            )
-        if state not in READY_STATES:
-            raise NotReadyError(task_id)
-        if state in EXCEPTION_STATES:
-            if not is_storable(type(value)) or isinstance(value, WorkerLostError):
-                raise ResultNotStoredError(
-                    f"{task} replaced this one, and has failed with {type(value).__name__}, which "
-                    "is not raised again, because it would control the worker"
-                )
-            raise value
-        return value
 
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
         """Returns the exception that ``AsyncResult.get()`` would raise, with its arguments.

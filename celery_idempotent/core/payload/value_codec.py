@@ -6,21 +6,17 @@ function also gets the restored value, so it equals that of every duplicate.
 
 from __future__ import annotations
 
-import bz2
-import lzma
-import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-import kombu.compression
 from celery import Celery
 from celery.result import ResultBase
 from kombu import serialization
-from kombu.compression import compress, get_encoder
+from kombu.compression import compress
 from kombu.exceptions import ContentDisallowed
 
-from celery_idempotent.core.record.payload import Payload
+from celery_idempotent.core.record import Payload
 from celery_idempotent.settings import Settings
 
 #: Writes plain values exactly as kombu's JSON serializer does, in a tenth of the time.
@@ -37,8 +33,6 @@ COMPRESSION_THRESHOLD = 1024
 #: else has written to Redis may contain a thousand times as many.
 MAX_DECODED = 8 * 1024 * 1024
 
-#: Bytes of memory for the decompressor of LZMA; its default preset needs 9 MiB.
-_LZMA_MEMORY = 64 * 1024 * 1024
 #: Content types that every process can read: a decoder of JSON executes no code.
 JSON = frozenset({"application/json"})
 #: Content types whose decoders execute no code, and need no more memory than a multiple of the data
@@ -86,43 +80,14 @@ def load(payload: Payload, accept: Collection[str]) -> Any:
     content_type = serialization.registry.name_to_type[serializer]
     if content_type not in accept:
         raise ContentDisallowed(content_type)
-    body = _decompress(payload.body, compression) if compression else payload.body
+    body = payload.body
+    if compression:
+        from celery_idempotent.core.payload.compression import decompress
+
+        body = decompress(body, compression, MAX_DECODED)
     if not body and serializer in _EXACT_SERIALIZERS:
         raise ValueError("it is empty")  # kombu would return the empty bytes
     return serialization.loads(body, content_type, "binary", accept=accept)
-
-
-def decompressor(compression: str) -> Any:
-    """Returns a new decompressor whose output can be limited, for one of kombu's compressions.
-
-    Raises:
-        KeyError: if there is none.
-    """
-    content_type = get_encoder(compression)[1]
-    if content_type == "application/x-gzip":
-        return zlib.decompressobj()
-    if content_type == "application/x-bz2":
-        return bz2.BZ2Decompressor()
-    if content_type == "application/x-lzma":
-        return lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
-    if content_type == "application/zstd":
-        return vars(kombu.compression)["zstd"].ZstdDecompressor()
-    raise KeyError(compression)
-
-
-def _decompress(body: bytes, compression: str) -> bytes:
-    try:
-        stream = decompressor(compression)
-        data: bytes = stream.decompress(body, MAX_DECODED)
-    except Exception as error:
-        raise ValueError(f"{compression}: {type(error).__name__}") from error
-    if not stream.eof:
-        raise ValueError(f"it is truncated, or larger than {MAX_DECODED} bytes")
-    return data
-
-
-#: How deep a value is searched for the part that cannot be serialized.
-_MAX_DEPTH = 20
 
 
 class ValueCodec:
@@ -174,52 +139,10 @@ class ValueCodec:
             return self._refusal(value, settings, "restore", error), value
 
     def _refusal(self, value: Any, settings: Settings, verb: str, error: Exception) -> Payload:
-        def fails(part: Any) -> bool:
-            try:
-                self.restore(dump(part, settings.serializer or "", settings.compression))
-            except Exception:
-                return True
-            return False
+        from celery_idempotent.core.payload.refusal import refusal
 
-        if not fails(value):
-            raise error  # of a signal handler
-        try:
-            found = _describe(value, fails)
-        except Exception:  # raised by a type of the application
-            found = _type_name(value)
-        reason = f"idempotency_serializer {settings.serializer!r} cannot {verb} the type {found}"
-        return Payload("", reason.encode("utf-8", "backslashreplace"))
-
-
-def _describe(value: Any, fails: Callable[[Any], bool]) -> str:
-    """Describes the innermost part of `value` that `fails`, only by type."""
-    part = value
-    for _ in range(_MAX_DEPTH):
-        parts = _parts_of(part)
-        if not parts or not fails([each for _, each in parts]):
-            break
-        while len(parts) > 1:
-            half = parts[: len(parts) // 2]
-            parts = half if fails([each for _, each in half]) else parts[len(half) :]
-        ((key, part),) = parts
-        if key is not None:
-            return f"{_type_name(key[0])} as a key, inside a value of type {_type_name(value)}"
-    if part is value:
-        return _type_name(value)
-    return f"{_type_name(part)}, inside a value of type {_type_name(value)}"
-
-
-def _parts_of(value: Any) -> list[tuple[tuple[Any] | None, Any]]:
-    """Returns the members of `value`, and each key of a mapping in a mapping of its own."""
-    if isinstance(value, Mapping):
-        members = [(None, member) for member in value.values()]
-        return [*members, *(((key,), {key: None}) for key in value)]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [(None, member) for member in value]
-    return []
-
-
-def _type_name(value: Any) -> str:
-    kind = type(value)
-    prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return prefix + kind.__qualname__
+        serializer, compression = settings.serializer or "", settings.compression
+        does = f"idempotency_serializer {serializer!r} cannot {verb}"
+        return refusal(
+            value, lambda part: self.restore(dump(part, serializer, compression)), does, error
+        )

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from celery_idempotent.core.printable import printable
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record import Record, State
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 
 #: Covers everything that two releases exchange through Redis, messages and databases.

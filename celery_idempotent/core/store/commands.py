@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record import layout, traceparent
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import Payload, Record, layout
 from celery_idempotent.core.store.scripts import Script, load
 
 #: The keys of a script: the record of the key or message, the slot and the turn of the key.
@@ -22,6 +21,9 @@ REPLACES, REPLACES_DEAD = 1, 2
 UNREADABLE = "?"
 #: Passed to `forget` if there was no record.
 NO_RECORD = "0"
+#: Returns the W3C traceparent of the current span, or "": a replay is linked to the execution which
+#: it repeats. Set by `contrib.opentelemetry`.
+current_traceparent: Callable[[], str] | None = None
 
 
 class Command(NamedTuple):
@@ -112,7 +114,7 @@ def _settle(
     label: str = "",
     result: BackendResult | None = None,
 ) -> Command:
-    current = traceparent.current if letter in "VTE" else None
+    current = current_traceparent if letter in "VTE" else None
     tail = layout.write_tail(payload.format, label, current() if current else "")
     name, meta, expires = result or (b"", b"", 0)
     keys = (RECORD, TURN) if letter == "W" and key.message else (RECORD,)

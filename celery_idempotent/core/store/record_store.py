@@ -17,30 +17,26 @@ from redis.exceptions import ClusterError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.core.clock import monotonic
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.printable import plural
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.record import Record, utc
-from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.breaker import PROBE_TIMEOUT, Breaker
+from celery_idempotent.core.record import Record, layout, utc
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.clock import Deadline
 from celery_idempotent.core.store.commands import (
     DEADLINE,
     RECORD,
     SLOT,
+    TURN,
     BackendResult,
     Command,
     LeaseExtension,
 )
 from celery_idempotent.core.store.config import StoreConfig
-from celery_idempotent.core.store.node import Node
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store.node import PROBE_TIMEOUT, Breaker, Node
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.core.store.transport.connection import (
     CONNECTION_ERRORS,
     connect,
-    primaries,
-    server_of,
     translate_error,
     translated_errors,
 )
@@ -58,6 +54,8 @@ if TYPE_CHECKING:
 #: and the promoted replica grants another. WAIT closes most of that gap, not all: a replica that
 #: did not acknowledge the write may be promoted.
 WRITTEN = ("begun", "ok")
+#: The names of the keys of a script.
+_NAMES = {RECORD: StoreConfig.name, SLOT: StoreConfig.slot_name, TURN: StoreConfig.turn_name}
 #: Scripts whose commands carry a deadline, and their reply to a copy that comes after it.
 LATE_SCRIPTS, LATE = frozenset({"begin", "queue", "forget"}), "late"
 #: In errors of a server that may accept the same command later: a type's name, or a code in the
@@ -131,6 +129,8 @@ class RecordStore:
 
     def node_of(self, key: Key) -> Node:
         """Returns the server that has the record of `key`, as far as it is known."""
+        if isinstance(self._transport, ServerTransport):
+            return self.node
         name = self._transport.node_of(self.config.name(key))
         node = self._nodes.get(name)
         if node is None:
@@ -140,14 +140,9 @@ class RecordStore:
     def _call(self, command: Command, deadline: Deadline | None = None) -> list[Any]:
         """Returns the command for Redis."""
         script, key, kinds, arguments, result_name = command
-        config, names = self.config, []
-        for kind in kinds:
-            if kind == SLOT:
-                names.append(config.slot_name(key))
-            else:
-                names.append(config.name(key) if kind == RECORD else config.turn_name(key))
+        names: list[str | bytes] = [_NAMES[kind](self.config, key) for kind in kinds]
         if result_name:
-            names.append(result_name)  # type: ignore[arg-type]
+            names.append(result_name)
         if deadline is not None:
             arguments = [deadline if each is DEADLINE else each for each in arguments]
         return ["EVALSHA", script.sha, len(names), *names, *arguments]
@@ -446,6 +441,8 @@ class RecordStore:
     @property
     def location(self) -> Hashable:
         """Server, database and prefix: equal for two stores if they hold the same records."""
+        from celery_idempotent.core.store.server_info import server_of
+
         try:
             server = server_of(self.client)
         except (IdempotencyError, *CONNECTION_ERRORS):  # a cluster in an outage
@@ -468,6 +465,8 @@ class RecordStore:
         """
         if self.is_async:
             return ""
+        from celery_idempotent.core.store.server_info import primaries
+
         number = 0
         with suppress(*CONNECTION_ERRORS):
             for node in primaries(self.client):

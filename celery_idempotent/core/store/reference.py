@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from celery_idempotent.core.key.key import letters
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.key import letters
+from celery_idempotent.core.record import Record, layout
 
 #: Precedes the digest, where a record's name has the quoted name of its task.
 MARK = "@"

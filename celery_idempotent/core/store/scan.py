@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote, unquote
 
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 
 #: The limit is for pages: no task has so long a name.
 _KEY = re.compile(r"[^:]{1,1000}:~?[A-Za-z0-9_-]{22}")

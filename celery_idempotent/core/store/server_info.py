@@ -1,11 +1,12 @@
-"""Properties of a Redis server that the Redis user may read."""
+"""The servers of a client, and their properties that the Redis user may read."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Hashable
 from hashlib import sha1
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -39,3 +40,38 @@ def write_error(client: Any, name: str) -> str:
     except ResponseError as error:
         return str(error)
     return ""
+
+
+def server_of(client: Any) -> Hashable:
+    """Returns the server and the database of a client, equal for every way to configure them."""
+    pool = getattr(client, "connection_pool", None)
+    if pool is None:
+        return frozenset(node.name for node in client.get_nodes())
+    options = pool.connection_kwargs
+    database = int(options.get("db") or 0)
+    manager = getattr(pool, "sentinel_manager", None)
+    if manager:
+        return pool.service_name, frozenset(map(server_of, manager.sentinels)), database
+    if options.get("path"):
+        return options["path"], database
+    return address(options.get("host"), options.get("port")), database
+
+
+class Primary(NamedTuple):
+    """A server with records, and its name if it is a node of a cluster."""
+
+    name: str
+    client: Any
+
+
+def primaries(client: Any) -> list[Primary]:
+    """Returns the server of a blocking client, or the primaries of a cluster in a fixed order."""
+    if not hasattr(client, "get_primaries"):
+        return [Primary("", client)]
+    nodes = sorted(client.get_primaries(), key=lambda node: str(node.name))
+    return [Primary(node.name, client.get_redis_connection(node)) for node in nodes]
+
+
+def address(host: str | None, port: int | None) -> tuple[str, int]:
+    """Returns an address in one of its spellings; without a host and a port, the default one."""
+    return {"localhost": "127.0.0.1"}.get(host := host or "localhost", host), int(port or 6379)

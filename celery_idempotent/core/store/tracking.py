@@ -23,7 +23,7 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.core.clock import monotonic
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.transport.client import ClientTransport
 from celery_idempotent.core.store.transport.connection import CONNECTION_ERRORS, result_of
 from celery_idempotent.core.store.transport.server import ServerTransport

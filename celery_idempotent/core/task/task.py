@@ -25,13 +25,11 @@ from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import About, report_refused
 from celery_idempotent.core.flow.execution import Execution, unprotected
-from celery_idempotent.core.flow.extension import run_unprotected
 from celery_idempotent.core.flow.soft_limit import BODY
-from celery_idempotent.core.key.explicit import message_form
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key, message_form
 from celery_idempotent.core.key.rule import TASK_ID
-from celery_idempotent.core.record.record import Record
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.record import Record
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.task.message import call_options, canvas, message_headers
 from celery_idempotent.core.task.message.key_resolution import resolve_received_key
 from celery_idempotent.core.task.message.message_headers import id_text
@@ -268,6 +266,8 @@ class IdempotentTask(Task):
         configuration = self.idempotency_configuration
         if not configuration.extensions:
             return user_methods.run(self, body, args, kwargs)
+        from celery_idempotent.core.flow.extension import run_unprotected
+
         execution = unprotected()
         reset = _plain_execution.set(execution)
         try:
@@ -422,9 +422,12 @@ class IdempotentTask(Task):
             if function == "apply_async":
                 raise  # as Celery does; it does not read those of an eager call
         options = {**options, "headers": headers}
-        if configuration.settings.enabled and not in_shadow:
-            call_options.check_arguments(configuration.rule, kwargs)
-            call_options.check_headers(self.name, headers)
+        names = (*headers, *(kwargs if isinstance(kwargs, Mapping) else ()))
+        if configuration.settings.enabled and not in_shadow and call_options.names_any(names):
+            from celery_idempotent.core.task.message import misplaced
+
+            misplaced.check_arguments(configuration.rule, kwargs)
+            misplaced.check_headers(self.name, headers)
         return message_headers.of_options(self.name, task_id, options, in_shadow=in_shadow)
 
     def retry(self, *args: Any, **options: Any) -> Any:
@@ -474,12 +477,15 @@ class IdempotentTask(Task):
         call, in_shadow = _call_of(request), self.idempotency_configuration.in_shadow
         if in_shadow and call is None:
             return super().signature_from_request(request, *args, **options)
+        from celery_idempotent.core.task.message import republished
+        from celery_idempotent.core.task.publish import put_back
+
         key = call.active.key if call else None
         new_headers = options.get("headers")
         if new_headers is not None:
             new_headers = message_headers.as_mapping(new_headers)
         try:
-            options["headers"] = message_headers.for_retry(
+            options["headers"] = republished.for_retry(
                 self.name, id_text(request.id), request.headers, new_headers, key
             )
         except IdempotencyError as error:
@@ -490,8 +496,6 @@ class IdempotentTask(Task):
             return super().signature_from_request(request, *args, **options)
         if call is not None:
             request.idempotency_headers_again = options["headers"]
-        from celery_idempotent.core.task.publish import put_back
-
         options = put_back.adapt_to_delayed_delivery(self.app, request, options)
         signature = super().signature_from_request(request, *args, **options)
         put_back.copy_properties(signature, request, options)
@@ -502,7 +506,9 @@ class IdempotentTask(Task):
         call = _call_of(self.request)
         if call is None:
             return super().replace(sig)
-        replacement = call.replacement(sig)
+        from celery_idempotent.core.task.publish.replacement import replace_by
+
+        replacement = replace_by(sig, call.active, call.request)
         try:
             return super().replace(sig)
         except Ignore as ignore:
@@ -557,7 +563,9 @@ class IdempotentTask(Task):
                 " and forget a running call with `celery idempotency forget --force`"
             )
         key = self.idempotency_key_of(*args, **kwargs)
-        shown = None if force else configuration.executor.record_to_forget(key)
+        from celery_idempotent.core.flow.forget import record_to_forget
+
+        shown = None if force else record_to_forget(configuration.executor, key)
         case = configuration.forget(key, shown, force=bool(force))
         if case == "running":
             task_id = shown.task_id if isinstance(shown, Record) else "?"

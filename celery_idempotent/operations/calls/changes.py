@@ -13,10 +13,11 @@ from celery.canvas import Signature
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import About, log_extra, report
-from celery_idempotent.core.key.key import Key, letters
+from celery_idempotent.core.flow.forget import delete_message, forget_call
+from celery_idempotent.core.key import Key, letters
 from celery_idempotent.core.payload.value_codec import DATA_ONLY, dump
 from celery_idempotent.core.printable import one_line, printable
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import State
 from celery_idempotent.core.store.commands import NO_RECORD, UNREADABLE
 from celery_idempotent.core.task.publish import kept_message, put_back
 from celery_idempotent.core.task.publish.kept_message import Part
@@ -84,7 +85,7 @@ def forget(
     configuration = (sender or owners[0]).idempotency_configuration
     record = view.record if view else None
     shown = NO_RECORD if view is None else record or UNREADABLE
-    forget_record = partial(configuration.executor.forget, key, shown, force=force)
+    forget_record = partial(forget_call, configuration.executor, key, shown, force=force)
     if sender:
         database = configuration.settings.transaction or database
     if database is None:
@@ -256,7 +257,7 @@ def rerun(call: EndedCall | None, *, user: str) -> str:
         ) from error
     if call.state is None:
         executor = call.task.idempotency_configuration.executor
-        executor.delete_message(call.key, call.task_id)
+        delete_message(executor, call.key, call.task_id)
     label = record.label if record else ""
     about = About(call.task, call.key.task, task_id, call.key, label)
     report(table.RERUN, about, user=user, what=what)

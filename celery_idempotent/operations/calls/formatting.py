@@ -12,10 +12,9 @@ from typing import Any
 
 from kombu.utils.encoding import safe_repr
 
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.printable import plural
-from celery_idempotent.core.record import layout, steps
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record import Record, State, layout, steps
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.operations.records.reader import RecordView
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record.record import Record, utc
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import Record, utc
 from celery_idempotent.core.store.scan import key_of
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations.calls import formatting

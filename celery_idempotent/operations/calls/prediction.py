@@ -6,17 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.core.flow import replacement
 from celery_idempotent.core.flow.conflict import POLICIES
-from celery_idempotent.core.flow.extension import options_of
-from celery_idempotent.core.key.explicit import message_form
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.flow.replay import replacement_error
+from celery_idempotent.core.key import Key, message_form
 from celery_idempotent.core.key.parameters import Argument
 from celery_idempotent.core.key.rule import TASK_ID, Explanation
 from celery_idempotent.core.printable import did_you_mean
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.record import Record, State, layout
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.operations.calls import formatting
 from celery_idempotent.operations.calls.lookup import SqlOutcome, find_outcome
@@ -52,7 +49,7 @@ def predict(
     if outcome is not None and (is_poisoned or prediction.case in _CLAIMS):
         prediction = _predict_by_row(key, settings, outcome) or prediction
     sentence = prediction.sentence
-    for option in options_of(settings):
+    for option in settings.options:
         sentence = option.explain(sentence)
     return prediction._replace(sentence=sentence)
 
@@ -66,7 +63,7 @@ def _predict_by_row(key: Key, settings: Settings, outcome: SqlOutcome) -> Predic
     row, where = outcome.row, f"in the database {outcome.name}"
     if row.state == CLAIMED:
         return Prediction("corrupt", f"fails with TransactionError: {committed_without_outcome()}")
-    if row.expired or replacement.error_of(outcome.record, settings) is not None:
+    if row.expired or replacement_error(outcome.record, settings) is not None:
         return None
     if key.fingerprint and row.fingerprint and key.fingerprint.hex() != row.fingerprint:
         other = f"task {row.task_id} has the key {where}, with other arguments"
@@ -90,7 +87,7 @@ def _predict(key: Key, settings: Settings, view: RecordView | None) -> Predictio
     )
     if settings.runs_again:
         return _predict_turn(settings, record, view, other_arguments=other_arguments)
-    if replacement.error_of(record, settings) is not None:
+    if replacement_error(record, settings) is not None:
         return Prediction("run", f"runs: the replacement of {task} has failed")
     if other_arguments:
         return Prediction(
@@ -121,7 +118,7 @@ def _predict_turn(
     if not (settings.until == "started" and settings.deduplicates):
         collapses = settings.deduplicates and not other_arguments
         return _conflict(settings, record, collapses=collapses)
-    takes_newest = any(option.takes_newest(settings) for option in options_of(settings))
+    takes_newest = any(option.takes_newest(settings) for option in settings.options)
     if record.state is State.STARTED:
         waiting = run_sync(view.store.slot(view.key.turn))
         if waiting is None and settings.on_conflict == "replace":

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike, stores
 from celery_idempotent.core.events.table import DECISIONS, REASONS, REFUSED_FOR
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import State
 from celery_idempotent.operations.records.query import RecordFilter, record_views
 from celery_idempotent.operations.records.reader import RecordReader, RecordView
 

@@ -12,7 +12,7 @@ import click
 
 from celery_idempotent import sql
 from celery_idempotent.core.printable import plural
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import State
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 from celery_idempotent.operations.calls import changes
 from celery_idempotent.operations.calls.changes import EndedCall

@@ -14,7 +14,7 @@ import click
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.printable import one_line, plural
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import State
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.operations.calls import formatting
 from celery_idempotent.operations.doctor.tasks import check_bases

@@ -15,7 +15,7 @@ import click
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.printable import did_you_mean, one_line
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import State
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.operations.calls import formatting
 from celery_idempotent.operations.cli import console

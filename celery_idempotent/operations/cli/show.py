@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from celery_idempotent.core.record.record import State
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.record import State
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations.calls import formatting
 from celery_idempotent.operations.calls.lookup import SqlOutcome, outcome_or_error, record_document

@@ -9,7 +9,7 @@ import click
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.printable import did_you_mean, one_line
 from celery_idempotent.core.store.scan import key_of
 from celery_idempotent.operations.calls.lookup import Target, find_outcome, find_record

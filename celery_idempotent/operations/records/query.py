@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from celery_idempotent.core.events.report import log_extra
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.printable import printable
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record import Record, State
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.reference import Reference
 from celery_idempotent.core.store.scan import key_of

@@ -17,20 +17,16 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.record import Record, State, utc
-from celery_idempotent.core.store import scan
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import Record, State, layout, utc
+from celery_idempotent.core.store import run_sync, scan
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.reference import MARK, Reference
-from celery_idempotent.core.store.run_sync import run_sync
-from celery_idempotent.core.store.server_info import server_info, write_error
+from celery_idempotent.core.store.server_info import Primary, primaries, server_info, write_error
 from celery_idempotent.core.store.transport.connection import (
     CONNECTION_ERRORS,
-    Primary,
     aclose_client,
     connect,
-    primaries,
     translated_errors,
 )
 from celery_idempotent.errors import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from celery_idempotent import signals
 from celery_idempotent.core import worker
-from celery_idempotent.core.record.record import Record
+from celery_idempotent.core.record import Record
 
 logger = logging.getLogger(__name__)
 

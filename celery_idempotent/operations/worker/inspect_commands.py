@@ -24,13 +24,13 @@ from celery.worker.control import inspect_command
 from celery_idempotent.core import worker
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.broker import connection_error, within
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.lease import MARGIN
 from celery_idempotent.core.lease.heartbeat import heartbeat as this_process
-from celery_idempotent.core.lease.lease import MARGIN
 from celery_idempotent.core.lease.stack import stack_of
 from celery_idempotent.core.printable import one_line
+from celery_idempotent.core.record import Record, State
 from celery_idempotent.core.record.layout import corrupt
-from celery_idempotent.core.record.record import Record, State
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations import doctor

@@ -22,8 +22,7 @@ from celery_idempotent import (
     StoreUnavailableError,
 )
 from celery_idempotent.core.lease.heartbeat import heartbeat
-from celery_idempotent.core.store import commands
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.errors import SettingsError
 from tests.functions.conftest import LEASE
 from tests.servers.redis_server import RedisServer

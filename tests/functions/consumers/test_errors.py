@@ -14,7 +14,7 @@ from celery_idempotent import (
     PoisonedTaskError,
 )
 from celery_idempotent.contrib.kombu import KEY_HEADER, REASON_HEADER
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from tests.conftest import exhaustive_except
 from tests.functions.consumers.conftest import SHORT_VISIBILITY, ConsumerHarness
 from tests.servers.redis_server import RedisServer

@@ -17,7 +17,7 @@ from celery import Celery, Task
 from kombu import serialization
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.configuration.arguments import normalised
+from celery_idempotent.core.key.parameters import normalised
 from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.errors import KeyRuleError
 from tests.unit.payload.encoding import SERIALIZERS

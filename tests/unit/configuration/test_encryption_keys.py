@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from celery.exceptions import ImproperlyConfigured
 
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 from tests.unit.conftest import celery, error_of, task_in
 
 KEY = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IHNlY3I="

@@ -10,11 +10,11 @@ import pytest
 from celery_idempotent.core.flow import flow
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.conflict import POLICIES, held, requeue_delay
-from celery_idempotent.core.flow.end import Requeue
 from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.store.outage import OutageLogger
+from celery_idempotent.core.flow.values import Requeue
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import Record, State
+from celery_idempotent.core.store.node import OutageLogger
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.settings import ON_CONFLICT, Settings
 

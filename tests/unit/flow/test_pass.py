@@ -11,8 +11,8 @@ import pytest
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import Execution
 from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.settings import Settings
 

@@ -18,7 +18,7 @@ from uuid import UUID
 import pytest
 
 from celery_idempotent import TASK_ID
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from tests.unit.conftest import rule_of
 
 pytestmark = pytest.mark.core

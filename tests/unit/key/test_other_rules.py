@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from celery_idempotent import TASK_ID
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from tests.unit.conftest import TASK, Task, rule_of

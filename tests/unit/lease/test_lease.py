@@ -10,11 +10,11 @@ from typing import cast
 import greenlet
 import pytest
 
+from celery_idempotent.core import lease
+from celery_idempotent.core.clock import lease_now
 from celery_idempotent.core.flow.execution import Execution, Protection, unprotected
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.lease import lease
-from celery_idempotent.core.lease.clock import lease_now
-from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.errors import LeaseLostError

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import cast
 
+from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.lease.heartbeat import Renewer
-from celery_idempotent.core.lease.lease import Lease
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.config import StoreConfig
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.transport.server import ServerTransport
 
 THREADS = 3

@@ -11,9 +11,8 @@ from kombu.serialization import prepare_accept_content
 
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.payload.result_codec import ResultCodec
-from celery_idempotent.core.record.payload import RESULT, Payload
-from celery_idempotent.core.record.record import Record, State
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.record import RESULT, Payload, Record, State
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.extensions.encryption import Cipher
 from celery_idempotent.settings import Settings
 

@@ -10,8 +10,7 @@ from cryptography.fernet import Fernet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.core.record.payload import ERROR, RESULT, Payload, step_field
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import ERROR, RESULT, Payload, State, step_field
 from celery_idempotent.errors import CorruptRecordError, DecryptionError, SettingsError
 from celery_idempotent.extensions.encryption import Cipher
 from tests.unit.payload.encoding import (

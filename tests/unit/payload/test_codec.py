@@ -15,8 +15,7 @@ from kombu.compression import compress, encoders
 
 from celery_idempotent.core.payload import value_codec
 from celery_idempotent.core.payload.codec import NOT_STORED
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import State
+from celery_idempotent.core.record import Payload, State
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from tests.unit.payload.encoding import (
     PLAIN,

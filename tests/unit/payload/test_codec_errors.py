@@ -22,9 +22,7 @@ from kombu.serialization import prepare_accept_content
 
 from celery_idempotent.core.payload.codec import DELEGATED, PayloadCodec
 from celery_idempotent.core.payload.result_codec import ResultCodec
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record import Payload, Record, State, layout
 from celery_idempotent.errors import (
     CorruptRecordError,
     NotReadyError,

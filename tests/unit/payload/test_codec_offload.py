@@ -9,10 +9,8 @@ from threading import get_ident
 import pytest
 
 from celery_idempotent.core.payload.codec import PayloadCodec
-from celery_idempotent.core.record import steps
-from celery_idempotent.core.record.payload import RESULT, Payload, step_field
-from celery_idempotent.core.record.record import State
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.record import RESULT, Payload, State, step_field, steps
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.settings import Settings
 from tests.unit.payload.encoding import (

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record import Payload, Record, State, layout
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 from tests.store.record_harness import UUID_ID, raw_record
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from celery_idempotent.core.store import breaker as module
-from celery_idempotent.core.store.breaker import Breaker
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import node as module
+from celery_idempotent.core.store import run_sync
+from celery_idempotent.core.store.node import Breaker
 from celery_idempotent.errors import StoreUnavailableError
 
 

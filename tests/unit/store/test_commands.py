@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.record.payload import Payload
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.record import Payload, Record, State
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.commands import (
     DEADLINE,

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from celery_idempotent.core.events import repeats
+from celery_idempotent.core.events import report
 from celery_idempotent.core.store.config import StoreConfig
-from celery_idempotent.core.store.outage import OutageLogger
+from celery_idempotent.core.store.node import OutageLogger
 
 
 @pytest.fixture
@@ -18,9 +18,9 @@ def outage() -> OutageLogger:
 
 def test_there_is_one_line_a_minute(outage: OutageLogger, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(repeats, "monotonic", lambda: now)
+    monkeypatch.setattr(report, "monotonic", lambda: now)
     assert [outage.count_failure() for _ in range(3)] == [0, None, None]
-    now += repeats.INTERVAL
+    now += report.INTERVAL
 
     assert [outage.count_failure() for _ in range(2)] == [2, None]
 

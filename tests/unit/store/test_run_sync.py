@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from celery_idempotent.core.flow.thread import run_flow
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.store import run_sync
 
 
 def test_the_result_is_returned() -> None:

@@ -16,9 +16,8 @@ from redis.exceptions import InvalidResponse, NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.utils import HIREDIS_AVAILABLE
 
-from celery_idempotent.core.store import scripts
+from celery_idempotent.core.store import run_sync, scripts
 from celery_idempotent.core.store.config import StoreConfig
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.store.transport.server import ServerTransport, pack
 
 PARSERS = {"python": _RESP2Parser, **({"hiredis": _HiredisParser} if HIREDIS_AVAILABLE else {})}

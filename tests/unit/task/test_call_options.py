@@ -14,7 +14,7 @@ from celery.exceptions import Retry
 from celery.utils import uuid
 
 from celery_idempotent import IdempotentTask, KeyRuleError
-from celery_idempotent.core.task.message import call_options
+from celery_idempotent.core.task.message import call_options, misplaced
 from celery_idempotent.errors import SettingsError
 
 
@@ -171,7 +171,7 @@ class TestArguments:
         rule = shop.send.idempotency_configuration.rule
 
         with pytest.raises(KeyRuleError, match="was passed as an argument of the task"):
-            call_options.check_message(rule, message(), {"idempotency_key": "req-7"})
+            misplaced.check_message(rule, message(), {"idempotency_key": "req-7"})
 
 
 class TestHeaders:
@@ -188,7 +188,7 @@ class TestHeaders:
 
         rule = shop.charge.idempotency_configuration.rule
         with pytest.raises(KeyRuleError) as caught:
-            call_options.check_message(rule, message({name: "req-7"}), {})
+            misplaced.check_message(rule, message({name: "req-7"}), {})
         assert str(caught.value) == expected
 
     @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ class TestHeaders:
         ids=lambda name: name[:40],
     )
     def test_other_headers_are_accepted(self, shop: Shop, name: str) -> None:
-        call_options.check_headers("orders.charge", {name: "x"})
+        misplaced.check_headers("orders.charge", {name: "x"})
 
 
 def test_a_disabled_task_lets_every_message_through(shop: Shop) -> None:
@@ -237,7 +237,7 @@ class TestProperties:
         rule = shop.charge.idempotency_configuration.rule
 
         with pytest.raises(KeyRuleError) as caught:
-            call_options.check_message(rule, message(**{name: "req-7", "app_id": "shop"}), {})
+            misplaced.check_message(rule, message(**{name: "req-7", "app_id": "shop"}), {})
 
         assert str(caught.value) == (
             f"orders.charge: the publisher passed {name} as an option of send_task(), which is not "
@@ -263,7 +263,7 @@ class TestProperties:
         marks = {name: headers[name] for name in headers if name.startswith("idempotency")}
         assert "secret" not in str(marks)
         with pytest.raises(KeyRuleError, match=f"the publisher passed {name} as an option of"):
-            call_options.check_message(rule, message(marks), {})
+            misplaced.check_message(rule, message(marks), {})
 
     def test_a_signature_by_name_of_an_unknown_task_is_marked(self, shop: Shop) -> None:
         sig = signature("elsewhere.charge", (1,), app=shop.app)
@@ -303,7 +303,7 @@ def test_the_error_suggests_the_nearest_option(shop: Shop, name: str, nearest: s
         f"apply_async() takes no option {name!r}; did you mean {nearest!r}?"
     )
     with pytest.raises(KeyRuleError, match=rf"'{name}' .*; did you mean '{nearest}'\?$"):
-        call_options.check_headers("orders.charge", {name: 1})
+        misplaced.check_headers("orders.charge", {name: 1})
 
 
 def test_the_retention_is_no_argument(shop: Shop) -> None:

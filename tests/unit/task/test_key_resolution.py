@@ -9,8 +9,8 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.task.message import republished
 from celery_idempotent.core.task.message.canvas import REPLACED_HEADER, generation_of
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
@@ -46,7 +46,7 @@ def test_without_headers_the_rule_derives_the_key() -> None:
 
 
 def test_the_key_in_the_message_wins_over_the_rule() -> None:
-    headers = message_headers.with_derived_key(None, KEY, ID, requeue_count=3)
+    headers = republished.with_derived_key(None, KEY, ID, requeue_count=3)
 
     key, parsed = resolve_key(task_with().idempotency_configuration, ID, headers, (1,), {})
 
@@ -64,12 +64,12 @@ def test_an_explicit_key_wins_over_the_rule() -> None:
 
 
 def test_the_key_of_another_message_is_ignored() -> None:
-    headers = message_headers.with_derived_key(None, KEY, "another id")
+    headers = republished.with_derived_key(None, KEY, "another id")
 
     assert key_of(task_with(), 1, headers=headers) == key_of(task_with(), 1)
 
 
-@pytest.mark.parametrize("headers", [None, message_headers.with_derived_key(None, KEY, ID)])
+@pytest.mark.parametrize("headers", [None, republished.with_derived_key(None, KEY, ID)])
 def test_a_disabled_task_has_no_key(headers: dict[str, Any] | None) -> None:
     assert key_of(task_with(idempotency_enabled=False), 1, headers=headers) is None
 

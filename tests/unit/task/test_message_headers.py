@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 from celery.app.task import Context
 
-from celery_idempotent.core.key.key import Key
-from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.task.message import message_headers, republished
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, bind
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from tests.unit.conftest import add, shop
@@ -41,11 +41,11 @@ def bind_header(headers: Any, key: Any) -> None:
 
 
 def for_retry(headers: Any, given: Any) -> dict[str, Any]:
-    return message_headers.for_retry("shop.charge", ID, headers, given)
+    return republished.for_retry("shop.charge", ID, headers, given)
 
 
 def with_derived_key(headers: Any, key: Key, *, requeue_count: int = 0) -> dict[str, Any]:
-    return message_headers.with_derived_key(headers, key, ID, requeue_count=requeue_count)
+    return republished.with_derived_key(headers, key, ID, requeue_count=requeue_count)
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"other": 1}], ids=repr)
@@ -54,7 +54,7 @@ def test_a_message_without_the_headers_has_no_key(headers: Any) -> None:
 
 
 def test_a_message_that_is_run_again_names_the_outcome_that_it_replaces() -> None:
-    headers = message_headers.with_derived_key(None, KEY, ID, forgets=2**56 - 1)
+    headers = republished.with_derived_key(None, KEY, ID, forgets=2**56 - 1)
 
     assert read(headers).forgets == 2**56 - 1
     assert read(bind("shop.charge", ID, headers)).forgets == 2**56 - 1
@@ -71,7 +71,7 @@ def test_a_message_published_again_carries_its_key_as_json() -> None:
 
 
 def test_a_message_published_again_counts_its_rollbacks() -> None:
-    headers = message_headers.with_derived_key(None, KEY, ID, requeue_count=3, rollback_count=2)
+    headers = republished.with_derived_key(None, KEY, ID, requeue_count=3, rollback_count=2)
 
     assert read(headers) == MessageHeaders(key=KEY, requeue_count=3, rollback_count=2)
 
@@ -229,10 +229,10 @@ class TestAnotherMessagesHeaders:
     def test_are_left_out_when_the_message_is_published_again(
         self, headers: dict[str, Any]
     ) -> None:
-        republished = message_headers.with_derived_key(headers, KEY, ANOTHER)
+        again = republished.with_derived_key(headers, KEY, ANOTHER)
 
-        assert read(republished, task_id=ANOTHER) == MessageHeaders(key=KEY)
-        assert message_headers.for_retry("shop.charge", ANOTHER, headers, None) == {"other": 1}
+        assert read(again, task_id=ANOTHER) == MessageHeaders(key=KEY)
+        assert republished.for_retry("shop.charge", ANOTHER, headers, None) == {"other": 1}
 
     def test_may_get_another_explicit_key(self, headers: dict[str, Any]) -> None:
         headers["idempotency_key"] = "req-8"

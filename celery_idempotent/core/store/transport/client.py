@@ -22,9 +22,9 @@ from celery_idempotent.core.store.transport.connection import (
     aclose_client,
     connect,
     result_of,
-    user_code,
 )
 from celery_idempotent.core.store.transport.server import BaseTransport, with_sources
+from celery_idempotent.core.store.transport.user_code import user_code
 from celery_idempotent.errors import SettingsError
 
 #: Replies after which the call must be sent again: the script is not loaded, the slot is moving

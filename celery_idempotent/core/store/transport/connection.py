@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import isawaitable
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
-from billiard.exceptions import SoftTimeLimitExceeded
-from redis import CredentialProvider, RedisCluster
+from redis import RedisCluster
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record.layout import corrupt
 from celery_idempotent.core.store import url as urls
 from celery_idempotent.core.store.config import StoreConfig
@@ -63,7 +61,9 @@ def connect(
         RedisError, RedisClusterException, OSError: if a cluster does not reply.
     """
     if config.client is not None:
-        return _user_client(config.client, library)
+        from celery_idempotent.core.store.transport.user_code import client_of
+
+        return client_of(config.client, library)
     urls.check(config.url, config.options)
     scheme, is_cluster = urls.scheme_of(config.url), urls.names_cluster(config.url)
     if is_cluster and library is redis:
@@ -77,10 +77,15 @@ def connect(
         **({} if urls.names_socket(config.url) else _keepalive()),
         **{name: value for name, value in config.options.items() if name not in _SENTINEL_OPTIONS},
     }
-    if connect_func := options.get("redis_connect_func"):
-        options["redis_connect_func"] = _guarded(connect_func, library)
-    if provider := options.get("credential_provider"):
-        options["credential_provider"] = _GuardedProvider(provider)
+    connect_func, provider = map(options.get, ("redis_connect_func", "credential_provider"))
+    if connect_func or provider:
+        from celery_idempotent.core.store.transport.user_code import GuardedProvider, guarded
+
+        if connect_func:
+            wait = None if library is redis else result_of
+            options["redis_connect_func"] = guarded(connect_func, wait)
+        if provider:
+            options["credential_provider"] = GuardedProvider(provider)
     try:
         if is_cluster:
             first, *others = urls.parts_of(config.url)
@@ -127,41 +132,6 @@ def _master(config: StoreConfig, options: Mapping[str, Any], library: Any) -> An
     return sentinel.master_for(config.options["master_name"])
 
 
-def server_of(client: Any) -> Hashable:
-    """Returns the server and the database of a client, equal for every way to configure them."""
-    pool = getattr(client, "connection_pool", None)
-    if pool is None:
-        return frozenset(node.name for node in client.get_nodes())
-    options = pool.connection_kwargs
-    database = int(options.get("db") or 0)
-    manager = getattr(pool, "sentinel_manager", None)
-    if manager:
-        return pool.service_name, frozenset(map(server_of, manager.sentinels)), database
-    if options.get("path"):
-        return options["path"], database
-    return address(options.get("host"), options.get("port")), database
-
-
-class Primary(NamedTuple):
-    """A server with records, and its name if it is a node of a cluster."""
-
-    name: str
-    client: Any
-
-
-def primaries(client: Any) -> list[Primary]:
-    """Returns the server of a blocking client, or the primaries of a cluster in a fixed order."""
-    if not hasattr(client, "get_primaries"):
-        return [Primary("", client)]
-    nodes = sorted(client.get_primaries(), key=lambda node: str(node.name))
-    return [Primary(node.name, client.get_redis_connection(node)) for node in nodes]
-
-
-def address(host: str | None, port: int | None) -> tuple[str, int]:
-    """Returns an address in one of its spellings; without a host and a port, the default one."""
-    return {"localhost": "127.0.0.1"}.get(host := host or "localhost", host), int(port or 6379)
-
-
 async def aclose_client(client: Any) -> None:
     """Closes `client` and what redis-py leaves open: Sentinels and cluster nodes."""
     pool = getattr(client, "connection_pool", None)  # a cluster's client has none
@@ -198,72 +168,6 @@ async def result_of(returned: Any, timeout: float | None = None) -> Any:
     except (AttributeError, TypeError) as error:
         # redis-py up to 8.1 raises these without mentioning a connection (redis-py#4287).
         raise ClosedConnectionError(f"the connection was closed: {error}") from error
-
-
-@contextmanager
-def user_code(name: str) -> Iterator[None]:
-    """Makes an error of the user's code an error of the connection."""
-    try:
-        yield
-    except (RedisError, RedisClusterException, IdempotencyError, SoftTimeLimitExceeded):
-        raise
-    except Exception as error:
-        raised = f"{type(error).__name__}: {one_line(str(error))}"
-        raise RedisConnectionError(f"{name} raised {raised}") from error
-
-
-def _guarded(connect_func: Callable[[Any], Any], library: Any) -> Callable[[Any], Any]:
-    """Returns `connect_func`, whose errors are those of the connection."""
-
-    def connect(connection: Any) -> None:
-        with user_code("redis_connect_func"):
-            connect_func(connection)
-
-    async def connect_async(connection: Any) -> None:
-        with user_code("redis_connect_func"):
-            await result_of(connect_func(connection))
-
-    return connect if library is redis else connect_async
-
-
-class _GuardedProvider(CredentialProvider):
-    """A credential provider, whose errors are those of the connection."""
-
-    def __init__(self, provider: Any) -> None:
-        self._provider = provider
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_provider"], name)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """Its class, since redis-py distinguishes providers that stream credentials."""
-        return type(self._provider)
-
-    def get_credentials(self) -> Any:
-        with user_code("credential_provider"):
-            return self._provider.get_credentials()
-
-    async def get_credentials_async(self) -> Any:
-        with user_code("credential_provider"):
-            return await self._provider.get_credentials_async()
-
-
-def _user_client(client: Any, library: Any) -> Any:
-    with user_code("idempotency_redis_client"):
-        created = client() if callable(client) else client
-    if not isinstance(created, (library.Redis, library.RedisCluster)):
-        found = f"{type(created).__module__}.{type(created).__qualname__}"
-        raise SettingsError(
-            f"idempotency_redis_client is a {found}; it must be a "
-            f"{library.__name__}.Redis or a {library.__name__}.RedisCluster"
-        )
-    if created.get_connection_kwargs().get("decode_responses"):
-        raise SettingsError(
-            "idempotency_redis_client has decode_responses=True, but records are bytes; use a "
-            "client without it"
-        )
-    return created
 
 
 @contextmanager

@@ -25,12 +25,15 @@ from celery_idempotent.core.store import scripts
 from celery_idempotent.core.store.clock import Deadline, ServerClock
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.transport.connection import aclose_client, connect, result_of
-from celery_idempotent.core.store.transport.per_process import PerProcess
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from celery_idempotent.core.store.transport.per_loop import PerLoop
+
+
+import os
+from typing import Generic
 
 T = TypeVar("T")
 
@@ -63,10 +66,6 @@ class BaseTransport:
         self.timeout = config.timeout if timeout is None else timeout
         self._retry = retry
         self._library: Any = redis.asyncio if is_async else redis
-
-    def node_of(self, name: str) -> str:
-        """Returns the node of a cluster that has the record `name`; empty if unknown, or none."""
-        return ""
 
     async def sleep(self, seconds: float) -> None:
         """Waits."""
@@ -115,10 +114,12 @@ class _Turns:
         Raises:
             RedisTimeoutError: if no turn has ended with a reply for `timeout` seconds.
         """
+        if not self._is_async and self._free.acquire(blocking=False):
+            return
         since = monotonic()
         if self._is_async:
             await self._free.acquire()
-        elif not self._free.acquire(blocking=False):
+        else:
             while not self._free.acquire(timeout=timeout):
                 self._check(since, timeout)
         try:
@@ -335,3 +336,36 @@ def pack(command: Sequence[Any]) -> bytes:
         parts += _SIZES[size] if size < 256 else b"\r\n$%d\r\n" % size, data
     parts.append(b"\r\n")
     return b"".join(parts)
+
+
+class PerProcess(Generic[T]):
+    """One value for each process: a forked child does not share its parent's."""
+
+    def __init__(
+        self, make: Callable[[], T], close: Callable[[T], Awaitable[None]] | None = None
+    ) -> None:
+        self._make, self._close = make, close
+        #: By process id: this process's value or, until it has one, that of its parent.
+        self._values: dict[int, T] = {}
+
+    def get(self) -> T:
+        """Returns this process's value."""
+        pid = os.getpid()
+        try:
+            return self._values[pid]
+        except KeyError:
+            value = self._values.setdefault(pid, self._make())  # one for all threads
+            for other in list(self._values):
+                if other != pid:
+                    self._values.pop(other, None)
+            return value
+
+    def peek(self) -> T | None:
+        """Returns this process's value; None if it has none."""
+        return self._values.get(os.getpid())
+
+    async def aclose(self) -> None:
+        """Closes this process's value; the next call of `get` creates another."""
+        value = self._values.pop(os.getpid(), None)
+        if self._close is not None and value is not None:
+            await self._close(value)

@@ -14,17 +14,14 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from celery.app.task import Context
 from celery.signals import before_task_publish
 
 from celery_idempotent.core.events.report import log_extra
-from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.core.task.message.message_headers import (
     DERIVED_KEY_HEADER,
     EXPLICIT_KEY_HEADER,
     RESULT_TTL_HEADER,
 )
-from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.settings import OPTIONS, PREFIX, SIMILAR_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -37,7 +34,7 @@ MISPLACED_HEADER = "idempotency_misplaced"
 _UNPREFIXED = {option.removeprefix(PREFIX) for option in CALL_OPTIONS}
 
 #: A name with at least this similarity to an option (1 is equality) counts as a misspelling.
-_SIMILAR = 0.88
+SIMILAR = 0.88
 
 
 def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CALL_OPTIONS) -> None:
@@ -49,72 +46,21 @@ def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CA
     Raises:
         TypeError: suggesting the right name.
     """
-    for name in (*_named_like_options(options), *_UNPREFIXED.intersection(options)):
+    for name in (*named_like_options(options), *_UNPREFIXED.intersection(options)):
         if name in known:
             continue
         hint = ""
         if name in OPTIONS and name not in CALL_OPTIONS:
             hint = "; it is an option of tasks, set it on the task"
         elif known:
-            hint = f"; did you mean {_nearest(name)!r}?"
+            hint = f"; did you mean {nearest(name)!r}?"
         raise TypeError(f"{function}() takes no option {name!r}{hint}")
-
-
-def check_arguments(
-    rule: KeyRule, kwargs: Mapping[str, Any] | None, error: type[Exception] = TypeError
-) -> None:
-    """Rejects an option of the call among the arguments of a task that has no such parameter.
-
-    Raises:
-        TypeError: naming the right place; or another `error`.
-    """
-    for option in CALL_OPTIONS:
-        is_argument = isinstance(kwargs, Mapping) and option in kwargs
-        if is_argument and option not in rule.signature.parameters:
-            raise error(
-                f"{rule.task}: {option} was passed as an argument of the task, which has no such "
-                f"parameter: it is an option of the call, apply_async(args, kwargs, {option}=…)"
-            )
-
-
-def check_headers(task: str, headers: Mapping[str, Any] | None) -> None:
-    """Rejects a header that is a misspelt option of the call.
-
-    Raises:
-        KeyRuleError: naming the header.
-    """
-    for name in _named_like_options(headers or ()):
-        if name not in CALL_OPTIONS and (option := _nearest(name, _SIMILAR)):
-            raise KeyRuleError(
-                f"{task}: the header {name!r} of the message is not read; did you mean {option!r}?"
-            )
 
 
 @lru_cache(1024)
 def names_any(names: tuple[str, ...]) -> bool:
     """Returns whether any of `names`, of headers, properties or arguments, may mean an option."""
-    return bool(_named_like_options(names))
-
-
-def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) -> None:
-    """Rejects a received message whose publisher has put a key where it is not read.
-
-    Needed only if :func:`names_any` is true for the message.
-
-    Raises:
-        KeyRuleError: naming the place.
-    """
-    headers = request.headers or {}
-    check_headers(rule.task, headers)
-    check_arguments(rule, kwargs, KeyRuleError)
-    misplaced = _named_like_options(request.properties or ())
-    if not misplaced and MISPLACED_HEADER in headers:
-        misplaced = [str(headers[MISPLACED_HEADER])]
-    if misplaced:
-        raise KeyRuleError(
-            f"{rule.task}: the publisher passed {', '.join(misplaced)} as an option of "
-            f"send_task(), which is not read: pass headers={{{_nearest(misplaced[0])!r}: …}}"
-        )
+    return bool(named_like_options(names))
 
 
 @before_task_publish.connect(weak=False)
@@ -125,18 +71,18 @@ def _mark_misplaced(
 
     Celery sends the option as a property, and catches errors that this function raises.
     """
-    if names_any(tuple(properties)) and (misplaced := _named_like_options(properties)):
+    if names_any(tuple(properties)) and (misplaced := named_like_options(properties)):
         names = ", ".join(misplaced)
         headers[MISPLACED_HEADER] = names
         logger.error(
             "%s is published with the option %s, which is not read: an idempotent task refuses it "
             "(pass headers={%r: …}), and a plain task runs unprotected (base=IdempotentTask)",
-            sender, names, _nearest(misplaced[0]),
+            sender, names, nearest(misplaced[0]),
             extra=log_extra(None, task_id=headers.get("id")),
         )  # fmt: skip
 
 
-def _named_like_options(names: Iterable[str]) -> list[str]:
+def named_like_options(names: Iterable[str]) -> list[str]:
     """Returns the `names` that resemble an option or begin with ``idempotency``, in any case.
 
     Our own header is left out.
@@ -149,10 +95,10 @@ def _named_like_options(names: Iterable[str]) -> list[str]:
 def _is_like_option(name: str) -> bool:
     word = name.lower()
     return word.startswith("idempotency") or (
-        word.startswith(SIMILAR_PREFIX) and bool(_nearest(word, _SIMILAR))
+        word.startswith(SIMILAR_PREFIX) and bool(nearest(word, SIMILAR))
     )
 
 
-def _nearest(name: str, least: float = 0.0) -> str:
+def nearest(name: str, least: float = 0.0) -> str:
     """Returns the option of a call that is most similar to `name`; empty below `least`."""
     return "".join(difflib.get_close_matches(name[:64].lower(), CALL_OPTIONS, 1, least))

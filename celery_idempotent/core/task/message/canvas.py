@@ -14,17 +14,16 @@ replaced keys, because the key of a call may depend on results that do not exist
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from celery import current_task
 from celery.app.task import Context
-from celery.canvas import Signature
 from celery.exceptions import Ignore
 from celery.signals import task_postrun, task_success
 from celery.utils import uuid
 
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.task.message.message_headers import id_text
 
 #: For each replaced key, by its name: ``fingerprint.id`` of the task that had it.
@@ -71,80 +70,26 @@ def with_replaced_keys(task_id: str, headers: Mapping[str, Any] | None) -> Mappi
     """Returns the headers of a publish by a plain task that is itself a part of a replacement."""
     request = getattr(current_task, "request_stack", None) and current_task.request_stack.top
     is_same = request is not None and id_text(request.id) == task_id
-    if is_same and (replaced := _replaced_keys(request)):
+    if is_same and (replaced := replaced_keys(request)):
         return {REPLACED_HEADER: replaced, **(headers or {})}
     return headers
 
 
-def ignores_result(sig: Signature) -> bool:
-    """Returns whether the result of `sig` is not stored."""
-    ignores = sig.options.get("ignore_result")
-    if ignores is None:
-        ignores = getattr(sig.app.tasks.get(sig.task), "ignore_result", False)
-    return bool(ignores)
-
-
-def mark_replaced(canvas: Signature, key: Key, request: Context) -> None:
-    """Writes into every message of `canvas` that it replaces the task of `request` under `key`."""
-    # An eager task runs until the canvas has ended, so all calls in the canvas are parts.
-    successor_id = "" if request.is_eager else id_text(request.id)
-    value = f"{key.fingerprint.hex()}.{successor_id}"
-    replaced = {**_replaced_keys(request), str(key): value}
-    nesting = (request.replaced_task_nesting or 0) + 1
-    for sig in signatures(canvas):
-        if getattr(sig, "tasks", None) is not None:
-            continue  # Celery publishes its parts
-        headers = sig.options.get("headers") or {}
-        # Celery itself sets the level only on the first messages of a canvas.
-        sig.set(headers={**headers, REPLACED_HEADER: replaced}, replaced_task_nesting=nesting)
-
-
 def key_in_canvas(key: Key, request: Context, task_id: str) -> Key:
     """Returns the key of a call for which the rule derives `key`, in a replacement or not."""
-    replaced = _read_replaced(key, request)
-    if replaced is None:
+    value = replaced_keys(request).get(str(key))
+    if not isinstance(value, str):
         return key
-    if replaced.successor_id == task_id:
+    text, _, successor_id = value.partition(".")
+    fingerprint = bytes.fromhex(text)
+    if successor_id == task_id:
         # Its arguments may differ from those of the first call with the key.
-        return key.with_fingerprint(replaced.fingerprint)
+        return key.with_fingerprint(fingerprint)
     # In an eager run every link of a chain has the same id, and no call has duplicates.
     return key.part(uuid() if request.is_eager else task_id)
 
 
-def last_signature(canvas: Signature) -> Signature | None:
-    """Returns the signature that gets the replaced task's id; None if a group ends the canvas."""
-    body, tasks = getattr(canvas, "body", None), getattr(canvas, "tasks", None)
-    if tasks is None:
-        return canvas
-    if canvas.task == "celery.chain" and tasks:
-        body = tasks[-1]
-    return last_signature(body) if isinstance(body, Signature) else None
-
-
-def signatures(sig: Signature) -> Iterator[Signature]:
-    """Iterates over `sig` and its parts."""
-    yield sig
-    for part in (*(getattr(sig, "tasks", None) or ()), getattr(sig, "body", None)):
-        if isinstance(part, Signature):
-            yield from signatures(part)
-
-
-class _Replaced(NamedTuple):
-    """The value of `REPLACED_HEADER` for one replaced key."""
-
-    fingerprint: bytes
-    successor_id: str
-
-
-def _read_replaced(key: Key, request: Context) -> _Replaced | None:
-    value = _replaced_keys(request).get(str(key))
-    if not isinstance(value, str):
-        return None
-    fingerprint, _, successor_id = value.partition(".")
-    return _Replaced(bytes.fromhex(fingerprint), successor_id)
-
-
-def _replaced_keys(request: Context) -> Mapping[str, Any]:
+def replaced_keys(request: Context) -> Mapping[str, Any]:
     """Returns the replaced keys; none outside a replacement, since tasks may forward headers."""
     if not (request.replaced_task_nesting or request.is_eager):
         return {}

@@ -11,7 +11,7 @@ from typing import Any
 from celery.app.task import Context
 
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.task.message import call_options, canvas, message_headers
 from celery_idempotent.core.task.message.message_headers import NO_HEADERS, MessageHeaders
 from celery_idempotent.errors import KeyRuleError
@@ -81,7 +81,9 @@ def resolve_received_key(
     if enabled:
         names = (*(request.headers or ()), *(request.properties or ()), *kwargs)
         if call_options.names_any(names):
-            call_options.check_message(configuration.rule, request, kwargs)
+            from celery_idempotent.core.task.message import misplaced
+
+            misplaced.check_message(configuration.rule, request, kwargs)
         if configuration.in_shadow:
             finding = message_headers.finding_of(task_id, request.headers)
             if finding == message_headers.REFUSED:

@@ -14,14 +14,14 @@ from celery.states import READY_STATES, REVOKED
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import About, log_extra, report, report_refused
-from celery_idempotent.core.flow import conflict, replacement
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.flow import conflict
+from celery_idempotent.core.flow.replay import replacement_error
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.printable import one_line
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record import Record, State, layout
 from celery_idempotent.core.store import commands
-from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.task.message import message_headers, republished
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import DEDUPLICATED
 from celery_idempotent.core.task.publish.put_back import hold_for, seconds_until
@@ -108,7 +108,7 @@ def publish(
             label = configuration.label.of(args, kwargs) if configuration.label else ""
             about = about._replace(key=key, label=label)
             if not in_shadow:
-                options["headers"] = message_headers.with_derived_key(headers, key, task_id)
+                options["headers"] = republished.with_derived_key(headers, key, task_id)
             more: dict[str, Any] = {}
             if takes_newest and not in_shadow:
                 serializer = options.get("serializer") or task.serializer
@@ -218,10 +218,10 @@ def _free_key(about: About, record: Record) -> bool:
             if record.awaited
             else commands.give_back(key, record.task_id)
         )
-    elif settings.runs_again or replacement.error_of(record, settings) is None:
+    elif settings.runs_again or replacement_error(record, settings) is None:
         return False
     else:
-        free = replacement.release(about.key, record)
+        free = commands.release(about.key, record.token, retention_ms=0)
     configuration.execute(free)
     return True
 
@@ -243,7 +243,9 @@ def _has_ended(task: Task, record: Record) -> bool:
 
 def _delete_reservation(about: About) -> None:
     """Deletes the reservation of the message `about`."""
+    configuration: TaskConfiguration = about.sender.idempotency_configuration
+    key = configuration.record_key(about.key, about.task_id)
     try:
-        about.sender.idempotency_configuration.delete_reservation(about.key, about.task_id)
+        configuration.execute(commands.give_back(key, about.task_id))
     except IdempotencyError as error:
         report(table.RESERVATION_KEPT, about, error=error)

@@ -33,13 +33,14 @@ from kombu.entity import Queue
 
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.events.table import Event
-from celery_idempotent.core.flow.executor import Executor
+from celery_idempotent.core.flow.forget import kept_message
 from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.flow.thread import Executor
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.value_codec import JSON, dump, load
-from celery_idempotent.core.record.payload import message_field
-from celery_idempotent.core.store.run_sync import run_sync
-from celery_idempotent.core.task.message import message_headers
+from celery_idempotent.core.record import message_field
+from celery_idempotent.core.store import run_sync
+from celery_idempotent.core.task.message import republished
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, id_text
 from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.errors import CorruptRecordError
@@ -118,7 +119,7 @@ def find(task: Any, key: Key, task_id: str) -> Signature | None:
         IdempotencyError: if it cannot be read, or is not a message of `task` and `task_id`.
     """
     executor: Executor = task.idempotency_configuration.executor
-    payload = executor.message(key, task_id)
+    payload = kept_message(executor, key, task_id)
     if payload is None:
         return None
     stored = run_sync(executor.codec.decode_field(payload, str(key), message_field(task_id)))
@@ -248,7 +249,7 @@ def publish(signature: Signature, key: Key, token: int) -> str:
     options = signature.options
     task_id, headers = options["task_id"], options.get("headers")
     carried = MessageHeaders.read(signature.task, task_id, headers)
-    headers = message_headers.with_derived_key(headers, carried.key or key, task_id, forgets=token)
+    headers = republished.with_derived_key(headers, carried.key or key, task_id, forgets=token)
     headers |= {name: options.pop(name) for name in _STAMPS if name in options}
     for link in options.get("chain", ()):
         if isinstance(link.get("options"), dict):

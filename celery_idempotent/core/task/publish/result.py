@@ -13,10 +13,10 @@ from celery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.events.report import log_extra
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.printable import one_line
-from celery_idempotent.core.record.record import State
-from celery_idempotent.core.store.run_sync import run_sync
+from celery_idempotent.core.record import State
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.scan import key_of
 from celery_idempotent.errors import NotReadyError, ResultNotStoredError, StoreUnavailableError
 

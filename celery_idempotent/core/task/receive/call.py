@@ -21,9 +21,8 @@ from typing import Any
 
 from celery import Task, current_task
 from celery.app.task import Context
-from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry
-from celery.states import FAILURE, PROPAGATE_STATES, SUCCESS
+from celery.states import FAILURE, SUCCESS
 from celery.utils.nodenames import gethostname
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.imports import symbol_by_name
@@ -34,22 +33,32 @@ from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.flow import soft_limit
-from celery_idempotent.core.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
-from celery_idempotent.core.flow.end import Answer, Drop, End, Requeue
+from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import Execution
 from celery_idempotent.core.flow.flow import execute
-from celery_idempotent.core.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.soft_limit import SoftLimit
 from celery_idempotent.core.flow.thread import run_flow
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.flow.values import (
+    Answer,
+    Complete,
+    Delegate,
+    Disposition,
+    Drop,
+    End,
+    Fail,
+    Failure,
+    Outcome,
+    Release,
+    Requeue,
+    Result,
+)
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.result_codec import is_storable
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.record import Record, State
+from celery_idempotent.core.record import Record, State, layout
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import BackendResult
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.task.message import canvas, message_headers
-from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
 from celery_idempotent.core.task.receive import user_methods
 from celery_idempotent.errors import IdempotencyError, KeyReusedError, StoreUnavailableError
@@ -238,42 +247,6 @@ class TaskCall:
             return outcome, Fail()
         return outcome, Release(died=not self.request.is_eager and _exits_by_itself(error))
 
-    def replacement(self, sig: Signature) -> Delegate:
-        """Prepares `sig` to replace the task, and returns the consequence for the key."""
-        in_shadow, request = self._configuration.in_shadow, self.request
-        generation = (self.data.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS
-        canvas.mark_replaced(sig, self.active.key, request)
-        if not in_shadow and not request.is_eager:
-            # An earlier end of this task id would be taken for the end of the replacement, and free
-            # the key.
-            try:
-                if self.sender.AsyncResult(self.data.task_id).state in PROPAGATE_STATES:
-                    self.sender.backend.forget(self.data.task_id)
-            except Exception as error:
-                report(table.RESULT_UNREADABLE, self.active, error=error)
-        last = canvas.last_signature(sig)
-        return Delegate(
-            generation,
-            last is None or not canvas.ignores_result(last) or self._completes_key(last),
-        )
-
-    def _completes_key(self, sig: Signature) -> bool:
-        """Returns whether `sig`, which replaces the task, will complete its key."""
-        configuration, request = self._configuration, self.request
-        if sig.task != self.active.key.task:
-            return False
-        try:
-            options = message_headers.of_options(
-                sig.task, self.data.task_id, sig.options, in_shadow=configuration.in_shadow
-            )
-            headers = options.get("headers")
-            key, _ = resolve_key(
-                configuration, self.data.task_id, headers, sig.args, sig.kwargs, request=request
-            )
-        except (IdempotencyError, TypeError):
-            return False  # the execution of `sig` will raise the error
-        return key is not None and key.digest == self.active.key.digest
-
     def retry_published(self, retry: Retry) -> None:
         """Notes that `retry` was published: the key is reserved for it, however this run ends."""
         held = self._reserved_for(retry)
@@ -403,13 +376,14 @@ class TaskCall:
             report(table.RAISES, self.active, reason=end.reason)
             raise end.reason
         from celery_idempotent.core.configuration import broker
+        from celery_idempotent.core.task.message import republished
         from celery_idempotent.core.task.publish import put_back
 
         seconds, record, waits = end.seconds, end.record, None
         if end.fallback and record and not broker.quorum_queues(self.sender.app):
             since_ms = self._waits.since_ms if self._waits else time.time_ns() // 1_000_000
             seconds, waits = end.fallback, Waits(since_ms, record.token, record.task_id[:255])
-        headers = message_headers.with_derived_key(
+        headers = republished.with_derived_key(
             self.request.headers,
             self.active.key,
             self.data.task_id,

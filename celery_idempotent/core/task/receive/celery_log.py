@@ -18,8 +18,7 @@ from contextvars import ContextVar
 
 from celery import current_task
 
-from celery_idempotent.core.events.repeats import Repeats, like_it
-from celery_idempotent.core.events.report import log_extra
+from celery_idempotent.core.events.report import Repeats, like_it, log_extra
 
 _tracebacks = Repeats()
 
@@ -44,11 +43,15 @@ def edit(record: logging.LogRecord) -> bool:
     if is_end:
         return not getattr(request, "idempotency_end_logged", False)
     if getattr(request, "idempotency_without_body", False):
-        _shorten(record, getattr(request, "idempotency_call", None))
+        _shorten(record)
+        if (call := getattr(request, "idempotency_call", None)) is not None:
+            active = call.active
+            about = {"task_id": active.task_id, "label": active.label, "decision": active.decision}
+            vars(record).update(log_extra(active.key, **about))
     return True
 
 
-def _shorten(record: logging.LogRecord, call: object) -> None:
+def _shorten(record: logging.LogRecord) -> None:
     assert record.exc_info
     kind = record.exc_info[0]
     number = _tracebacks.left_out((record.args.get("name"), kind))  # type: ignore[union-attr]
@@ -57,9 +60,3 @@ def _shorten(record: logging.LogRecord, call: object) -> None:
         record.exc_text = None
     else:
         record.msg += like_it(number)
-    if (active := getattr(call, "active", None)) is not None:
-        vars(record).update(
-            log_extra(
-                active.key, task_id=active.task_id, label=active.label, decision=active.decision
-            )
-        )

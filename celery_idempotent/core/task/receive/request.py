@@ -28,14 +28,12 @@ from celery_idempotent.core import shared_counters, worker
 from celery_idempotent.core.configuration.configuration import ConfigurationError, TaskConfiguration
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import About, log_extra, report
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.printable import one_line
-from celery_idempotent.core.record import layout
-from celery_idempotent.core.record.record import State
-from celery_idempotent.core.store import commands
+from celery_idempotent.core.record import State, layout
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
-from celery_idempotent.core.task.message import canvas, message_headers
+from celery_idempotent.core.task.message import canvas, message_headers, republished
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
 from celery_idempotent.core.task.publish.put_back import CONTENT_TYPE, seconds_until
@@ -332,7 +330,7 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
 
     def receive_readable(message: Any, *args: Any, **kwargs: Any) -> Any:
         headers = message.headers or {}
-        reset = comes_back.set(message_headers.was_requeued(task.name, headers))
+        reset = comes_back.set(republished.was_requeued(task.name, headers))
         try:
             return receive(message, *args, **kwargs)
         except (ContentDisallowed, DecodeError, InvalidTaskError):

@@ -18,12 +18,11 @@ from celery.signals import task_unknown
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.events.report import log_extra
-from celery_idempotent.core.key.key import Key
+from celery_idempotent.core.key import Key
 from celery_idempotent.core.printable import one_line
-from celery_idempotent.core.record.record import State
-from celery_idempotent.core.store import commands
+from celery_idempotent.core.record import State
+from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.run_sync import run_sync
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 

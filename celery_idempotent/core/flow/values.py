@@ -1,0 +1,255 @@
+"""Values of the flow: outcomes of bodies, settlements, admissions (replies to a begin), ends.
+
+The flow passes errors on without raising them. The first caller of a function gets the value that
+every duplicate will get: see :func:`restored`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from billiard.exceptions import SoftTimeLimitExceeded
+
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.payload.codec import NOT_STORED, not_stored
+from celery_idempotent.core.payload.value_codec import ValueCodec
+from celery_idempotent.core.record import RESULT, Payload, Record, step_field
+from celery_idempotent.core.store.commands import BackendResult
+from celery_idempotent.core.store.scripts import Reply
+from celery_idempotent.errors import LeaseLostError, SettingsError
+from celery_idempotent.settings import Settings
+
+
+class Result(NamedTuple):
+    """The body returned."""
+
+    value: Any
+
+    def get(self) -> Any:
+        """Returns the value."""
+        return self.value
+
+
+class Failure(NamedTuple):
+    """The body raised."""
+
+    error: BaseException
+
+    def get(self) -> Any:
+        """Raises the error."""
+        try:
+            raise self.error
+        finally:
+            # The error's traceback refers to this frame, which would refer to the error.
+            del self
+
+
+Outcome = Result | Failure
+
+#: After these, a database connection is closed: its driver may have sent a statement and not read
+#: the reply.
+_ASYNCHRONOUS_ERRORS = (LeaseLostError, SoftTimeLimitExceeded)
+
+
+def is_asynchronous(error: BaseException) -> bool:
+    """Returns whether `error` may have been raised in the middle of a statement."""
+    return isinstance(error, _ASYNCHRONOUS_ERRORS) or not isinstance(error, Exception)
+
+
+def that_has_run(value: Any, of: str, advice: str) -> Any:
+    """Returns the value of the function `of`, unless its code has not run.
+
+    Raises:
+        SettingsError: for a coroutine or another awaitable, and for a generator.
+    """
+    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise SettingsError(
+            f"{of} returned a {type(value).__name__}, whose code has not run; {advice}"
+        )
+    return value
+
+
+def step_that_has_run(name: str, value: Any) -> Any:
+    """As :func:`that_has_run`, for the step `name`."""
+    advice = "pass a function that runs to its end, such as one that calls asyncio.run()"
+    return that_has_run(value, f"step {name!r}", advice)
+
+
+def restored(
+    value: Any, settings: Settings, values: ValueCodec, *, key: str, field: str = RESULT
+) -> tuple[Payload, Outcome]:
+    """Returns the payload of `value`, and the outcome for the caller, as the payload restores it.
+
+    With ``store_result=False``, a result is returned as it is. A value that cannot be serialized
+    and restored is a failure that names the types and the serializer.
+
+    Args:
+        key: of the record, or the function's name; for the error.
+        field: the field of the record for the payload.
+    """
+    if field == RESULT and not settings.store_result:
+        return Payload("", NOT_STORED), Result(value)
+    payload, value = values.round_trip(value, settings)
+    if payload.format:
+        return payload, Result(value)
+    error = not_stored(payload, key, field)
+    remedy = "return plain types, or set another idempotency_serializer"
+    if field == RESULT:
+        remedy += ", or idempotency_store_result=False"
+    error.args = (f"{error}; {remedy}",)
+    return payload, Failure(error)
+
+
+def restore_step(settings: Settings, values: ValueCodec, key: str, name: str, value: Any) -> Any:
+    """Returns the value of a step in an execution without a record: the same as with one."""
+    _, outcome = restored(value, settings, values, key=key, field=step_field(name))
+    return outcome.get()
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The value is the outcome of the key."""
+
+    #: False if the body has removed the continuation of the call.
+    continues: bool = True
+    #: To be written together with the outcome, for the result backend.
+    backend_result: BackendResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The key is free, or reserved for a retry of the message."""
+
+    #: Seconds for which the key stays reserved; 0 frees it at once.
+    hold: float = 0.0
+    #: Generation of the message that the key is reserved for. A message with a lower one is a copy
+    #: of an earlier message.
+    awaited: int = 0
+    #: Whether the execution counts as one that died, for ``max_attempts``.
+    died: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The error is the outcome of the key; every duplicate gets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    """Another task has replaced this one under its id; the other's result is the outcome."""
+
+    #: Generation of the first message that continues under the key with the task's id.
+    awaited: int
+    #: False if the other task ignores its result.
+    stores_result: bool = True
+
+
+#: What the end of a body means for the key.
+Disposition = Complete | Release | Fail | Delegate
+
+
+class Answer(NamedTuple):
+    """The call has an outcome."""
+
+    outcome: Outcome
+    #: The source of a replay, or the record that has kept the call from running.
+    record: Record | None = None
+    replayed: bool = False
+    #: Whether the outcome is an error of the flow instead of an execution's.
+    refused: bool = False
+    #: Whether the outcome is that of the call's own execution, and stored.
+    is_own: bool = False
+    #: Whether the continuation was sent before.
+    continuation_sent: bool = False
+    #: Whether the result backend has the value.
+    result_written: bool = False
+
+
+class Requeue(NamedTuple):
+    """The call has to be delivered again."""
+
+    seconds: float
+    reason: BaseException
+    #: As in `Call`, for the next delivery.
+    rollback_count: int
+    #: The record that has kept the call from running.
+    record: Record | None = None
+    #: Seconds instead of `seconds` if something delivers the call as soon as `record` ends; 0 if
+    #: nothing can know when to deliver it.
+    fallback: float = 0.0
+
+
+class Drop(NamedTuple):
+    """The call ends without an outcome."""
+
+    record: Record
+
+
+class Reject(NamedTuple):
+    """The message goes to the broker's dead letter queue."""
+
+    reason: str
+    record: Record
+
+
+#: How a call ends. Its caller carries that out.
+End = Answer | Requeue | Drop | Reject
+
+
+class Proceed(Enum):
+    """The call may run, or another begin is needed."""
+
+    GRANTED = 1
+    AGAIN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The key has an outcome."""
+
+    record: Record
+    #: Whether this delivery has the right to send the continuation of its message.
+    sends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Another execution or message holds the key."""
+
+    record: Record
+    reply: Reply
+    #: Of the record in the reply.
+    key: Key
+
+
+GRANTED, AGAIN = Proceed
+
+#: The result of a begin.
+Admission = Proceed | Finished | Held | End
+
+
+@dataclass(slots=True)
+class Settlement:
+    """The end of an execution: the payload to store, and the outcome for its caller."""
+
+    disposition: Disposition
+    outcome: Outcome
+    payload: Payload | None = None
+    #: The field of the record for an encoded value; empty if the payload is none.
+    field: str = ""
+    retention_ms: int = 0
+    #: These two as for `commands.complete`.
+    backend_result: BackendResult | None = None
+    sending_ms: int = 0
+    #: The outcome counts, regardless of the reply of Redis; a later call can store it.
+    committed: bool = False
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that the body raised."""
+        return self.outcome.error if isinstance(self.outcome, Failure) else None
