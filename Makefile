@@ -42,14 +42,14 @@ coverage: .venv/test  ## Run the tests of make test, and report which lines and 
 .PHONY: bench
 bench: .venv/test .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=live; WRITE=1 into docs/)
 	@$(BIN)/python -m labs.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) \
-		$(if $(AGAINST),--against $(AGAINST)) $(if $(JSON),--json $(JSON)) $(if $(MINUTES),--minutes $(MINUTES))
+		$(if $(JSON),--json $(JSON)) $(if $(MINUTES),--minutes $(MINUTES))
 
 .PHONY: soak
 soak: .venv/test .venv/bench  ## Compare the growth of all processes with plain Celery's under load, with a fault every half minute (MINUTES= WRITE=1)
 	@SOAK_MINUTES=$(or $(MINUTES),20) $(BIN)/python -m labs.benchmarks --only soak --minutes 100000 $(if $(WRITE),--write)
 
 .PHONY: peers
-peers: .venv/test .venv/peers  ## Compare with plain Celery and five other libraries, three of them in environments of their own
+peers: .venv/test .venv/peers  ## Compare with plain Celery and four other libraries, two of them in environments of their own
 	@$(BIN)/python -m labs.comparison
 
 .PHONY: outages

@@ -3,5 +3,5 @@
 ``make bench`` runs every measure of :mod:`labs.benchmarks.measures`, each in its own process
 and on its own servers, and reports which goals are met. A measure interleaves its contestants in
 rounds, so that background load affects all of them alike, and reports medians with their
-interquartile range. Exact counts come first, timings second.
+interquartile range.
 """

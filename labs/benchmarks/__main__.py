@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from labs.benchmarks import page
@@ -15,7 +14,7 @@ from labs.benchmarks.figure import MeasureResult
 from labs.benchmarks.isolation import run_in_process
 from labs.benchmarks.measure import FIGURES, Measure
 from labs.benchmarks.measures import MEASURES, find_measure
-from labs.benchmarks.report import Report, parse_values
+from labs.benchmarks.report import Report
 from labs.rig.report import MET, MISSED, setting
 
 
@@ -23,24 +22,18 @@ def main() -> int:
     arguments = _arguments()
     measures = [find_measure(name) for name in arguments.only or ()]
     measures = measures or [each for each in MEASURES if each.section == FIGURES]
-    before = {}
-    if arguments.against:
-        before = parse_values(Path(arguments.against).read_text(encoding="utf-8"))
     load = f"load average before the run: {os.getloadavg()[0]:.1f}"
     report = Report(
         _measure(measures, arguments.minutes),
         f"{setting('celery-once', 'celery-singleton')}; {load}",
-        before,
     )
     sections = dict.fromkeys(measure.section for measure in measures)
     print(report.setting, *map(report.figures, sections), report.summary, sep="\n\n")
-    for name, reason in report.failures().items():
-        print(f"not measured: {name}: {reason}", file=sys.stderr)
     if arguments.json:
         Path(arguments.json).write_text(report.json() + "\n", encoding="utf-8")
     if arguments.write:
-        page.write(replace(report, before={}))  # the comparison is for those who run it
-    return 1 if report.failures() else 0
+        page.write(report)
+    return 1 if any(result.failure for result in report.results.values()) else 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -51,7 +44,6 @@ def _arguments() -> argparse.Namespace:
     minutes = "end the running measure at this time, and start no other; default: 25"
     parser.add_argument("--minutes", type=float, default=25, help=minutes)
     parser.add_argument("--json", metavar="FILE", help="write the figures to FILE")
-    parser.add_argument("--against", metavar="FILE", help="compare with the figures in FILE")
     parser.add_argument("--write", action="store_true", help="write tables and figures into docs/")
     arguments = parser.parse_args()
     chosen = [find_measure(name) for name in arguments.only or ()]
@@ -66,7 +58,7 @@ def _measure(measures: Sequence[Measure], minutes: float) -> dict[Measure, Measu
     for measure in measures:
         result = results[measure] = run_in_process(measure, deadline - time.monotonic())
         mark = MISSED if any(each.is_met is False for each in result.figures) else MET
-        print(f"{'!' if result.missing else mark} {measure.title}", file=sys.stderr, flush=True)
+        print(f"{'!' if result.failure else mark} {measure.title}", file=sys.stderr, flush=True)
     return results
 
 

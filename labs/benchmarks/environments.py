@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from labs.benchmarks.figure import Cost, Figure, Goal, Spread
+from labs.benchmarks.figure import Cost, Figure, Spread
 from labs.benchmarks.interleaving import Rounds
 from labs.comparison.contestants import (
     CONTESTANTS,
@@ -25,29 +25,21 @@ UNFUSED = "celery-idempotent without fused completion"
 
 #: By the name in the table: the contestant, and the arguments of its environment.
 Entries = Mapping[str, tuple[str, Mapping[str, Any]]]
-CONTESTANTS_ONLY: Entries = {
-    each.name: (each.name, {}) for each in CONTESTANTS if each not in PEERS_IN_ENVIRONMENTS
-}
 #: celery-idempotent keeps its records in the result backend, as by default, and writes Celery's
 #: result with them.
-OURS_BY_DEFAULT: Entries = {OURS.name: (OURS.name, {"settings": {"idempotency_redis_url": None}})}
-WITH_CONTROL: Entries = {**CONTESTANTS_ONLY, **OURS_BY_DEFAULT, CONTROL: (PLAIN.name, {})}
-WITH_UNFUSED: Entries = {
-    **WITH_CONTROL,
-    UNFUSED: (
-        OURS.name,
-        {"settings": {"idempotency_redis_url": None, "idempotency_fused_completion": False}},
-    ),
+_DEFAULT = {"idempotency_redis_url": None}
+_NOT_FUSED = {**_DEFAULT, "idempotency_fused_completion": False}
+_DEDUPED = {"idempotency_dedupe_publish": True}
+OURS_BY_DEFAULT: Entries = {OURS.name: (OURS.name, {"settings": _DEFAULT})}
+WITH_CONTROL: Entries = {
+    **{each.name: (each.name, {}) for each in CONTESTANTS if each not in PEERS_IN_ENVIRONMENTS},
+    **OURS_BY_DEFAULT,
+    CONTROL: (PLAIN.name, {}),
 }
+WITH_UNFUSED: Entries = {**WITH_CONTROL, UNFUSED: (OURS.name, {"settings": _NOT_FUSED})}
 WITH_CONTROL_AND_DEDUPE: Entries = {
     **WITH_CONTROL,
-    DEDUPE: (
-        OURS.name,
-        {
-            "settings": {"idempotency_redis_url": None},
-            "task_options": {"idempotency_dedupe_publish": True},
-        },
-    ),
+    DEDUPE: (OURS.name, {"settings": _DEFAULT, "task_options": _DEDUPED}),
 }
 
 
@@ -82,7 +74,7 @@ def server_for(entries: Entries) -> RedisServer:
     return RedisServer.start(config={"databases": str(databases)})
 
 
-def ratio_figures(times: Rounds, goals: Mapping[str, Goal]) -> list[Figure]:
+def ratio_figures(times: Rounds, goals: Mapping[str, float]) -> list[Figure]:
     """Returns the ratio of each contestant to the mean of both instances of plain Celery."""
     of_celery = plain(times)
     others = {name: each for name, each in times.items() if name not in (PLAIN.name, CONTROL)}
@@ -96,36 +88,6 @@ def ratio_figures(times: Rounds, goals: Mapping[str, Goal]) -> list[Figure]:
     chance = Spread.from_ratios(times[CONTROL], times[PLAIN.name])
     figures.append(Figure.from_spread(f"{CONTROL} / celery (chance)", chance, "×"))
     return figures
-
-
-def difference_figures(times: Rounds, names: Iterable[str]) -> list[Figure]:
-    """Returns what each of `names` takes more than plain Celery, from `times` in microseconds.
-
-    A body that takes longer than that makes a replay cheaper than a run.
-    """
-    of_celery = plain(times)
-    differences = {
-        name: [(each - run) / 1000 for each, run in zip(times[name], of_celery, strict=True)]
-        for name in names
-    }
-    return [
-        Figure.from_spread(f"{name} − celery", Spread.from_values(each), "ms", Goal(1))
-        for name, each in differences.items()
-    ]
-
-
-def peer_figures(times: Rounds, prefix: str = "") -> list[Figure]:
-    """Returns the ratio of celery-idempotent to each of the other libraries."""
-    return [
-        Figure.from_spread(
-            f"{prefix}{OURS.name} / {peer}",
-            Spread.from_ratios(times[OURS.name], times[peer]),
-            "×",
-            Goal(1, "<"),
-        )
-        for peer in (each.name for each in CONTESTANTS if each not in (OURS, PLAIN))
-        if peer in times
-    ]
 
 
 def plain(times: Rounds) -> list[float]:

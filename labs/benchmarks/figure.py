@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
@@ -34,34 +33,19 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Goal:
-    """A bound for a figure."""
-
-    bound: float
-    #: A key of `_COMPARISONS`.
-    sign: str = "≤"
-
-    def is_met_by(self, value: float) -> bool:
-        """Compares `value` as measured, not as printed."""
-        return bool(_COMPARISONS[self.sign](value, self.bound))
-
-
-_COMPARISONS = {"≤": operator.le, "<": operator.lt}
-
-
-@dataclass(frozen=True)
 class Figure:
     """One line of the table."""
 
     label: str
     value: float
     unit: str = ""
-    goal: Goal | None = None
+    #: The largest value that is good enough.
+    goal: float | None = None
     spread: Spread | None = None
 
     @classmethod
     def from_spread(
-        cls, label: str, spread: Spread, unit: str = "", goal: Goal | None = None
+        cls, label: str, spread: Spread, unit: str = "", goal: float | None = None
     ) -> Figure:
         """Returns a figure whose value is the median of `spread`."""
         return cls(label, spread.median, unit, goal, spread)
@@ -69,7 +53,7 @@ class Figure:
     @property
     def is_met(self) -> bool | None:
         """None if the figure has no goal."""
-        return None if self.goal is None else self.goal.is_met_by(self.value)
+        return None if self.goal is None else self.value <= self.goal
 
     @property
     def measured(self) -> str:
@@ -88,7 +72,7 @@ class Figure:
         """The goal with its unit."""
         if self.goal is None:
             return ""
-        return f"{self.goal.sign} {with_unit(self.goal.bound, self.unit)}"
+        return f"≤ {with_unit(self.goal, self.unit)}"
 
 
 @dataclass(frozen=True)
@@ -125,9 +109,7 @@ class MeasureResult:
     figures: list[Figure] = field(default_factory=list)
     #: For the table at the top of the page.
     costs: list[Cost] = field(default_factory=list)
-    #: Why there are no figures: a timeout or an error.
-    missing: str = ""
-    #: The traceback of a measure that failed.
+    #: Why there are no figures: a timeout or a traceback.
     failure: str = ""
 
 

@@ -17,7 +17,7 @@ from labs.benchmarks.measure import Measure
 def run_in_process(measure: Measure, seconds_left: float) -> MeasureResult:
     """Returns the result of `measure`, which may take its timeout or `seconds_left`."""
     if seconds_left <= 0:
-        return _failed("no time was left")
+        return MeasureResult(failure="no time was left")
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(measure.name, sender))
@@ -25,16 +25,14 @@ def run_in_process(measure: Measure, seconds_left: float) -> MeasureResult:
     sender.close()
     timeout = min(measure.timeout, seconds_left)
     try:
-        return receiver.recv() if receiver.poll(timeout) else _failed(f"took {timeout:.3g} s")
+        if receiver.poll(timeout):
+            return receiver.recv()
+        return MeasureResult(failure=f"took {timeout:.3g} s")
     except EOFError:
-        return _failed("its process ended")
+        return MeasureResult(failure="its process ended")
     finally:
         process.kill()  # on Linux, the servers that it has started end with it
         process.join()
-
-
-def _failed(reason: str) -> MeasureResult:
-    return MeasureResult(missing=reason, failure=reason)
 
 
 def _measure(name: str, sender: Connection) -> None:
@@ -46,7 +44,6 @@ def _measure(name: str, sender: Connection) -> None:
     log.propagate = False
     try:
         result = find_measure(name).measure()
-    except Exception as error:
-        reason = f"failed: {type(error).__name__}: {error}".splitlines()[0]
-        result = MeasureResult(missing=reason, failure=traceback.format_exc())
+    except Exception:
+        result = MeasureResult(failure=traceback.format_exc())
     sender.send(result)

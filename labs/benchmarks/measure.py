@@ -20,8 +20,6 @@ class Measure(ABC):
     title: ClassVar[str]
     #: The marked section of the page. Those of other sections than `FIGURES` run on request only.
     section: ClassVar[str] = FIGURES
-    #: Whether its figures are counts, which do not depend on the load of the machine.
-    is_exact: ClassVar[bool] = False
     #: In seconds.
     timeout: ClassVar[float] = 180.0
 

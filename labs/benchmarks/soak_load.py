@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, anonymous
-from labs.comparison.app import app, config
+from labs.comparison.app import app
 from labs.comparison.contestants import OURS
 from tests.servers.program import die_with_parent
 
@@ -52,14 +52,14 @@ async def publish(request: Request) -> JSONResponse:
 
 
 api = Starlette(routes=[Route("/orders/{order}", publish, methods=["POST"])])
-if config.contestant == OURS.name:
+if app.conf.lab_contestant == OURS.name:
     engine = Idempotency(app, name="soak", result_ttl=app.conf.idempotency_result_ttl)
     api.add_middleware(IdempotencyMiddleware, idem=engine, identity=anonymous)
 
 
 def main() -> None:
     """Publishes until it is killed."""
-    broker = Redis.from_url(config.broker)
+    broker = Redis.from_url(app.conf.broker_url)
     calls = orders()
     due = time.monotonic()
     while True:

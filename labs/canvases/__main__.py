@@ -388,9 +388,8 @@ def main() -> int:
     arguments = parser.parse_args()
     contestants: list[Contestant] = [OURS] if arguments.ours else [OURS, PLAIN]
     if arguments.peers:
-        peers = [peer for peer in PEERS_IN_ENVIRONMENTS if "chaos" not in peer.not_applicable]
-        install_peers(peers)
-        contestants += peers
+        install_peers()
+        contestants += PEERS_IN_ENVIRONMENTS
     failed = False
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         for contestant in contestants:

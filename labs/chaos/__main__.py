@@ -92,9 +92,7 @@ def _specs(arguments: argparse.Namespace) -> list[RunSpec]:
     if arguments.ours or arguments.transaction:
         return specs
     install_peers()
-    others = [
-        each.name for each in CONTESTANTS if each is not OURS and "chaos" not in each.not_applicable
-    ]
+    others = [each.name for each in CONTESTANTS if each is not OURS]
     peers = [RunSpec(seed, name, tasks) for seed in seeds[: arguments.peers] for name in others]
     return [*specs, *peers]
 

@@ -127,7 +127,9 @@ def make_app(settings: Mapping[str, Any], *, in_worker: bool = False) -> Celery:
         if account:
             downstream.send(account, order, execution, token)
         details["this_version"] = IS_THIS_VERSION
-        ledger.write("started", **details, task_id=self.request.id, pid=os.getpid(), at=time.time())
+        ledger.write(
+            "started", **details, task_id=self.request.id, pid=os.getpid(), started_at=time.time()
+        )
         if database:
             # At once, so that faults meet an open transaction that has an effect.
             row = {"name": order, "execution": execution, "receipt": receipt}

@@ -77,20 +77,12 @@ class Evidence:
             for account, sent in observations["requests"].items()
         }
         effects = {line["execution"]: line for line in ledger.read("effect")}
-        executions = [
-            Execution(
-                line["execution"],
-                line["order"],
-                line["task_id"],
-                line["pid"],
-                line["token"],
-                line["at"],
-                effects.get(line["execution"], {}).get("at"),
-                effects.get(line["execution"], {}).get("receipt"),
-                line["this_version"],
+        executions = []
+        for line in ledger.read("started"):
+            effect = effects.get(line["execution"], {})
+            executions.append(
+                Execution(**line, done_at=effect.get("at"), receipt=effect.get("receipt"))
             )
-            for line in ledger.read("started")
-        ]
         order_of = {(each.task_id, each.token): each.order for each in executions}
         completed: dict[str, list[int]] = defaultdict(list)
         for line in ledger.read("completed"):

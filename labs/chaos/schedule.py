@@ -171,7 +171,9 @@ def make(seed: int, tasks: int, *, transaction: bool = False, versions: bool = F
     generator = random.Random(seed)
     shape = shape_of(seed, generator)
     calls = tuple(_calls(tasks, generator))
-    faults = list(_faults(shape, calls[-1].at, generator))
+    ends_at = calls[-1].at
+    last = max(ends_at - QUIET_PERIOD, QUIET_PERIOD + 0.1)
+    faults = list(_faults(shape, ends_at, last, generator))
     if transaction:
         shape = replace(
             shape,
@@ -179,14 +181,14 @@ def make(seed: int, tasks: int, *, transaction: bool = False, versions: bool = F
             runs_without_store=seed % 5 < 2,
             idle_timeout=seed // 2 % 2 == 0,
         )
-        faults += _faults_with_transaction(calls[-1].at, generator)
+        faults += _faults_with_transaction(last, generator)
     if versions:
         faults += [
-            Fault(share * calls[-1].at, kind, share)
+            Fault(share * ends_at, kind, share)
             for share, kind in ((1 / 3, ROLLED_FORWARD), (2 / 3, ROLLED_BACK))
         ]
     faults.sort(key=lambda fault: fault.at)
-    late = tuple(_late(calls[-1].at, generator))
+    late = tuple(_late(ends_at, last, generator))
     return Schedule(seed, shape, calls, tuple(faults), late)
 
 
@@ -228,13 +230,12 @@ def _duration(generator: random.Random) -> float:
     return round(generator.uniform(shortest, longest), 3)
 
 
-def _faults(shape: Shape, ends_at: float, generator: random.Random) -> Iterator[Fault]:
+def _faults(shape: Shape, ends_at: float, last: float, generator: random.Random) -> Iterator[Fault]:
     options = dict(_ALWAYS)
     if shape.store == "single":
         options |= _SINGLE_SERVER
     if shape.broker == "redis":
         options |= _REDIS_BROKER
-    last = max(ends_at - QUIET_PERIOD, QUIET_PERIOD + 0.1)
     number = max(2, round((last - QUIET_PERIOD) / FAULT_INTERVAL))
     kinds = generator.choices(
         list(options), [weight for weight, _, _ in options.values()], k=number - 2
@@ -252,8 +253,7 @@ def _faults(shape: Shape, ends_at: float, generator: random.Random) -> Iterator[
     )
 
 
-def _late(ends_at: float, generator: random.Random) -> Iterator[LatePacket]:
-    last = max(ends_at - QUIET_PERIOD, QUIET_PERIOD + 0.1)
+def _late(ends_at: float, last: float, generator: random.Random) -> Iterator[LatePacket]:
     for name in (*SCRIPTS, PLAIN):
         moments = generator.sample(_LATE, len(_LATE))
         for number in range(max(1, round(ends_at / _LATE_INTERVAL))):
@@ -262,8 +262,7 @@ def _late(ends_at: float, generator: random.Random) -> Iterator[LatePacket]:
             yield LatePacket(at, name, round(generator.uniform(shortest, longest), 2), kills)
 
 
-def _faults_with_transaction(ends_at: float, generator: random.Random) -> Iterator[Fault]:
-    last = max(ends_at - QUIET_PERIOD, QUIET_PERIOD + 0.1)
+def _faults_with_transaction(last: float, generator: random.Random) -> Iterator[Fault]:
     for kind, (number, shortest, longest) in _WITH_TRANSACTION.items():
         for _ in range(number):
             at = round(generator.uniform(QUIET_PERIOD, last), 2)

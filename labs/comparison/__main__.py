@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from labs.comparison.contestants import CONTESTANTS
 from labs.comparison.environment import DATABASES_EACH
 from labs.comparison.install import install_peers
-from labs.comparison.runner import NOT_APPLICABLE, Cells, run
+from labs.comparison.runner import Cells, run
 from labs.comparison.scenarios import SCENARIOS, Scenario
 from labs.rig.report import MET, MISSED, markdown, setting
 from tests.servers.redis_server import RedisServer
@@ -28,14 +28,14 @@ def main() -> int:
     databases = f"{1 + len(scenarios) * len(CONTESTANTS) * DATABASES_EACH}"
     with RedisServer.start(config={"databases": databases}) as server:
         cells = run(scenarios, server.url)
-    print(setting(), *table(scenarios, cells), sep="\n\n")
+    print(setting(), table(scenarios, cells), sep="\n\n")
     missed = [each.name for each in scenarios if not each.is_met(cells[each.name])]
     print(f"not as expected: {missed}" if missed else "as expected", file=sys.stderr)
     return 1 if missed else 0
 
 
-def table(scenarios: Sequence[Scenario], cells: Cells) -> list[str]:
-    """Returns the table as Markdown, and why contestants do not take part in some scenarios."""
+def table(scenarios: Sequence[Scenario], cells: Cells) -> str:
+    """Returns the table as Markdown."""
     headings = ["", *(f"{each.name} {each.version}" for each in CONTESTANTS), "expected", ""]
     lines = [
         [
@@ -46,13 +46,7 @@ def table(scenarios: Sequence[Scenario], cells: Cells) -> list[str]:
         ]
         for scenario in scenarios
     ]
-    reasons = [
-        f"{NOT_APPLICABLE} {each.name}, {name}: {reason}"
-        for each in CONTESTANTS
-        for name, reason in each.not_applicable.items()
-        if any(name == scenario.name for scenario in scenarios)
-    ]
-    return [markdown(headings, lines), *reasons]
+    return markdown(headings, lines)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -14,8 +15,9 @@ from celery import Celery, Task
 from celery.result import AsyncResult
 from redis import Redis
 
-from labs.comparison.app import CONFIG_VARIABLE, AppConfig, make_app
+from labs.comparison.app import NAME, make_app
 from labs.comparison.contestants import find_contestant
+from labs.rig.worker import SETTINGS_VARIABLE
 from tests.waiting import SOON, eventually
 from tests.worker.harness import WorkerProcess, end_workers
 from tests.worker.ledger import Ledger
@@ -71,25 +73,31 @@ class Environment:
         )
         if broker:
             broker_url = f"{broker.rpartition('/')[0]}/{self._database}"
-        self.config = AppConfig(
-            contestant,
-            broker_url,
-            backend,
-            f"{url}/{LOCKS_DATABASE}",
-            ledger,
-            lock,
-            settings or {},
-            task_options or {},
-        )
-        self.contestant = contestant
-        self.lock = lock
-        self.app: Celery = make_app(self.config)
+        #: Of the app.
+        self.settings: dict[str, Any] = {
+            "broker_url": broker_url,
+            "result_backend": backend,
+            "broker_connection_retry_on_startup": True,
+            "lab_contestant": contestant,
+            "lab_locks": f"{url}/{LOCKS_DATABASE}",
+            "lab_lock": lock,
+            "lab_ledger": ledger,
+            "lab_options": task_options or {},
+            **(settings or {}),
+        }
+        self._python = find_contestant(contestant).python
+        self.app: Celery = make_app(self.settings)
         self.ledger = Ledger(ledger)
         self._broker = Redis.from_url(broker_url)
         self._concurrency = concurrency
         self.worker: WorkerProcess | None = None
         self._node = f"environment-{number}-{worker}"
         self._directory = tempfile.TemporaryDirectory(prefix="peers-")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of other processes with its app."""
+        return {SETTINGS_VARIABLE: json.dumps(self.settings)}
 
     def task(self, name: str) -> Task:
         """Returns the contestant's task of that name."""
@@ -116,7 +124,7 @@ class Environment:
 
     def drop_broker_connections(self) -> None:
         """Lets the server close every connection to the broker."""
-        with Redis.from_url(self.config.ledger) as client:
+        with Redis.from_url(self.settings["lab_ledger"]) as client:
             for connection in client.client_list():
                 if int(connection["db"]) == self._database:
                     client.client_kill_filter(_id=connection["id"])
@@ -133,19 +141,18 @@ class Environment:
 
     def messages(self) -> int:
         """Returns the number of messages in the broker, unacknowledged ones included."""
-        waiting = sum(self._broker.llen(queue) for queue in find_contestant(self.contestant).queues)
-        return waiting + self._broker.hlen("unacked")
+        return self._broker.llen("celery") + self._broker.hlen("unacked")
 
     def settled(self) -> bool:
         """Whether neither the broker nor the worker has a message left.
 
         The worker is inspected too, because the broker no longer lists a copy of a message that
-        was acknowledged.
+        was acknowledged. What it has scheduled is in the broker, or has been woken and has ended.
         """
         if self.messages():
             return False
         inspect = self.app.control.inspect([f"{self._node}@here"], timeout=5.0, limit=1)
-        for list_tasks in (inspect.active, inspect.reserved, inspect.scheduled):
+        for list_tasks in (inspect.active, inspect.reserved):
             tasks = list_tasks()
             if not tasks or any(tasks.values()):
                 return False
@@ -162,10 +169,10 @@ class Environment:
             self.worker = WorkerProcess(
                 self._node,
                 ("--concurrency", str(self._concurrency)),
-                {CONFIG_VARIABLE: self.config.to_json()},
+                self.environment,
                 Path(self._directory.name) / "worker.log",
-                app="labs.comparison.app",
-                python=find_contestant(self.contestant).python,
+                app=NAME,
+                python=self._python,
             )
             self.worker.ready()
         return self

@@ -16,8 +16,6 @@ from labs.comparison.scenarios import Cell, Scenario, find_scenario
 
 #: Each process mostly waits, but starts a worker.
 PROCESSES = 8
-#: The text of a cell whose contestant does not take part.
-NOT_APPLICABLE = "–"
 
 #: By scenario and contestant.
 Cells = Mapping[str, Mapping[str, Cell]]
@@ -36,10 +34,7 @@ def run(scenarios: Sequence[Scenario], url: str) -> Cells:
             for scenario in batch:
                 for contestant in CONTESTANTS:
                     cell = scenario.name, contestant.name
-                    if scenario.name in contestant.not_applicable:
-                        cells[scenario.name][contestant.name] = Cell(NOT_APPLICABLE)
-                    else:
-                        futures[processes.submit(measure, *cell, url, next(numbers))] = cell
+                    futures[processes.submit(measure, *cell, url, next(numbers))] = cell
             for future in as_completed(futures):
                 name, contestant_name = futures[future]
                 cell = cells[name][contestant_name] = future.result()

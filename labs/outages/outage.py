@@ -95,8 +95,3 @@ def _rows() -> Iterator[Outage]:
 
 
 OUTAGES = tuple(_rows())
-
-
-def find_outage(name: str) -> Outage:
-    """Returns the outage of that name."""
-    return next(outage for outage in OUTAGES if outage.name == name)

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +30,6 @@ DUPLICATE_EVERY = 5
 SHARE_BEFORE_OUTAGE = 0.3
 #: Longest wait for the last result, in seconds.
 ANSWER_TIMEOUT = 60.0
-#: … if no worker has received the messages whose results are missing.
-ANSWER_TIMEOUT_WITHOUT_DELIVERY = 15.0
 POLL_INTERVAL = 0.25
 
 #: The results of callers (task metadata of the result backend), by task id.
@@ -198,8 +196,7 @@ class _Client:
         results: Results = {}
         started_at = time.monotonic()
         while waiting := [m.task_id for m in self.sent if m.task_id not in results]:
-            timeout = ANSWER_TIMEOUT if self._received(waiting) else ANSWER_TIMEOUT_WITHOUT_DELIVERY
-            if time.monotonic() > started_at + timeout:
+            if time.monotonic() > started_at + ANSWER_TIMEOUT:
                 break
             time.sleep(POLL_INTERVAL)
             self._supervise()
@@ -209,11 +206,6 @@ class _Client:
                     results[task_id] = result
                     self.last_result_at = time.time()
         return results
-
-    def _received(self, task_ids: Sequence[str]) -> bool:
-        """Whether a worker has received any of these messages."""
-        received = {message["task_id"] for message in self.site.ledger.read("received")}
-        return not received.isdisjoint(task_ids)
 
     def _supervise(self) -> None:
         """Restarts the worker if it has exited, like a service manager."""

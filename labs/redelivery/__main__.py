@@ -132,7 +132,6 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--after", type=float, default=5.0, help="idempotency_redeliver_after")
     parser.add_argument("--lease", type=float, default=5.0, help="idempotency_lease")
-    parser.add_argument("--json", type=Path, help="write all delays into this file")
     parser.add_argument("--logs", type=Path, help="keep the workers' logs here")
     options = parser.parse_args()
     settings = {
@@ -144,8 +143,6 @@ def main() -> None:
         for number in range(1, options.trials + 1):
             trials.run()
             print(f"{number}/{options.trials}: {trials}", flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(trials.delays))
     print(f"executions that began, by call: {dict(sorted(trials.starts.items()))}")
 
 

@@ -35,7 +35,9 @@ def make_app(settings: Mapping[str, Any]) -> Celery:
             f"deliveries:{request.id}", request.hostname
         )
 
-    @app.task(bind=True, base=IdempotentTask, name="redelivery.work", ignore_result=True)
+    @app.task(
+        bind=True, base=IdempotentTask, name="redelivery.work", shared=False, ignore_result=True
+    )
     def work(self: Any, number: str, seconds: float) -> None:
         """Records its start and works for `seconds`."""
         client = _client_of(app.conf.lab_url, os.getpid())

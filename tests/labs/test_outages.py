@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labs.outages.outage import Outage, find_outage
+from labs.outages.outage import OUTAGES, Outage
 from labs.outages.run import run
 from tests.servers.redis_server import RedisServer
 
@@ -17,7 +17,9 @@ MESSAGES = 100
 
 
 @pytest.mark.parametrize(
-    "outage", [find_outage("killed"), find_outage("black-hole")], ids=lambda o: o.name
+    "outage",
+    (each for each in OUTAGES if each.name in ("killed", "black-hole")),
+    ids=lambda o: o.name,
 )
 @pytest.mark.exhaustive
 def test_no_message_is_lost_or_executed_twice(outage: Outage, tmp_path: Path) -> None:

@@ -48,7 +48,12 @@ class Run:
         """Records an execution of the order; without `done`, it has no effect."""
         details = {"execution": f"{token}", "order": order, "token": token}
         self._ledger.write(
-            "started", **details, task_id="task", pid=pid, at=started, this_version=this_version
+            "started",
+            **details,
+            task_id="task",
+            pid=pid,
+            started_at=started,
+            this_version=this_version,
         )
         if done is not None:
             self._ledger.write("effect", **details, receipt=f"r{token}", accepted=True, at=done)

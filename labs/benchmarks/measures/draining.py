@@ -12,13 +12,11 @@ from redis import Redis
 from labs.benchmarks.environments import (
     WITH_UNFUSED,
     cost_of,
-    difference_figures,
-    peer_figures,
     ratio_figures,
     server_for,
     start_environments,
 )
-from labs.benchmarks.figure import Cost, Goal, MeasureResult
+from labs.benchmarks.figure import Cost, MeasureResult
 from labs.benchmarks.interleaving import round_order
 from labs.benchmarks.measure import Measure
 from labs.benchmarks.usage import ServerUsage, cpu_of_group
@@ -26,7 +24,7 @@ from labs.comparison.contestants import OURS
 from labs.comparison.environment import Environment
 
 REPLAY, REDELIVERY = f"replay by {OURS.name}", f"redelivery to {OURS.name}"
-GOALS = {OURS.name: Goal(1.05)}
+GOALS = {OURS.name: 1.05}
 POLL_INTERVAL = 0.005
 
 
@@ -34,8 +32,6 @@ class Usage(NamedTuple):
     """What one task of a round has used; times in microseconds."""
 
     duration: float
-    #: Before the worker continues; the other libraries take their lock then.
-    publish: float
     worker_cpu: float
     broker_cpu: float
     redis_cpu: float
@@ -82,17 +78,8 @@ class QueueDrain(Measure):
                         for name in round_order(drains.kinds, number):
                             usages.setdefault(name, []).append(drains.measure(name))
         times = {name: [each.duration for each in usages[name]] for name in usages}
-        with_publish = {
-            name: [each.publish + each.duration for each in usages[name]] for name in usages
-        }
-        return MeasureResult(
-            [
-                *ratio_figures(times, GOALS),
-                *difference_figures(times, (REPLAY, REDELIVERY)),
-                *peer_figures(with_publish, "published and drained: "),
-            ],
-            costs=[_cost(label, usages) for label in COSTS],
-        )
+        costs = [_cost(label, usages) for label in COSTS]
+        return MeasureResult(ratio_figures(times, GOALS), costs)
 
 
 class _Drains:
@@ -125,10 +112,8 @@ class _Drains:
 
     def _drain(self, name: str, tasks: int) -> Usage:
         environment, publish = self.kinds[name]
-        publish_time = time.perf_counter()
         for _ in range(tasks):
             publish()
-        publish_time = time.perf_counter() - publish_time
         # The paused worker has asked for a message before, and may have one.
         assert environment.messages() >= tasks - 1, f"{name}: not all tasks are published"
         group = environment.worker_pid
@@ -146,7 +131,6 @@ class _Drains:
         broker = ServerUsage.of(self._broker).since(broker)
         return Usage(
             1e6 * duration / tasks,
-            1e6 * publish_time / tasks,
             1e6 * (cpu_of_group(group) - cpu) / tasks,
             1e6 * broker.cpu / tasks,
             1e6 * server.cpu / tasks,

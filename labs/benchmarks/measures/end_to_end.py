@@ -5,14 +5,12 @@ from __future__ import annotations
 from labs.benchmarks.environments import (
     WITH_UNFUSED,
     cost_of,
-    difference_figures,
-    peer_figures,
     plain,
     ratio_figures,
     server_for,
     start_environments,
 )
-from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
+from labs.benchmarks.figure import Figure, MeasureResult, Spread
 from labs.benchmarks.interleaving import Call, Rounds, interleave
 from labs.benchmarks.measure import Measure
 from labs.comparison.contestants import OURS
@@ -20,7 +18,7 @@ from labs.comparison.environment import Environment
 from tests.waiting import SOON
 
 REPLAY = f"replay by {OURS.name}"
-GOALS = {OURS.name: Goal(1.05)}
+GOALS = {OURS.name: 1.05}
 
 
 class EndToEnd(Measure):
@@ -53,8 +51,6 @@ class EndToEnd(Measure):
         return MeasureResult(
             [
                 *ratio_figures(times, GOALS),
-                *difference_figures(times, (REPLAY,)),
-                *peer_figures(times),
                 Figure.from_spread("celery, absolute", Spread.from_values(plain(times)), "µs"),
             ],
             costs=[

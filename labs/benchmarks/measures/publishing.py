@@ -11,13 +11,13 @@ from labs.benchmarks.environments import (
     server_for,
     start_environments,
 )
-from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
+from labs.benchmarks.figure import Figure, MeasureResult, Spread
 from labs.benchmarks.interleaving import Call, interleave
 from labs.benchmarks.measure import Measure
 from labs.comparison.contestants import OURS
 from labs.comparison.environment import Environment
 
-GOALS = {OURS.name: Goal(1.05), DEDUPE: Goal(1.30)}
+GOALS = {OURS.name: 1.05, DEDUPE: 1.30}
 
 
 class Publishing(Measure):

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from itertools import cycle
 from statistics import median
 from uuid import uuid4
@@ -18,10 +18,10 @@ import httpx
 from redis import Redis
 
 from labs.benchmarks.environments import OURS_BY_DEFAULT, Entries, start_environments
-from labs.benchmarks.figure import Figure, Goal, MeasureResult
+from labs.benchmarks.figure import Figure, MeasureResult
 from labs.benchmarks.measure import Measure
 from labs.benchmarks.usage import processes_of_group
-from labs.comparison.app import CONFIG_VARIABLE
+from labs.comparison.app import NAME
 from labs.comparison.contestants import OURS, PLAIN
 from labs.comparison.environment import Environment
 from tests.dashboard.conftest import dashboard
@@ -110,11 +110,18 @@ class _Load:
         self._publishers: dict[str, subprocess.Popen[bytes]] = {}
         self._webs: dict[str, WebServer] = {}
         for name, each in environments.items():
-            variables = {CONFIG_VARIABLE: each.config.to_json()}
-            self._publishers[name] = stack.enter_context(_publisher(variables))
+            variables = each.environment
+            publisher = subprocess.Popen(
+                [sys.executable, "-m", LOAD],
+                cwd=REPOSITORY,
+                env={**os.environ, **variables},
+                start_new_session=True,
+            )
+            self._publishers[name] = stack.enter_context(publisher)
+            stack.callback(publisher.kill)
             self._webs[name] = stack.enter_context(serving(f"{LOAD}:api", **variables))
-        ours = {CONFIG_VARIABLE: environments[OURS.name].config.to_json()}
-        self._dashboard = stack.enter_context(dashboard("labs.comparison.app", **ours))
+        ours = environments[OURS.name].environment
+        self._dashboard = stack.enter_context(dashboard(NAME, **ours))
         self._pages = stack.enter_context(httpx.Client(base_url=self._dashboard.url, timeout=60))
         self._number = 0
 
@@ -147,20 +154,6 @@ class _Load:
             every = [each for group in groups.values() for each in group]
             series[f"descriptors, {name}"].append(sum(each.descriptors for each in every))
             series[f"threads, {name}"].append(sum(each.threads for each in every))
-
-
-@contextmanager
-def _publisher(variables: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(
-        [sys.executable, "-m", LOAD],
-        cwd=REPOSITORY,
-        env={**os.environ, **variables},
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def _faults(
@@ -197,9 +190,9 @@ def _growths(series: Series) -> Iterator[Figure]:
         if plain is not None:
             yield Figure(f"{role}, {PLAIN.name}", plain, "MB")
         yield Figure(f"{role}, {OURS.name}", ours, "MB")
-        yield Figure(f"{role}, difference", ours - (plain or 0.0), "MB", Goal(1))
-    yield Figure("memory of Redis", growths.pop("memory of Redis"), "MB", Goal(1))
-    yield Figure("connections to Redis", growths.pop("connections to Redis"), goal=Goal(0))
+        yield Figure(f"{role}, difference", ours - (plain or 0.0), "MB", 1)
+    yield Figure("memory of Redis", growths.pop("memory of Redis"), "MB", 1)
+    yield Figure("connections to Redis", growths.pop("connections to Redis"), goal=0)
     for label, growth in growths.items():
         yield Figure(label, growth)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from celery.result import AsyncResult
 
-from labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
+from labs.benchmarks.figure import Figure, MeasureResult, Spread
 from labs.benchmarks.measure import Measure
 from labs.benchmarks.usage import cpu_of_group
 from labs.comparison.contestants import OURS
@@ -55,10 +55,10 @@ class Waking(Measure):
                     total, put_backs, others = _one_at_a_time(group, calls, seconds)
                 label = f"{calls} × {seconds:g} s one at a time, {workers} workers"
                 figures += [
-                    Figure(label, total, "s", Goal(goal)),
-                    Figure(f"{label}: put back, each", put_backs / calls, "", Goal(1.2)),
+                    Figure(label, total, "s", goal),
+                    Figure(f"{label}: put back, each", put_backs / calls, goal=1.2),
                     Figure.from_spread(
-                        f"{label}: other tasks", Spread.from_values(others), "ms", Goal(20)
+                        f"{label}: other tasks", Spread.from_values(others), "ms", 20
                     ),
                 ]
             for seconds, times in self.PAIRS.items():
@@ -166,9 +166,9 @@ def _done_at(result: AsyncResult) -> float:
 def _delay_figures(
     label: str, delays: list[float], median: float | None, p99: float
 ) -> list[Figure]:
-    goal = None if median is None else Goal(median)
+    goal = None if median is None else median
     last = sorted(delays)[int(0.99 * len(delays))]
     return [
         Figure.from_spread(f"{label}: end to result", Spread.from_values(delays), "ms", goal),
-        Figure(f"{label}: end to result, p99", last, "ms", Goal(p99)),
+        Figure(f"{label}: end to result, p99", last, "ms", goal=p99),
     ]
