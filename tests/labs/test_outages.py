@@ -18,7 +18,7 @@ MESSAGES = 100
 
 @pytest.mark.parametrize(
     "outage",
-    (each for each in OUTAGES if each.name in ("killed", "black-hole")),
+    [each for each in OUTAGES if each.name in ("killed", "black-hole")],
     ids=lambda o: o.name,
 )
 @pytest.mark.exhaustive
