@@ -93,11 +93,10 @@ class Run(Site):
         self, seed: int, contestant: Contestant, kinds: list[str], folder: Path | None
     ) -> None:
         super().__init__(NAME, folder, contestant.python)
-        self.seed, self.contestant, self.ours = seed, contestant, contestant is OURS
+        self.seed, self.ours = seed, contestant is OURS
         self.redis_server = self.server()
         self.proxy = self.enter_context(Proxy(self.redis_server.url))
         url = f"{self.proxy.url.rpartition('/')[0]}/0"
-        redelivery = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
         self.settings |= {
             "contestant": contestant.name,
             "broker_url": url,
@@ -108,7 +107,8 @@ class Run(Site):
                 "visibility_timeout": VISIBILITY_TIMEOUT if self.ours else REDELIVERY,
                 # Without it, a worker may wait for ever on a connection that was cut.
                 "socket_timeout": 10,
-                **redelivery,
+                "unacked_restore_interval": 1,
+                "unacked_restore_throttle": 1,
             },
             "idempotency_redeliver_after": REDELIVERY,
         }

@@ -231,6 +231,7 @@ class _Run:
         self._supervise_until(self._settled, timeout)
         self._ended.set()
         self._check_results_again()
+        self._site.kill_workers()  # What they have not acknowledged returns to RabbitMQ's queues.
         return {
             "started_at": self._started_at,
             "faults_ended_at": self._faults_ended_at,

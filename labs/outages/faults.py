@@ -64,14 +64,9 @@ def with_rabbitmq(site: OutageSite) -> dict[str, Any]:
     return {**one_server(site), "broker_url": site.enter_context(RabbitMQ.start()).url}
 
 
-def other_broker(site: OutageSite) -> dict[str, Any]:
+def other_server(site: OutageSite, setting: str) -> dict[str, Any]:
     site.other = site.server(config=DURABLE)
-    return {**one_server(site), "broker_url": site.other.url}
-
-
-def other_backend(site: OutageSite) -> dict[str, Any]:
-    site.other = site.server(config=DURABLE)
-    return {**one_server(site), "result_backend": site.other.url}
+    return {**one_server(site), setting: site.other.url}
 
 
 def one_for_all(site: OutageSite) -> dict[str, Any]:

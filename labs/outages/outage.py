@@ -76,11 +76,13 @@ def _rows() -> Iterator[Outage]:
     start, reason = partial(faults.one_server, config={"save": ""}), "the snapshot lacks records"
     yield Outage("snapshot", title, faults.restored, start, may_execute_twice=reason)
     other = partial(Outage, fault=faults.other_killed)
-    yield other("broker", "broker (Redis) killed", start=faults.other_broker, affects_broker=True)
+    start = partial(faults.other_server, setting="broker_url")
+    yield other("broker", "broker (Redis) killed", start=start, affects_broker=True)
     # Else Celery acknowledges a message whose result it cannot store.
     settings = {"result_backend_always_retry": True}
     title = "result backend killed, result_backend_always_retry"
-    yield other("results", title, start=faults.other_backend, settings=settings)
+    start = partial(faults.other_server, setting="result_backend")
+    yield other("results", title, start=start, settings=settings)
     failover = partial(Outage, fault=faults.failed_over, start=faults.with_sentinels, seconds=0.0)
     yield failover("sentinel", "Sentinel failover", may_execute_twice=FORGOTTEN)
     settings = {"idempotency_wait_replicas": 1}

@@ -123,20 +123,17 @@ def _count(site: RedeliverySite, kinds: dict[str, str], at: float) -> str:
         ended = {task_id for task_id in kinds if site.redis.exists(f"ended:{task_id}")}
         in_place |= ended - elsewhere.keys()
         time.sleep(0.1)
-    texts = []
-    for kind in dict.fromkeys(kinds.values()):
-        found: dict[str, list[float]] = defaultdict(list)
-        for task_id in (each for each, of in kinds.items() if of == kind):
-            if task_id in elsewhere:
-                found["elsewhere"].append(elsewhere[task_id])
-            else:
-                where = "in place" if task_id in in_place else f"not within {LONGEST_WAIT:g} s"
-                found[where].append(0.0)
-        parts = [
-            f"{len(delays)} {where}" + (f" after {max(delays):.1f} s" if any(delays) else "")
-            for where, delays in found.items()
-        ]
-        texts.append(f"{kind}: {', '.join(parts)}")
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for task_id, kind in kinds.items():
+        if task_id in elsewhere:
+            found[kind, "elsewhere"].append(elsewhere[task_id])
+        else:
+            where = "in place" if task_id in in_place else f"not within {LONGEST_WAIT:g} s"
+            found[kind, where].append(0.0)
+    texts = [
+        f"{kind}: {len(delays)} {where}" + (f" after {max(delays):.1f} s" if any(delays) else "")
+        for (kind, where), delays in found.items()
+    ]
     again = sum(site.redis.llen(f"starts:{task_id}") > 1 for task_id in kinds)
     return "; ".join([*texts, f"begun twice: {again}"])
 

@@ -90,14 +90,18 @@ class Site(ExitStack):
         for worker in self.workers.values():
             worker.ready()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> bool | None:
+    def kill_workers(self) -> None:
+        """Kills all workers with their pools."""
         # Each worker leads a process group, in which orphaned pool processes remain.
         for group in self._groups:
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         for worker in self.workers.values():
             worker.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> bool | None:
+        self.kill_workers()
         return super().__exit__(*error)

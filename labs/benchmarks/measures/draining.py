@@ -16,7 +16,7 @@ from labs.benchmarks.environments import (
     server_for,
     start_environments,
 )
-from labs.benchmarks.figure import Cost, MeasureResult
+from labs.benchmarks.figure import MeasureResult
 from labs.benchmarks.interleaving import round_order
 from labs.benchmarks.measure import Measure
 from labs.benchmarks.usage import ServerUsage, cpu_of_group
@@ -73,24 +73,32 @@ class QueueDrain(Measure):
         with server_for(self.entries) as server, server_for(self.entries) as broker:
             for _ in range(self.RESTARTS):
                 with start_environments(server, self.entries, broker=broker.url) as environments:
-                    drains = _Drains(environments, server.client(), broker.client(), self.TASKS)
+                    drains = _Drains(environments, server.client(), broker.client())
+                    for name in drains.kinds:  # connects, and stores what is replayed
+                        drains.drain(name, self.TASKS // 10)
                     for number in range(self.ROUNDS):
                         for name in round_order(drains.kinds, number):
-                            usages.setdefault(name, []).append(drains.measure(name))
+                            usages.setdefault(name, []).append(drains.drain(name, self.TASKS))
         times = {name: [each.duration for each in usages[name]] for name in usages}
-        costs = [_cost(label, usages) for label in COSTS]
+        costs = [
+            cost_of(
+                label,
+                unit,
+                {
+                    name: [getattr(each, field) / divisor for each in usages[name]]
+                    for name in usages
+                },
+            )
+            for label, (field, divisor, unit) in COSTS.items()
+        ]
         return MeasureResult(ratio_figures(times, GOALS), costs)
 
 
 class _Drains:
     """Fills the queue of one environment, lets its worker drain it, and measures that."""
 
-    def __init__(
-        self, environments: dict[str, Environment], server: Redis, broker: Redis, tasks: int
-    ) -> None:
-        self._environments = environments
+    def __init__(self, environments: dict[str, Environment], server: Redis, broker: Redis) -> None:
         self._server, self._broker = server, broker
-        self._tasks = tasks
         ours = environments[OURS.name]
         self.kinds: dict[str, tuple[Environment, Callable[[], object]]] = {
             name: (each, lambda each=each: each.publish("no_op", each.order()))
@@ -103,14 +111,9 @@ class _Drains:
         )
         for environment in environments.values():
             environment.signal(signal.SIGSTOP)
-        for name in self.kinds:  # connects, and stores what is replayed
-            self._drain(name, tasks // 10)
 
-    def measure(self, name: str) -> Usage:
+    def drain(self, name: str, tasks: int) -> Usage:
         """Returns what each of `tasks` tasks has used."""
-        return self._drain(name, self._tasks)
-
-    def _drain(self, name: str, tasks: int) -> Usage:
         environment, publish = self.kinds[name]
         for _ in range(tasks):
             publish()
@@ -137,12 +140,3 @@ class _Drains:
             server.reads / tasks,
             server.bytes / tasks,
         )
-
-
-def _cost(label: str, usages: dict[str, list[Usage]]) -> Cost:
-    field, divisor, unit = COSTS[label]
-    return cost_of(
-        label,
-        unit,
-        {name: [getattr(each, field) / divisor for each in usages[name]] for name in usages},
-    )

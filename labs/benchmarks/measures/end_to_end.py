@@ -5,12 +5,11 @@ from __future__ import annotations
 from labs.benchmarks.environments import (
     WITH_UNFUSED,
     cost_of,
-    plain,
     ratio_figures,
     server_for,
     start_environments,
 )
-from labs.benchmarks.figure import Figure, MeasureResult, Spread
+from labs.benchmarks.figure import MeasureResult
 from labs.benchmarks.interleaving import Call, Rounds, interleave
 from labs.benchmarks.measure import Measure
 from labs.comparison.contestants import OURS
@@ -49,10 +48,7 @@ class EndToEnd(Measure):
                     for name, each in interleave(calls, self.ROUNDS, self.EACH).items():
                         times.setdefault(name, []).extend(each)
         return MeasureResult(
-            [
-                *ratio_figures(times, GOALS),
-                Figure.from_spread("celery, absolute", Spread.from_values(plain(times)), "µs"),
-            ],
+            ratio_figures(times, GOALS),
             costs=[
                 cost_of(
                     "from publish to result, idle worker",

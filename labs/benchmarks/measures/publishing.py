@@ -6,12 +6,11 @@ from labs.benchmarks.environments import (
     DEDUPE,
     WITH_CONTROL_AND_DEDUPE,
     cost_of,
-    plain,
     ratio_figures,
     server_for,
     start_environments,
 )
-from labs.benchmarks.figure import Figure, MeasureResult, Spread
+from labs.benchmarks.figure import MeasureResult
 from labs.benchmarks.interleaving import Call, interleave
 from labs.benchmarks.measure import Measure
 from labs.comparison.contestants import OURS
@@ -37,13 +36,7 @@ class Publishing(Measure):
         ):
             calls = {name: _publishing(environment) for name, environment in environments.items()}
             times = interleave(calls, self.ROUNDS, self.EACH)
-        return MeasureResult(
-            [
-                *ratio_figures(times, GOALS),
-                Figure.from_spread("celery, absolute", Spread.from_values(plain(times)), "µs"),
-            ],
-            costs=[cost_of("publish", "µs", times)],
-        )
+        return MeasureResult(ratio_figures(times, GOALS), [cost_of("publish", "µs", times)])
 
 
 def _publishing(environment: Environment) -> Call:
