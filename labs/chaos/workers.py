@@ -101,10 +101,10 @@ class Workers:
 
     def _roll(self, library: Library | None) -> list[int]:
         killed = []
-        for name, worker in list(self._site.workers.items()):
+        for name in self._libraries:
             if self._libraries[name] is not library:
                 self._libraries[name] = library
-                killed += self._stop(with_children(worker.process.pid))
+                killed += self._stop(with_children(self._site.workers[name].process.pid))
         return killed
 
     def _stop(self, pids: list[int]) -> list[int]:
