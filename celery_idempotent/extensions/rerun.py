@@ -17,6 +17,7 @@ from celery_idempotent.core.flow.values import End
 from celery_idempotent.core.record import Record
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
+from celery_idempotent.sql import database_of
 
 RUNS_AGAIN = Event(INFO, "has been run again: the outcome of its key is forgotten")
 
@@ -40,7 +41,7 @@ class ForgetFirst(Extension):
     def _forget(self) -> bool:
         host: Any = self.call.host
         configuration, key = self.call.sender.idempotency_configuration, self.call.key
-        executor, database = configuration.executor, configuration.settings.transaction
+        executor, database = configuration.executor, database_of(self.call.sender)
         record = run_sync(executor.store.get(key))
         row = database.find(executor.store.config.prefix, key) if database is not None else None
         shown: Record | str = commands.NO_RECORD

@@ -27,7 +27,6 @@ from celery_idempotent.core.flow.thread import Executor, run_flow
 from celery_idempotent.core.flow.values import restored
 from celery_idempotent.core.key import Key, fingerprint_of
 from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
-from celery_idempotent.core.key.label import Label
 from celery_idempotent.core.key.rule import TASK_ID, KeyRule
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.payload.result_codec import ResultCodec
@@ -37,6 +36,7 @@ from celery_idempotent.core.record import Record, State
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.record_store import RecordStore, distinct
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
+from celery_idempotent.extensions.label import Label
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.block import (
     AsyncBlockExecution,
@@ -330,7 +330,7 @@ class Idempotency:
                 f"Idempotency {self.name!r}: a batch has no {blocking}; use a block, with "
                 "idem.execution(key), for each key"
             )
-        if self.settings.wait_replicas:
+        if self._store_config.wait_replicas:
             raise SettingsError(
                 f"Idempotency {self.name!r}: a batch does not wait for replicas; remove "
                 "idempotency_wait_replicas, or begin each key by itself"

@@ -11,7 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 
+def database_of(task: Any) -> Any:
+    """Returns the `Database` that the task names in ``idempotency_transaction``; None without."""
+    return task.idempotency_configuration.settings.transaction
+
+
 def databases(tasks: Iterable[Any]) -> set[Any]:
-    """Returns each `Database` that these tasks name in ``idempotency_transaction``."""
-    named = {task.idempotency_configuration.settings.transaction for task in tasks}
-    return named - {None}
+    """Returns each `Database` of these tasks."""
+    return set(map(database_of, tasks)) - {None}

@@ -143,7 +143,7 @@ class IsolatedRecords:
         """
         __tracebackhide__ = True  # pytest shows the line of the test
         configuration = task.idempotency_configuration
-        if configuration.in_shadow or not configuration.settings.enabled:
+        if configuration.in_shadow or not configuration.is_protected:
             option = "shadow is True" if configuration.in_shadow else "enabled is False"
             raise AssertionError(f"{task.name}: idempotency_{option}, so duplicates run as well")
         record = task.idempotency_record(*args, **kwargs)

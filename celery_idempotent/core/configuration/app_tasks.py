@@ -80,7 +80,7 @@ def load(app: Celery) -> list[IdempotentTaskLike]:
 
 def enabled(app: Celery) -> list[IdempotentTaskLike]:
     """Returns the idempotent tasks that are protected."""
-    return [task for task in tasks(app) if task.idempotency_configuration.settings.enabled]
+    return [task for task in tasks(app) if task.idempotency_configuration.is_protected]
 
 
 def stores(app_tasks: Iterable[IdempotentTaskLike]) -> list[RecordStore]:

@@ -15,6 +15,7 @@ import click
 from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 from kombu.serialization import dumps, prepare_accept_content, registry
+from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent import settings
 from celery_idempotent.core.configuration.store_config import store_config_of
@@ -36,6 +37,8 @@ from celery_idempotent.settings import OPTIONS, PREFIX, SIMILAR_PREFIX, Settings
 
 #: The backend whose commands the script repeats; subclasses may write something else.
 _BACKEND = "celery.backends.redis.RedisBackend"
+#: The class of labels.
+_LABEL = "celery_idempotent.extensions.label:Label"
 #: The connection parameters that identify a server, a database and a user, with defaults.
 _IDENTITY = {
     "host": "localhost",
@@ -94,6 +97,8 @@ class TaskConfiguration:
             if options.enabled:
                 _check_body(task_class.run, task.name)
                 _check_strategy(task_class, task.name)
+            #: Whether calls go through the flow; otherwise they run as those of a plain task.
+            self.is_protected = options.enabled
             #: Whether every call runs as a plain task and is only counted.
             self.in_shadow = options.shadow and options.enabled
             self.settings = options
@@ -108,12 +113,8 @@ class TaskConfiguration:
             self.rule = KeyRule(task.name, options.key, _signature_of(task_class), normalise)
             #: Whether a warning has named the task as one whose calls in a map are unprotected.
             self.used_in_map = False
-            #: None without ``idempotency_label``.
-            self.label: Label | None = None
-            if options.label:
-                from celery_idempotent.core.key.label import Label
-
-                self.label = Label(self.rule, options.label)
+            #: A `Label`; None without ``idempotency_label``.
+            self.label = symbol_by_name(_LABEL)(self.rule, options.label) if options.label else None
         except SettingsError as error:
             raise ConfigurationError(str(error)) from None
 
@@ -432,7 +433,7 @@ def _fusion_obstacle(
         return "idempotency_fused_completion is off"
     if task.ignore_result:
         return "its result is not kept (ignore_result)"
-    if options.wait_replicas:
+    if store.config.wait_replicas:
         return "outcomes wait for replicas"
     if task._replaces_backend:  # noqa: SLF001
         return "its class has a backend of its own"

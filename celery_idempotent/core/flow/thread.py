@@ -19,6 +19,7 @@ from celery_idempotent.core.flow.values import Failure, Outcome, Result
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease.heartbeat import heartbeat
 from celery_idempotent.core.payload.codec import PayloadCodec
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import Command
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.scripts import Reply
@@ -98,11 +99,7 @@ def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | Non
     own = SoftLimit() if limit is None else limit
     try:
         own.enter()
-        flow = start()
-        flow.send(None)
-    except StopIteration as end:
-        value: T = end.value
-        return value
+        return run_sync(start())
     except SoftLimitReached as interrupted:
         own.take()
         raise interrupted.error from None
@@ -110,8 +107,6 @@ def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | Non
         own.leave()
         if limit is None and (error := own.error) is not None:
             raise error
-    flow.close()
-    raise RuntimeError("a flow in a thread waits for an event loop")
 
 
 class Executor:

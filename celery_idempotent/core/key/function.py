@@ -12,9 +12,12 @@ from celery_idempotent.errors import KeyRuleError
 
 
 def call(
-    task: str, rule: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    subject: str, rule: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Returns what `rule` returns.
+
+    Args:
+        subject: the task and the option, for the error.
 
     Raises:
         KeyRuleError: if it raises an error.
@@ -23,7 +26,7 @@ def call(
         return rule(*args, **kwargs)
     except Exception as error:
         raise KeyRuleError(
-            f"{task}: idempotency_key raised {_described(error, rule, args, kwargs)}; it "
+            f"{subject} raised {_described(error, rule, args, kwargs)}; it "
             "must return a key for every call that does not pass its own"
         ) from error
 

@@ -243,11 +243,11 @@ class KeyRule:
             from celery_idempotent.core.key import function
 
             text = f"the callable {getattr(rule, '__qualname__', type(rule).__name__)}"
-            returned = "the value returned by idempotency_key"
+            subject = f"{self.task}: idempotency_key"
 
             def encode_returned(bound: Any, *given: Any) -> bytes:
-                value = function.call(self.task, rule, *given)
-                return b"key" + self._encode_value(value, returned)
+                value = function.call(subject, rule, *given)
+                return b"key" + self._encode_value(value, "the value returned by idempotency_key")
 
             return encode_returned, None, text
         raise SettingsError(

@@ -98,7 +98,7 @@ def _warn_of_map(task: Task) -> None:
     if not current_task or current_task.name not in _MAPS:
         return
     configuration = task.idempotency_configuration
-    if not configuration.settings.enabled:
+    if not configuration.is_protected:
         return
     args, kwargs = current_task.request.args, current_task.request.kwargs
     # Celery also calls errbacks and handlers of such a message as functions.
@@ -119,7 +119,7 @@ class _WhileProtected:
         self._setting = setting
 
     def __get__(self, task: Any, owner: type[Task]) -> Any:
-        protected = task is None or task.idempotency_configuration.settings.enabled
+        protected = task is None or task.idempotency_configuration.is_protected
         return protected or task.app.conf[self._setting]
 
 
@@ -209,7 +209,7 @@ class IdempotentTask(Task):
 
     @classmethod
     def _wrap_if_enabled(cls, configuration: TaskConfiguration) -> TaskConfiguration:
-        if configuration.settings.enabled:
+        if configuration.is_protected:
             user_methods.wrap(cls, IdempotentTask)
         return configuration
 
@@ -249,7 +249,7 @@ class IdempotentTask(Task):
             limit.phase = BODY
             if limit.error is not None:
                 raise limit.error
-            if configuration.settings.enabled:  # otherwise the tracer has called it
+            if configuration.is_protected:  # otherwise the tracer has called it
                 self.before_start(request.id, args, kwargs)
             return self._run_plain(self.run, args, kwargs)
         call = TaskCall(self, configuration, request, args, kwargs, key, headers)
@@ -288,7 +288,7 @@ class IdempotentTask(Task):
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Returns the function that receives messages of the task in a worker, as Celery does."""
-        if not self.idempotency_configuration.settings.enabled:
+        if not self.idempotency_configuration.is_protected:
             return super().start_strategy(app, consumer, **options)
         # Imported here, since programs that only publish do not need it.
         from celery_idempotent.core.task.receive.request import (
@@ -423,7 +423,7 @@ class IdempotentTask(Task):
                 raise  # as Celery does; it does not read those of an eager call
         options = {**options, "headers": headers}
         names = (*headers, *(kwargs if isinstance(kwargs, Mapping) else ()))
-        if configuration.settings.enabled and not in_shadow and call_options.names_any(names):
+        if configuration.is_protected and not in_shadow and call_options.names_any(names):
             from celery_idempotent.core.task.message import misplaced
 
             misplaced.check_arguments(configuration.rule, kwargs)

@@ -25,6 +25,7 @@ from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
 from celery_idempotent.operations.calls.lookup import Target
 from celery_idempotent.operations.records.query import read_view
 from celery_idempotent.operations.records.reader import RecordView
+from celery_idempotent.sql import database_of
 from celery_idempotent.sql.database import Database
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ def forget(
     shown = NO_RECORD if view is None else record or UNREADABLE
     forget_record = partial(forget_call, configuration.executor, key, shown, force=force)
     if sender:
-        database = configuration.settings.transaction or database
+        database = database_of(sender) or database
     if database is None:
         case = forget_record()
     else:

@@ -15,6 +15,7 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations.calls import formatting
 from celery_idempotent.operations.records.query import read_view
 from celery_idempotent.operations.records.reader import RecordView
+from celery_idempotent.sql import database_of
 from celery_idempotent.sql.outcomes import CLAIMED, Row, committed_without_outcome
 
 
@@ -28,8 +29,7 @@ class SqlOutcome(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the database, without secrets."""
-        engine = self.task.idempotency_configuration.settings.transaction.engine
-        return str(engine.name)
+        return str(database_of(self.task).engine.name)
 
     def outcome_fields(self) -> dict[str, Any]:
         """Decodes the outcome; returns it like a record's."""
@@ -101,7 +101,7 @@ def find_outcome(tasks: Iterable[IdempotentTaskLike], name: Key | str) -> SqlOut
     """
     for task in tasks:
         configuration = task.idempotency_configuration
-        database = configuration.settings.transaction
+        database = database_of(task)
         prefix = configuration.executor.store.config.prefix
         key = name if isinstance(name, Key) else key_of(name, prefix)
         if key is not None and key.task == task.name:

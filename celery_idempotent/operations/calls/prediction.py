@@ -238,7 +238,7 @@ def explain_call(
     view = read_view(store, explanation.key)
     outcome = find_outcome([task], explanation.key)
     prediction = predict(explanation.key, configuration.settings, view, outcome)
-    if explanation.missing and (view or outcome) and configuration.settings.enabled:
+    if explanation.missing and (view or outcome) and configuration.is_protected:
         unknown = f"; {', '.join(explanation.missing)} would be compared"
         prediction = prediction._replace(sentence=prediction.sentence + unknown)
     redis_name = store.name(explanation.key)

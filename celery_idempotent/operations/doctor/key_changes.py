@@ -38,7 +38,7 @@ def check(app: Celery, before: Mapping[str, Snapshot]) -> Iterator[Finding]:
 
 def _is_enabled(task: IdempotentTaskLike) -> bool:
     """Whether the task's keys matter; otherwise the finding `disabled` covers it."""
-    return task.idempotency_configuration.settings.enabled
+    return task.idempotency_configuration.is_protected
 
 
 def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ def check(app: Celery) -> Iterator[Finding]:
     yield from check_start_method()
     periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     for task in app_tasks.tasks(app):
-        if task.idempotency_configuration.settings.enabled:
+        if task.idempotency_configuration.is_protected:
             for extension in task.idempotency_configuration.options:
                 for name, severity, *words in extension.findings(task):
                     yield Finding(name, Severity[severity.upper()], task.name, *words)
@@ -94,7 +94,7 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
         Check(task.ignore_result, "ignore-result", Severity.NOTE,
             "ignore_result is on", "ignore_result = False, if a caller needs the result",
             "no caller, first or duplicate, can wait for the result"),
-        Check(obstacle and not (task.ignore_result or settings.shadow),
+        Check(obstacle and not (task.ignore_result or configuration.in_shadow),
             "fused-completion", Severity.NOTE,
             f"Celery writes its results separately: {obstacle}",
             "none is needed; fused completion needs Celery's RedisBackend, with the server, "

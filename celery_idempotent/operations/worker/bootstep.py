@@ -67,7 +67,7 @@ def _sends_task_events(dispatcher: Any) -> bool:
 
 def describe_settings(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
     """Yields a line about the stores, and one per group of tasks with equal rule and options."""
-    enabled = [task for task in tasks if task.idempotency_configuration.settings.enabled]
+    enabled = [task for task in tasks if task.idempotency_configuration.is_protected]
     if not enabled:
         return
     stores = ", ".join(

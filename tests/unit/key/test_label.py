@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.core.key.label import Label
 from celery_idempotent.errors import SettingsError
+from celery_idempotent.extensions.label import Label
 from tests.unit.conftest import rule_of
 
 
@@ -58,7 +58,7 @@ def test_a_label_that_cannot_be_made_is_left_out_and_logged_once(
 
     assert [labels.of(args, {}) for _ in range(3)] == ["", "", ""]
     (record,) = caplog.records
-    assert (record.name, record.levelno) == ("celery_idempotent.core.key.label", logging.WARNING)
+    assert (record.name, record.levelno) == ("celery_idempotent.extensions.label", logging.WARNING)
     assert "secret" not in record.getMessage()
     assert "4711" not in record.getMessage()
 

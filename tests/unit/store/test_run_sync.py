@@ -53,5 +53,5 @@ def test_a_flow_that_would_wait_is_a_mistake() -> None:
     async def waiting() -> None:
         await asyncio.sleep(0)
 
-    with pytest.raises(RuntimeError, match="a flow in a thread waits for an event loop"):
+    with pytest.raises(RuntimeError, match="waits for an event loop"):
         run_flow(waiting)

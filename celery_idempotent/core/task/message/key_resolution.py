@@ -42,7 +42,7 @@ def resolve_key(
             invalid explicit key; SettingsError: if it has an invalid result_ttl.
         TypeError: if the arguments do not fit the task's signature.
     """
-    if not configuration.settings.enabled:
+    if not configuration.is_protected:
         return None, NO_HEADERS
     parsed = (
         MessageHeaders.read(configuration.rule.task, task_id, headers) if headers else NO_HEADERS
@@ -76,7 +76,7 @@ def resolve_received_key(
             passed an invalid option.
         TypeError: if the arguments do not fit the task's signature.
     """
-    task, enabled = configuration.rule.task, configuration.settings.enabled
+    task, enabled = configuration.rule.task, configuration.is_protected
     task_id = message_headers.id_text(request.id)
     if enabled:
         names = (*(request.headers or ()), *(request.properties or ()), *kwargs)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -59,9 +58,9 @@ from celery_idempotent.core.record import Record, State, layout
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import BackendResult
 from celery_idempotent.core.task.message import canvas, message_headers
-from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
+from celery_idempotent.core.task.message.message_headers import MessageHeaders
 from celery_idempotent.core.task.receive import user_methods
-from celery_idempotent.errors import IdempotencyError, KeyReusedError, StoreUnavailableError
+from celery_idempotent.errors import IdempotencyError, KeyReusedError
 
 #: The extension of a message that forgets an outcome before it begins.
 _RERUN = "celery_idempotent.extensions.rerun:ForgetFirst"
@@ -302,7 +301,19 @@ class TaskCall:
         # Suppresses Celery's log line, which would not show how this delivery ends.
         self.request.idempotency_end_logged = True
         if isinstance(end, Requeue):
-            self.requeue(end)
+            if self.request.is_eager:
+                report(table.RAISES, self.active, reason=end.reason)
+                raise end.reason
+            from celery_idempotent.core.task.publish.requeue import requeue
+
+            requeue(
+                self.active,
+                self.request,
+                end,
+                waited=self._waits,
+                forgets=self.forgets,
+                began_at=self.began_at,
+            )
         elif not isinstance(end, Drop):
             self._keep_message()
             raise Reject(end.reason, requeue=False)
@@ -365,67 +376,6 @@ class TaskCall:
             return reference.CONFLICT if self.request.is_eager else reference.WAITING
         return reference.IGNORED if isinstance(end, Drop) else reference.DEAD_LETTERED
 
-    def requeue(self, end: Requeue) -> None:
-        """Publishes the message again under its id; afterwards this copy can be acknowledged.
-
-        The order matters: a broker may acknowledge the original together with a copy. If publishing
-        fails, this copy is requeued; if the broker is not available for that either, it will
-        redeliver the copy on its own.
-        """
-        if self.request.is_eager:
-            report(table.RAISES, self.active, reason=end.reason)
-            raise end.reason
-        from celery_idempotent.core.configuration import broker
-        from celery_idempotent.core.task.message import republished
-        from celery_idempotent.core.task.publish import put_back
-
-        seconds, record, waits = end.seconds, end.record, None
-        if end.fallback and record and not broker.quorum_queues(self.sender.app):
-            since_ms = self._waits.since_ms if self._waits else time.time_ns() // 1_000_000
-            seconds, waits = end.fallback, Waits(since_ms, record.token, record.task_id[:255])
-        headers = republished.with_derived_key(
-            self.request.headers,
-            self.active.key,
-            self.data.task_id,
-            requeue_count=self.data.requeue_count + 1,
-            rollback_count=end.rollback_count,
-            forgets=self.forgets,
-            waits=waits,
-        )
-
-        # Its expiry is kept only in a header. Celery would also pass it to the broker, which drops
-        # every expired message; a worker still runs one whose execution began before that.
-        task, request, expires = self.sender, self.request, self.request.expires
-        if expires and task.app.conf.task_protocol == 2:
-            headers, expires = {**headers, "expires": expires}, None
-        pause = put_back.RequeuePause(task, request, self.began_at)
-        seconds = min(seconds, put_back.longest_wait(task.app))
-        options = {
-            "countdown": seconds,
-            "retries": request.retries,
-            "headers": headers,
-            "expires": expires,
-            "add_to_parent": False,
-        }
-        while True:
-            try:
-                signature = task.signature_from_request(
-                    request, request.args, request.kwargs, **options
-                )
-                with put_back.confirming_producer(task.app) as producer:
-                    signature.apply_async(producer=producer)
-                break
-            except Exception as error:
-                if not pause.wait(error):
-                    report(table.RETURNED, self.active, error=str(error), reason=end.reason)
-                    message = f"{end.reason}; and the message cannot be published again: {error}"
-                    raise Reject(message, requeue=True) from None
-        outage = self._configuration.executor.store.node_of(self.active.key).outage
-        in_outage = outage.failed_calls and isinstance(end.reason, StoreUnavailableError)
-        event = table.REQUEUED_IN_OUTAGE if in_outage else table.REQUEUED
-        unless = " unless woken" if waits else ""
-        report(event, self.active, seconds=seconds, unless=unless, reason=end.reason)
-
 
 def call_in_context(task: Task) -> TaskCall | None:
     """Returns the call of `task` that this context belongs to; None for a plain call.
@@ -455,7 +405,7 @@ def soft_limit_of(request: Context) -> SoftLimit:
 
 def _soft_limit_of_current_message() -> SoftLimit | None:
     task = current_task
-    if not task or not hasattr(task, "idempotency_enabled"):
+    if not task or not hasattr(task, "idempotency_record"):
         return None
     request = task.request_stack.top
     # An eager call has the limit of the message whose task made the call.

@@ -48,7 +48,7 @@ def _wrap_handler(name: str, find: Callable[[Task], Callable[..., Any]]) -> Call
         request = self.request_stack.top
         if name == "before_start":  # the tracer is too early: a protected task calls it itself
             runs = request is None or request.called_directly or request._protected  # noqa: SLF001
-            runs = runs or not self.idempotency_configuration.settings.enabled
+            runs = runs or not self.idempotency_configuration.is_protected
         else:  # also where there is no message, as in the worker's main process
             runs = not getattr(request, "idempotency_without_body", False)
         return find(self)(*args, **kwargs) if runs else None
