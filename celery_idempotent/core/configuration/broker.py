@@ -1,15 +1,18 @@
-"""The broker's settings that decide when an unacknowledged message is redelivered."""
+"""The settings of the broker: redelivery of unacknowledged messages; records in its Redis."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Thread
 from typing import Any, TypeVar
 
 from celery import Celery
 from kombu.transport.base import Transport
+from kombu.utils.url import url_to_parts
 
 from celery_idempotent import settings
+from celery_idempotent.core.store.config import SENTINEL_OPTIONS, chosen
+from celery_idempotent.core.store.url import SENTINEL, server_urls, socket_url
 from celery_idempotent.errors import SettingsError
 
 T = TypeVar("T")
@@ -20,6 +23,8 @@ VISIBILITY_TIMEOUT = {"sqs": 1800.0}
 #: Amazon's default in seconds, for queues that kombu has not created.
 SQS_VISIBILITY_TIMEOUT = 30.0
 
+#: Transport options that concern connections; the others concern messages.
+_CONNECTION_OPTIONS = ("socket_keepalive", "socket_keepalive_options", "client_name")
 #: Transports of AMQP, which drops the properties of a message that it does not define.
 AMQP = ("amqp", "qpid")
 
@@ -38,6 +43,48 @@ def connection(app: Celery) -> Any:
             f"broker_url cannot be used: kombu raises {type(error).__name__}"
         ) from None
     return connection
+
+
+def location(connection: Any) -> tuple[str, dict[str, Any]]:
+    """Returns the URL and the options of the records in a broker that is Redis.
+
+    Args:
+        connection: kombu's; it is not open.
+    """
+    transport, scheme = connection.get_transport_cls(), connection.transport_cls
+    is_sentinel = scheme == SENTINEL
+    if len(connection.alt) > 1 and not is_sentinel:
+        raise SettingsError(
+            "broker_url lists several servers, and the records must be on one: set "
+            "idempotency_redis_url"
+        )
+    options = {
+        "username": connection.userid,
+        "password": connection.password,
+        "credential_provider": getattr(connection, "credential_provider", None),  # kombu 5.5
+        **chosen(connection.transport_options, _CONNECTION_OPTIONS),
+    }
+    host, port, db = connection.hostname, connection.port, connection.virtual_host
+    if "://" in (host or ""):  # a Unix socket
+        parts = url_to_parts(host)
+        options |= {"username": parts.username, "password": parts.password, **parts.query}
+        db = options.pop("virtual_host", db)
+        return socket_url(f"/{parts.path}", _database(db)), options
+    hosts = [(host, port)]
+    if is_sentinel:
+        options |= chosen(connection.transport_options, SENTINEL_OPTIONS)
+        urls = map(url_to_parts, connection.alt)
+        hosts = [(url.hostname, url.port) for url in urls] or hosts
+    tls = isinstance(connection.ssl, Mapping) or scheme == "valkeys"
+    if tls:
+        options |= dict(connection.ssl or {}) | ({"ssl": True} if is_sentinel else {})
+    hosts = [(host or "localhost", port or transport.default_port) for host, port in hosts]
+    scheme = SENTINEL if is_sentinel else "rediss" if tls else "redis"
+    return server_urls(scheme, hosts, _database(db)), options
+
+
+def _database(virtual_host: Any) -> int:
+    return int(str(virtual_host or "").strip("/") or 0)
 
 
 def uses_redis(app: Celery) -> bool:

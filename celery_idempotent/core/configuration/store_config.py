@@ -6,7 +6,7 @@ all of their settings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,8 +14,8 @@ from celery import Celery
 from kombu.utils.imports import symbol_by_name
 from kombu.utils.url import url_to_parts
 
-from celery_idempotent.core.store.config import StoreConfig
-from celery_idempotent.core.store.url import SENTINEL, parts_of
+from celery_idempotent.core.store.config import SENTINEL_OPTIONS, StoreConfig, chosen
+from celery_idempotent.core.store.url import SENTINEL, parts_of, server_urls, socket_url
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.settings import Settings, imported
 
@@ -25,9 +25,6 @@ _NOT_OPTIONS = (
     *("max_connections", "socket_timeout", "socket_connect_timeout", "retry_on_timeout"),
     *("driver_info", "lib_name", "lib_version"),
 )
-#: Transport options that concern connections; the others concern messages.
-_SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
-_CONNECTION_OPTIONS = ("socket_keepalive", "socket_keepalive_options", "client_name")
 
 
 def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
@@ -58,7 +55,7 @@ def _url_and_options(app: Celery | None, options: Settings) -> tuple[str, dict[s
         query: Mapping[str, Any] = {}
         with suppress(ValueError):  # of an invalid URL, which the store reports
             query = url_to_parts(next(iter(parts_of(options.redis_url)), "")).query
-        return options.redis_url, _chosen(query, ("credential_provider",))
+        return options.redis_url, chosen(query, ("credential_provider",))
     if app and (backend := _redis_backend(app)):
         return _of_backend(backend, app.conf.result_backend_transport_options or {})
     if app:
@@ -66,7 +63,7 @@ def _url_and_options(app: Celery | None, options: Settings) -> tuple[str, dict[s
 
         try:
             if broker.uses_redis(app):
-                return _of_broker(broker.connection(app))
+                return broker.location(broker.connection(app))
         except SettingsError:
             raise
         except ValueError:  # quotes the URL
@@ -101,7 +98,7 @@ def _of_backend(backend: Any, transport: Mapping[str, Any]) -> tuple[str, dict[s
     options = {name: value for name, value in given.items() if name not in _NOT_OPTIONS}
     connection_class, db = given.get("connection_class"), given.get("db", 0)
     if "path" in given:
-        return _socket(given["path"], db), options
+        return socket_url(given["path"], db), options
     tls = connection_class and issubclass(connection_class, backend.connection_class_ssl)
     if connection_class and not tls:
         raise SettingsError(
@@ -110,64 +107,9 @@ def _of_backend(backend: Any, transport: Mapping[str, Any]) -> tuple[str, dict[s
         )
     hosts = [(each["host"], each["port"]) for each in given.get("hosts", ())]
     if hosts:
-        options |= _chosen(transport, _SENTINEL_OPTIONS) | ({"ssl": True} if tls else {})
-        return _servers(SENTINEL, hosts, db), options
-    return _servers("rediss" if tls else "redis", [(given["host"], given["port"])], db), options
-
-
-def _of_broker(connection: Any) -> tuple[str, dict[str, Any]]:
-    """Returns URL and options of a broker.
-
-    Args:
-        connection: kombu's; it is not open.
-    """
-    transport, scheme = connection.get_transport_cls(), connection.transport_cls
-    is_sentinel = scheme == SENTINEL
-    if len(connection.alt) > 1 and not is_sentinel:
-        raise SettingsError(
-            "broker_url lists several servers, and the records must be on one: set "
-            "idempotency_redis_url"
-        )
-    options = {
-        "username": connection.userid,
-        "password": connection.password,
-        "credential_provider": getattr(connection, "credential_provider", None),  # kombu 5.5
-        **_chosen(connection.transport_options, _CONNECTION_OPTIONS),
-    }
-    host, port, db = connection.hostname, connection.port, connection.virtual_host
-    if "://" in (host or ""):  # a Unix socket
-        parts = url_to_parts(host)
-        options |= {"username": parts.username, "password": parts.password, **parts.query}
-        db = options.pop("virtual_host", db)
-        return _socket(f"/{parts.path}", _database(db)), options
-    hosts = [(host, port)]
-    if is_sentinel:
-        options |= _chosen(connection.transport_options, _SENTINEL_OPTIONS)
-        urls = map(url_to_parts, connection.alt)
-        hosts = [(url.hostname, url.port) for url in urls] or hosts
-    tls = isinstance(connection.ssl, Mapping) or scheme == "valkeys"
-    if tls:
-        options |= dict(connection.ssl or {}) | ({"ssl": True} if is_sentinel else {})
-    hosts = [(host or "localhost", port or transport.default_port) for host, port in hosts]
-    scheme = SENTINEL if is_sentinel else "rediss" if tls else "redis"
-    return _servers(scheme, hosts, _database(db)), options
-
-
-def _chosen(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: options[name] for name in names if options.get(name) is not None}
-
-
-def _socket(path: str, db: int) -> str:
-    return f"redis+socket://{path}?virtual_host={db}"
-
-
-def _servers(scheme: str, addresses: Iterable[tuple[str, int]], db: int) -> str:
-    located = ((f"[{host}]" if ":" in host else host, port) for host, port in addresses)
-    return ";".join(f"{scheme}://{host}:{port}/{db}" for host, port in located)
-
-
-def _database(virtual_host: Any) -> int:
-    return int(str(virtual_host or "").strip("/") or 0)
+        options |= chosen(transport, SENTINEL_OPTIONS) | ({"ssl": True} if tls else {})
+        return server_urls(SENTINEL, hosts, db), options
+    return server_urls("rediss" if tls else "redis", [(given["host"], given["port"])], db), options
 
 
 def _with_provider(options: dict[str, Any]) -> dict[str, Any]:

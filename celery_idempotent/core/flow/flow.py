@@ -83,7 +83,7 @@ async def execute_to_body(call: Pass) -> End | None:
     Raises:
         As :func:`execute`.
     """
-    return await _part(call, _begin(call))
+    return await _part(call, begin(call))
 
 
 async def execute_from_body(call: Pass, outcome: Outcome) -> End:
@@ -99,19 +99,11 @@ async def execute_from_body(call: Pass, outcome: Outcome) -> End:
 
 
 async def _execute(call: Pass) -> End:
-    if (end := await _begin(call)) is not None:
+    if (end := await begin(call)) is not None:
         return end
     assert call.execution is not None
     outcome = await call.runtime.run(partial(call.host.run, call.execution))
     return await _settle(call, outcome)
-
-
-async def _begin(call: Pass) -> End | None:
-    extension: Extension
-    for extension in call.extensions:
-        if (end := await extension.before_begin()) is not None:
-            return end
-    return await begin(call) if call.execution is None else None
 
 
 async def _settle(call: Pass, outcome: Outcome) -> End:
@@ -145,6 +137,12 @@ async def _part(call: Pass, part: Coroutine[Any, Any, End | None]) -> End | None
 
 async def begin(call: Pass) -> End | None:
     """Requests the key; returns None if the call may run, else the end of the call."""
+    extension: Extension
+    for extension in call.extensions:
+        if (end := await extension.before_begin()) is not None:
+            return end
+    if call.execution is not None:
+        return None
     since = lease_now()
     while True:
         admission = await admit(call)

@@ -135,7 +135,8 @@ class PayloadCodec:
         """Encrypts and offloads a payload of :class:`ValueCodec`; as :meth:`encode_result`."""
         if not payload.format:
             return payload
-        payload = self.encrypt(payload, key, field)
+        if self._cipher is not None:
+            payload = self._cipher.encrypt(payload, key, field)
         if len(payload.body) <= settings.max_result_size:
             return payload
         if self._storage is None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.store.url import redacted
 
+#: Options for the Sentinels, not for the master.
+SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 #: Maximum seconds that a command waits for replicas.
 LONGEST_WAIT = 1.0
 
@@ -57,3 +59,8 @@ class StoreConfig:
     def __str__(self) -> str:
         """Returns the URL without secrets, for log lines."""
         return redacted(self.url) if self.url else f"{type(self.client).__name__} given by the user"
+
+
+def chosen(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Returns the options of these names that are set."""
+    return {name: options[name] for name in names if options.get(name) is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
@@ -111,3 +111,14 @@ def sentinels(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
         "username": unquote(first.username) if first.username else None,
         "password": unquote(first.password) if first.password else None,
     }
+
+
+def socket_url(path: str, db: int) -> str:
+    """Returns the URL of a database behind a Unix socket."""
+    return f"redis+socket://{path}?virtual_host={db}"
+
+
+def server_urls(scheme: str, addresses: Iterable[tuple[str, int]], db: int) -> str:
+    """Returns the URL of a database of a server, or of the master of several Sentinels."""
+    located = ((f"[{host}]" if ":" in host else host, port) for host, port in addresses)
+    return ";".join(f"{scheme}://{host}:{port}/{db}" for host, port in located)

@@ -233,12 +233,12 @@ class IdempotentTask(Task):
             worker.counters.enter(request.id)
         request.idempotency_without_body = True
         configuration = self._configurations.get(self) or self.idempotency_configuration
-        in_shadow = configuration.in_shadow
+        in_shadow, task_id = configuration.in_shadow, id_text(request.id)
         try:
-            key, headers = resolve_received_key(configuration, request, args, kwargs)
+            key, headers = resolve_received_key(configuration, request, task_id, args, kwargs)
         except (IdempotencyError, TypeError) as error:
             event = table.WOULD_REFUSE if in_shadow else table.REFUSED
-            report_refused(About(self, self.name, id_text(request.id)), error, event)
+            report_refused(About(self, self.name, task_id), error, event)
             if not in_shadow:
                 raise
             key = None
@@ -252,7 +252,7 @@ class IdempotentTask(Task):
             if configuration.is_protected:  # otherwise the tracer has called it
                 self.before_start(request.id, args, kwargs)
             return self._run_plain(self.run, args, kwargs)
-        call = TaskCall(self, configuration, request, args, kwargs, key, headers)
+        call = TaskCall(self, configuration, request, task_id, args, kwargs, key, headers)
         request.idempotency_call = call
         return call.execute()
 

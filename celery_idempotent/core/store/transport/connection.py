@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.core.record.layout import corrupt
 from celery_idempotent.core.store import url as urls
-from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.config import SENTINEL_OPTIONS, StoreConfig
 from celery_idempotent.errors import IdempotencyError, SettingsError, StoreUnavailableError
 
 #: Raised by redis-py if Redis cannot be reached, or replies with an error.
@@ -37,9 +37,6 @@ KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_K
 
 #: No limit, as in redis-py 7 and earlier; since 8 the default is 100.
 _UNLIMITED = 2**31
-
-#: Options for the Sentinels, not for the master.
-_SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 
 
 def connect(
@@ -75,7 +72,7 @@ def connect(
         "retry": library.retry.Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
         "max_connections": _UNLIMITED,
         **({} if urls.names_socket(config.url) else _keepalive()),
-        **{name: value for name, value in config.options.items() if name not in _SENTINEL_OPTIONS},
+        **{name: value for name, value in config.options.items() if name not in SENTINEL_OPTIONS},
     }
     connect_func, provider = map(options.get, ("redis_connect_func", "credential_provider"))
     if connect_func or provider:

@@ -66,6 +66,7 @@ def resolve_key(
 def resolve_received_key(
     configuration: TaskConfiguration,
     request: Context,
+    task_id: str,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Key | None, MessageHeaders]:
@@ -77,7 +78,6 @@ def resolve_received_key(
         TypeError: if the arguments do not fit the task's signature.
     """
     task, enabled = configuration.rule.task, configuration.is_protected
-    task_id = message_headers.id_text(request.id)
     if enabled:
         names = (*(request.headers or ()), *(request.properties or ()), *kwargs)
         if call_options.names_any(names):

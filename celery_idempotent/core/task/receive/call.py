@@ -57,7 +57,7 @@ from celery_idempotent.core.payload.result_codec import is_storable
 from celery_idempotent.core.record import Record, State, layout
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import BackendResult
-from celery_idempotent.core.task.message import canvas, message_headers
+from celery_idempotent.core.task.message import canvas
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
 from celery_idempotent.core.task.receive import user_methods
 from celery_idempotent.errors import IdempotencyError, KeyReusedError
@@ -83,6 +83,7 @@ class TaskCall:
         task: Task,
         configuration: TaskConfiguration,
         request: Context,
+        task_id: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: Key,
@@ -95,7 +96,6 @@ class TaskCall:
             settings = replace(settings, result_ttl=headers.result_ttl)
         #: In the type that its publisher has passed. The body may change `request.id`.
         self._message_id = request.id
-        task_id = message_headers.id_text(request.id)
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: the other task has its id and its continuation.
         self.replaced: Delegate | None = None
