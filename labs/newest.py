@@ -159,23 +159,25 @@ class Site:
 
     def wait(self) -> list[list[Any]]:
         """Returns the events once all publishers have ended and no message is left."""
-        until = time.monotonic() + 120
-        while any(each.poll() is None for each in self.publishers) or not self.is_idle():
+        until = time.monotonic() + 180
+        while any(each.poll() is None for each in self.publishers) or (left := self.left()):
             if time.monotonic() > until:
-                raise TimeoutError("messages are left")
+                raise TimeoutError(f"messages are left: {left}")
             time.sleep(0.1)
         return [json.loads(event) for event in self.ledger.lrange("ledger", 0, -1)]
 
-    def is_idle(self) -> bool:
-        """Whether no message is in the queue, and then none in any worker."""
+    def left(self) -> list[Any]:
+        """Returns the number of messages in the queue; if none, those in the workers."""
         with self.app.connection_for_read() as connection:
-            if connection.default_channel.queue_declare("celery", passive=True).message_count:
-                return False
+            if n := connection.default_channel.queue_declare("celery", passive=True).message_count:
+                return [n]
         inspect = self.app.control.inspect(timeout=2, limit=WORKERS)
         for replies in (inspect.scheduled(), inspect.reserved(), inspect.active()):
-            if len(replies or {}) < WORKERS or any((replies or {}).values()):
-                return False
-        return True
+            if len(replies or {}) < WORKERS:
+                return ["a worker has not replied"]
+            if left := [each for messages in replies.values() for each in messages]:
+                return left
+        return []
 
     def close(self) -> None:
         for process in (*self.workers, *self.publishers):

@@ -22,6 +22,8 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
+from kombu.asynchronous.timer import Entry
+
 from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.record import utc
@@ -236,6 +238,10 @@ class WaitingMessages:
             return
         try:
             self.consumer.timer.cancel(message.entry)
+            if isinstance(
+                message.entry, Entry
+            ):  # `celery inspect scheduled` reads it until its ETA
+                message.entry.args = []
             message()
         except Exception:
             task_id = message.request.text_id

@@ -79,6 +79,7 @@ def assert_answered_at_once(shop: Shop, order: str, first: Any, duplicates: list
     assert [len(shop.ledger.signals(each.id, "conflicted")) for each in duplicates] == [1] * len(
         duplicates
     )
+    assert not any((shop.app.control.inspect(timeout=0.5).scheduled() or {}).values())
 
 
 class TestTheRunEnds:
