@@ -168,6 +168,9 @@ class Site:
 
     def left(self) -> list[Any]:
         """Returns the number of messages in the queue; if none, those in the workers."""
+        for number, worker in enumerate(self.workers):
+            if worker.poll() is not None:  # Celery ends if a child dies while the pool starts
+                self.workers[number] = self.start_worker()
         with self.app.connection_for_read() as connection:
             if n := connection.default_channel.queue_declare("celery", passive=True).message_count:
                 return [n]
