@@ -107,7 +107,7 @@ class Newest(Extension):
             change_arguments(call.sender.app, host.request, args, kwargs)
             host.use_arguments(args, kwargs)
             if label := call.sender.idempotency_configuration.label:
-                call.label = label.of(args, kwargs)
+                call.tail = call.tail._replace(label=label.of(args, kwargs))
         except (IndexError, KeyError, TypeError, ValueError):
             raise report_refused(call, steps.corrupt(ARGUMENTS, key)) from None
         except CorruptRecordError as error:

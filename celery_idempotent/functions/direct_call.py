@@ -31,7 +31,7 @@ from celery_idempotent.core.flow.values import (
     that_has_run,
 )
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.record import Record
+from celery_idempotent.core.record import Record, Tail
 from celery_idempotent.core.task.receive.call import worker_name
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.settings import Settings
@@ -140,7 +140,7 @@ def direct_call(
         task_id,
         worker_name(None, os.getpid()),
         settings.wait_timeout,
-        label,
+        Tail(label=label),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.core.record import Tail
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import BackendResult
 from tests.servers.redis_server import RedisServer
@@ -43,7 +44,7 @@ RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
     ),
     "completed": (RecordHarness.completed, b"V\x01" + _CALL + _WORKER + b"\x00" + _CHARGED),
     "completed with a label": (
-        lambda harness: harness.complete(harness.started().token, label="order 42"),
+        lambda harness: harness.complete(harness.started().token, tail=Tail(label="order 42")),
         b"V\x01" + _CALL + _WORKER + b'\x00\x0ejson\n\norder 42"charged"',
     ),
     "sending": (RecordHarness.sending, b"T\x01" + _CALL + _WORKER + b"\x00" + _CHARGED),

@@ -14,7 +14,7 @@ import pytest
 
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.printable import MAX_BYTES
-from celery_idempotent.core.record import Payload, Record, State, layout
+from celery_idempotent.core.record import Payload, Record, State, Tail, layout
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import NO_RECORD, UNREADABLE, LeaseExtension
 from celery_idempotent.core.store.scripts import Reply
@@ -507,19 +507,20 @@ class TestTokens:
 class TestLabel:
     def test_stays_in_the_record_and_costs_its_bytes(self, harness: RecordHarness) -> None:
         label = "order 42 · Straße"
+        tail = Tail(label=label)
         harness.completed()
         without = len(harness.raw or b"")
         harness.forget()
-        assert harness.reserve(label=label).case == "reserved"
+        assert harness.reserve(tail=tail).case == "reserved"
         assert harness.slot().label == label
-        harness.release(harness.started(label=label).token, HOLD_MS)
+        harness.release(harness.started(tail=tail).token, HOLD_MS)
         assert harness.record().label == label
-        token = harness.started(label=label).token
+        token = harness.started(tail=tail).token
         harness.save_step(token)
         harness.abandon()
         assert harness.record().label == label
 
-        harness.complete(harness.started(label=label).token, label=label)
+        harness.complete(harness.started(tail=tail).token, tail=tail)
 
         assert harness.record().label == label
         assert len(harness.raw or b"") - without == len(label.encode()) + 2
@@ -527,13 +528,13 @@ class TestLabel:
 
     def test_of_the_longest_size_fits(self, harness: RecordHarness) -> None:
         longest = "x" * MAX_BYTES
-        harness.complete(harness.started().token, label=longest)
+        harness.complete(harness.started().token, tail=Tail(label=longest))
 
         assert harness.record().label == longest
 
     def test_that_another_program_wrote_is_escaped(self, harness: RecordHarness) -> None:
-        harness.complete(harness.started().token, label="order 42 · Straße")
+        harness.complete(harness.started().token, tail=Tail(label="order 42 · Straße"))
         raw = harness.raw or b""
         harness.put(raw.replace("Straße".encode(), b"\x1b[2J\xff\n\n"))
 
-        assert harness.record().label == "order 42 · \\x1b[2J\ufffd\\x0a\\x0a"
+        assert harness.record().label == "order 42 · \\x1b[2J\ufffd"

@@ -36,10 +36,13 @@ class Reported(Protocol):
     sender: Any
     #: A `Key`; empty if none can be derived.
     key: Any
-    label: str
     task_id: str
     #: The decision about this pass, one of `DECISIONS`; empty until :func:`report` sets it.
     decision: str
+
+    @property
+    def label(self) -> str:
+        """Shown beside the key; may be empty."""
 
 
 class About(NamedTuple):

@@ -18,7 +18,7 @@ from celery_idempotent.core.flow.soft_limit import SoftLimit
 from celery_idempotent.core.flow.values import Disposition, Outcome
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease import Lease
-from celery_idempotent.core.record import Record
+from celery_idempotent.core.record import Record, Tail
 from celery_idempotent.core.store.commands import Command
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.scripts import Reply
@@ -38,8 +38,8 @@ class Call(NamedTuple):
     worker: str
     #: Maximum seconds to wait while another execution holds the key.
     wait_timeout: float
-    #: Shown beside the key; empty without ``idempotency_label``.
-    label: str = ""
+    #: What the record says about the call.
+    tail: Tail = Tail()
     #: Number of this message among those of its task id; a retry has a higher one.
     generation: int = 0
     #: How often this message has been requeued.

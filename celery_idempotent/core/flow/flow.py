@@ -210,7 +210,7 @@ async def _granted(call: Pass) -> Admission:
     try:
         if execution.attempt > call.settings.max_attempts:
             await call.runtime.execute(
-                commands.poison(call.key, call.token, call.settings.error_ms, label=call.label)
+                commands.poison(call.key, call.token, call.settings.error_ms, call.tail)
             )
             call.drop_lease()
             return AGAIN
@@ -374,17 +374,16 @@ async def _store(call: Pass, settlement: Settlement) -> End:
 
 def settle_command(call: Pass, settlement: Settlement) -> Command:
     """Returns the command that stores the outcome of the key."""
-    key, token, label, disposition = call.key, call.token, call.label, settlement.disposition
-    payload, retention_ms = settlement.payload, settlement.retention_ms
+    key, token, tail, payload = call.key, call.token, call.tail, settlement.payload
+    disposition, retention_ms = settlement.disposition, settlement.retention_ms
     assert payload is not None
     if isinstance(disposition, Fail):
-        return commands.fail(key, token, payload, retention_ms, label=label)
+        return commands.fail(key, token, payload, retention_ms, tail)
     if isinstance(disposition, Delegate):
-        awaited = disposition.awaited
-        return commands.delegate(key, token, payload, awaited, retention_ms, label=label)
+        return commands.delegate(key, token, payload, disposition.awaited, retention_ms, tail)
     result, sending_ms = settlement.backend_result, settlement.sending_ms
     about = key, token, payload, retention_ms, result
-    return commands.complete(*about, label=label, sending_ms=sending_ms)
+    return commands.complete(*about, tail=tail, sending_ms=sending_ms)
 
 
 def _report_stored(call: Pass, settlement: Settlement) -> None:

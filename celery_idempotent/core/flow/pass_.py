@@ -65,9 +65,9 @@ class Pass:
         self.sender = data.sender
         self.settings = data.settings
         self.task_id = data.task_id
-        #: Without a fingerprint, and with an empty `label`, for a task that has replaced itself.
+        #: Without a fingerprint and a label for a task that has replaced itself.
         self.key = data.key
-        self.label = data.label
+        self.tail = data.tail
         #: The decision about this pass; set when it is reported.
         self.decision = ""
         self.execution_id = os.urandom(layout.ID_BYTES)
@@ -139,7 +139,13 @@ class Pass:
 
     def accept_other_arguments(self) -> None:
         """Continues without a fingerprint: the task has replaced itself, under the same key."""
-        self.key, self.label = self.key.with_fingerprint(b""), ""
+        self.key = self.key.with_fingerprint(b"")
+        self.tail = self.tail._replace(label="")
+
+    @property
+    def label(self) -> str:
+        """Shown beside the key; may be empty."""
+        return self.tail.label
 
     async def confirm(self) -> bool:
         """Confirms that the granted execution runs, where its death must count.
@@ -415,7 +421,7 @@ def begin_command(call: Pass) -> Command:
         task_id=call.task_id,
         generation=data.generation,
         worker=data.worker,
-        label=call.label,
+        tail=call.tail,
         lease_ms=settings.lease_ms,
         retention_ms=settings.result_ms,
         hold_ms=data.hold_ms,

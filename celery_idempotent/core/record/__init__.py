@@ -8,7 +8,11 @@ from datetime import datetime, timezone
 from enum import Enum
 from typing import Any, NamedTuple
 
+from celery_idempotent.core.printable import printable
 from celery_idempotent.errors import NotReadyError
+
+#: Maximum bytes of a tail.
+_MAX_TAIL = 255
 
 
 class State(str, Enum):
@@ -25,6 +29,37 @@ class State(str, Enum):
     def __init__(self, value: str) -> None:
         #: Whether the record holds an outcome.
         self.finished = value in ("COMPLETED", "FAILED")
+
+
+class Tail(NamedTuple):
+    """What no script reads: one line for each field, so a new one goes to the end.
+
+    Readers ignore lines that a later version has added. `Record` has a field for each.
+    """
+
+    #: Encoding of the body (serializer, compression); empty if no value is stored.
+    format: str = ""
+    #: The W3C traceparent of the execution that stored the outcome; empty without tracing.
+    traceparent: str = ""
+    #: A readable name of the call, from ``idempotency_label``; else empty.
+    label: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Returns the lines without empty ones at the end; a label that does not fit is cut."""
+        data = "\n".join(self).encode().rstrip(b"\n")
+        if (excess := len(data) - _MAX_TAIL) <= 0:
+            return data
+        cut = self.label.encode()[:-excess].decode(errors="ignore")
+        return self._replace(label=cut).to_bytes() if self.label else data[:_MAX_TAIL]
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Tail:
+        """Returns the tail that :meth:`to_bytes` wrote.
+
+        It is escaped again, since other programs can write to Redis.
+        """
+        lines = data.decode(errors="replace").split("\n")
+        return cls(*map(printable, lines[: len(cls._fields)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +89,9 @@ class Record:
     #: milliseconds. 0: they were sent, or there are none.
     sending_until_ms: int = field(default=0, repr=False)
     fingerprint: bytes = field(default=b"", repr=False)
-    #: A readable name of the call, from ``idempotency_label``; else empty.
+    #: These three as in `Tail`.
     label: str = field(default="", repr=False)
-    #: Encoding of `body` (serializer, compression); empty if no value is stored.
     format: str = field(default="", repr=False)
-    #: The W3C traceparent of the execution that stored the outcome; empty without tracing.
     traceparent: str = field(default="", repr=False)
     #: The encoded outcome, or why no value is stored; before the outcome, the finished steps.
     body: bytes = field(default=b"", repr=False)

@@ -15,9 +15,7 @@ owner          1 +  length, then what may continue: B, A: the execution id (8 by
                     takeover, in decimal, for how many milliseconds the key was orphaned; W, D:
                     in decimal, the first generation of the message that continues; a: how the
                     execution ended, as its parent process reports
-tail           1 +  length, then what no script reads, in UTF-8: the encoding of the body (see
-                    payload/codec.py), the traceparent of the outcome and the label, each after a
-                    line break; empty ones at the end are left out
+tail           1 +  length, then what no script reads: the lines of `Tail`, in UTF-8
 body          rest  the outcome, or the reason why no value is stored; D, X: the id of the other
                     task; before the outcome, the finished steps, see record/steps.py
 ===========  =====  ==========================================================================
@@ -35,8 +33,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from celery_idempotent.core.printable import printable
-from celery_idempotent.core.record import Record, State
+from celery_idempotent.core.record import Record, State, Tail
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 
 #: Covers everything that two releases exchange through Redis, messages and databases.
@@ -69,8 +66,6 @@ HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED, PROCESS_EXIT = ENDS = (
 )
 #: Bytes before the first field of variable length.
 _FIXED = 15
-#: The maximum length of a field with a length of one byte.
-_MAX_SHORT = 255
 #: One less than the length field allows, since some ids are stored with an extra leading byte.
 _MAX_TASK_ID = 2**16 - 2
 #: As `str` formats a UUID; `UUID` would also accept other forms.
@@ -148,13 +143,12 @@ def read(
         CorruptRecordError: if `raw` is truncated, or not a record of this layout.
     """
     try:
-        letter, attempt, token, at_ms, fingerprint, task_id, worker, owner, tail, body = _unpack(
-            raw
-        )
+        letter, attempt, token, at_ms, fingerprint, task_id, worker, owner, end, body = _unpack(raw)
         if at_ms >= _MAX_MS:
             raise ValueError(at_ms)
-        form, _, others = tail.decode(errors="replace").partition("\n")
-        traceparent, _, label = others.partition("\n")
+        tail = Tail.from_bytes(end)
+        if letter == _DELEGATED and not tail.format:
+            tail = tail._replace(format=DELEGATED)
         reason = owner.decode(errors="replace") if letter == _DEAD else ""
         return Record(
             state=_STATES[letter],
@@ -167,10 +161,7 @@ def read(
             sending_until_ms=at_ms if letter in _SENDING else 0,
             at_ms=at_ms,
             fingerprint=fingerprint,
-            # Escaped again, since other programs can write to Redis.
-            label=printable(label) if label else "",
-            format=form or (DELEGATED if letter == _DELEGATED else ""),
-            traceparent=traceparent,
+            **tail._asdict(),
             body=body,
             awaited=int(owner or 0) if letter in b"WDX" else 0,
             ended_by=reason if reason in ENDS else None,
@@ -195,15 +186,6 @@ def read_slot(raw: bytes, key: str, task: str, expires_at: datetime | None = Non
 def letters_of(state: State) -> str:
     """Returns the letters of records in `state`, as one text."""
     return "".join(chr(letter) for letter, of_state in _STATES.items() if of_state is state)
-
-
-def write_tail(form: str = "", label: str = "", traceparent: str = "") -> bytes:
-    """Returns the field of what no script reads; a long label is cut."""
-    if not (label or traceparent):
-        return form.encode()
-    head = f"{form}\n{traceparent}\n".encode()
-    cut = label.encode()[: _MAX_SHORT - len(head)].decode(errors="ignore").encode()
-    return (head + cut).rstrip(b"\n")
 
 
 def turn_holder(raw: bytes) -> str | None:

@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.record import Payload, Record, layout
+from celery_idempotent.core.record import Payload, Record, Tail, layout
 from celery_idempotent.core.store.scripts import Script, load
 
 #: The keys of a script: the record of the key or message, the slot and the turn of the key.
 RECORD, SLOT, TURN = "record", "slot", "turn"
-_EMPTY = Payload("", b"")
+_EMPTY, _NO_TAIL = Payload("", b""), Tail()
 #: In the arguments of a command: the server time after which a copy of it does nothing.
 DEADLINE: Any = object()
 #: In `begin`: the call takes the key from a running one; from a dead one, and answers for it.
@@ -64,7 +64,7 @@ def begin(
     task_id: str,
     generation: int = 0,
     worker: str,
-    label: str = "",
+    tail: Tail = _NO_TAIL,
     lease_ms: int,
     retention_ms: int,
     hold_ms: int = 0,
@@ -84,7 +84,7 @@ def begin(
         generation,
         key.fingerprint,
         _worker(worker),
-        layout.write_tail(label=label) if label else b"",
+        tail.to_bytes(),
         lease_ms,
         lease_ms + retention_ms,
         hold_ms,
@@ -111,14 +111,15 @@ def _settle(
     at_ms: int = 0,
     owner: int | str = "",
     payload: Payload = _EMPTY,
-    label: str = "",
+    tail: Tail = _NO_TAIL,
     result: BackendResult | None = None,
 ) -> Command:
-    current = current_traceparent if letter in "VTE" else None
-    tail = layout.write_tail(payload.format, label, current() if current else "")
+    trace = current_traceparent() if current_traceparent and letter in "VTE" else ""
+    tail = tail._replace(format=payload.format, traceparent=trace)
     name, meta, expires = result or (b"", b"", 0)
     keys = (RECORD, TURN) if letter == "W" and key.message else (RECORD,)
-    arguments = [token, letter, at_ms, owner, tail, payload.body, retention_ms, meta, expires]
+    value = tail.to_bytes(), payload.body
+    arguments = [token, letter, at_ms, owner, *value, retention_ms, meta, expires]
     return Command(load("settle"), key, keys, arguments, name)
 
 
@@ -129,7 +130,7 @@ def complete(
     retention_ms: int,
     backend_result: BackendResult | None = None,
     *,
-    label: str = "",
+    tail: Tail = _NO_TAIL,
     sending_ms: int = 0,
 ) -> Command:
     """Stores the result: ``ok`` or ``lost``; ``written`` if it also stores `backend_result`.
@@ -138,16 +139,9 @@ def complete(
         sending_ms: how long sending the continuation may take; 0: there is none. `backend_result`
             is only for a task without a continuation.
     """
-    return _settle(
-        key,
-        token,
-        "T" if sending_ms else "V",
-        at_ms=sending_ms,
-        payload=result,
-        label=label,
-        retention_ms=retention_ms,
-        result=backend_result,
-    )
+    about: dict[str, Any] = {"payload": result, "tail": tail, "retention_ms": retention_ms}
+    letter = "T" if sending_ms else "V"
+    return _settle(key, token, letter, at_ms=sending_ms, result=backend_result, **about)
 
 
 def mark_sent(key: Key, token: int) -> Command:
@@ -155,18 +149,23 @@ def mark_sent(key: Key, token: int) -> Command:
     return _settle(key, token, "V")
 
 
-def fail(key: Key, token: int, error: Payload, retention_ms: int, *, label: str = "") -> Command:
+def fail(key: Key, token: int, error: Payload, retention_ms: int, tail: Tail = _NO_TAIL) -> Command:
     """Stores an error as the outcome: ``ok`` or ``lost``."""
-    return _settle(key, token, "E", payload=error, label=label, retention_ms=retention_ms)
+    return _settle(key, token, "E", payload=error, tail=tail, retention_ms=retention_ms)
 
 
-def poison(key: Key, token: int, retention_ms: int, *, label: str = "") -> Command:
+def poison(key: Key, token: int, retention_ms: int, tail: Tail = _NO_TAIL) -> Command:
     """Stores that the executions of the key have died: ``ok`` or ``lost``."""
-    return fail(key, token, Payload("", layout.POISONED), retention_ms, label=label)
+    return fail(key, token, Payload("", layout.POISONED), retention_ms, tail)
 
 
 def delegate(
-    key: Key, token: int, task_id: Payload, generation: int, retention_ms: int, *, label: str = ""
+    key: Key,
+    token: int,
+    task_id: Payload,
+    generation: int,
+    retention_ms: int,
+    tail: Tail = _NO_TAIL,
 ) -> Command:
     """Stores that another task's outcome is that of the key: ``ok`` or ``lost``.
 
@@ -174,8 +173,8 @@ def delegate(
         task_id: of the other task, and the format that says whether it stores its result.
         generation: of the first message of this task that continues under the key.
     """
-    options: dict[str, Any] = {"payload": task_id, "label": label, "retention_ms": retention_ms}
-    return _settle(key, token, "D", owner=generation, **options)
+    about: dict[str, Any] = {"payload": task_id, "tail": tail, "retention_ms": retention_ms}
+    return _settle(key, token, "D", owner=generation, **about)
 
 
 def release(key: Key, token: int, *, retention_ms: int) -> Command:
@@ -239,7 +238,7 @@ def reserve(
     task_id: str,
     hold_ms: int,
     *,
-    label: str = "",
+    tail: Tail = _NO_TAIL,
     after_running: bool = False,
     arguments: bytes = b"",
     keep_ms: int = 0,
@@ -255,22 +254,9 @@ def reserve(
         arguments: these four as in lua/queue.lua.
     """
     keys = (SLOT, RECORD, TURN) if key.message and not after_running else (SLOT, RECORD)
-    return Command(
-        load("queue"),
-        key,
-        keys,
-        [
-            layout.write_task_id(task_id),
-            DEADLINE,
-            hold_ms,
-            key.fingerprint,
-            layout.write_tail(label=label),
-            arguments,
-            keep_ms,
-            quiet_ms,
-            max_wait_ms,
-        ],
-    )
+    message = layout.write_task_id(task_id), DEADLINE, hold_ms, key.fingerprint, tail.to_bytes()
+    newest = arguments, keep_ms, quiet_ms, max_wait_ms
+    return Command(load("queue"), key, keys, [*message, *newest])
 
 
 def give_back(key: Key, task_id: str) -> Command:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_idempotent.core.record import Payload, Record, State, layout
+from celery_idempotent.core.record import Payload, Record, State, Tail, layout
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 from tests.store.record_harness import UUID_ID, raw_record
 
@@ -42,7 +42,7 @@ def test_every_field_is_read_from_its_position() -> None:
 @pytest.mark.parametrize("label", ["", "order 42", "Straße 東京"])
 @pytest.mark.parametrize("traceparent", ["", "00-0af7651916cd43dd8448eb211c80319c-01"])
 def test_the_tail_has_what_no_script_reads(form: str, label: str, traceparent: str) -> None:
-    tail = layout.write_tail(form, label, traceparent)
+    tail = Tail(form, traceparent, label).to_bytes()
 
     record = read(raw_record(b"V", tail=tail))
 
@@ -51,10 +51,17 @@ def test_the_tail_has_what_no_script_reads(form: str, label: str, traceparent: s
 
 
 def test_a_label_that_does_not_fit_is_cut() -> None:
-    tail = layout.write_tail("json", "東" * 200, "t" * 55)
+    tail = Tail("json", "t" * 55, "東" * 200).to_bytes()
 
     assert 250 < len(tail) <= 255
     assert read(raw_record(b"V", tail=tail)).label == "東" * 64
+    assert len(Tail("j" * 300).to_bytes()) == 255
+
+
+def test_a_line_of_a_later_version_is_ignored() -> None:
+    record = read(raw_record(b"V", tail=b"json\n\norder 42\nits host\n"))
+
+    assert (record.format, record.traceparent, record.label) == ("json", "", "order 42")
 
 
 def test_an_outcome_is_read_with_its_format() -> None:

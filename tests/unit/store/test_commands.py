@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.record import Payload, Record, State
+from celery_idempotent.core.record import Payload, Record, State, Tail
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.store.commands import (
     DEADLINE,
@@ -22,6 +22,7 @@ from celery_idempotent.core.store.commands import (
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 RESULT, ERROR = Payload("json", b"result"), Payload("yaml", b"error")
+LABEL = Tail(label="l")
 MESSAGE = KEY.of_message("t")
 
 BEGIN: dict[str, Any] = {
@@ -52,7 +53,7 @@ COMMANDS: list[tuple[str, Command, tuple[str, ...], dict[str, Any]]] = [
     ("begin", commands.begin(KEY, **BEGIN, hold_ms=9), (RECORD, SLOT), {**BEGUN, "hold_ms": 9}),
     (
         "begin",
-        commands.begin(MESSAGE, **BEGIN, generation=3, label="l", replaces=2),
+        commands.begin(MESSAGE, **BEGIN, generation=3, tail=LABEL, replaces=2),
         (RECORD, SLOT, TURN),
         {**BEGUN, "generation": 3, "tail": b"\n\nl", "replaces": 2},
     ),
@@ -67,7 +68,7 @@ COMMANDS: list[tuple[str, Command, tuple[str, ...], dict[str, Any]]] = [
     ("settle", commands.complete(KEY, 17, RESULT, 200), (RECORD,), COMPLETED),
     ("settle", commands.complete(MESSAGE, 17, RESULT, 200), (RECORD,), COMPLETED),
     (
-        "settle", commands.complete(KEY, 17, RESULT, 200, sending_ms=10, label="l"), (RECORD,),
+        "settle", commands.complete(KEY, 17, RESULT, 200, sending_ms=10, tail=LABEL), (RECORD,),
         {**COMPLETED, "letter": "T", "at_ms": 10, "tail": b"json\n\nl"},
     ),
     ("settle", commands.complete(KEY, 17, RESULT, 200, META), (RECORD,), {**COMPLETED, **WRITTEN}),
@@ -106,7 +107,7 @@ COMMANDS: list[tuple[str, Command, tuple[str, ...], dict[str, Any]]] = [
     ("queue", commands.reserve(KEY, "t", 10), (SLOT, RECORD), QUEUED),
     ("queue", commands.reserve(MESSAGE, "t", 10), (SLOT, RECORD, TURN), QUEUED),
     (
-        "queue", commands.reserve(MESSAGE, "t", 10, after_running=True, label="l"), (SLOT, RECORD),
+        "queue", commands.reserve(MESSAGE, "t", 10, after_running=True, tail=LABEL), (SLOT, RECORD),
         {**QUEUED, "tail": b"\n\nl"},
     ),
     ("queue", commands.give_back(KEY, "t"), (SLOT, RECORD), {**QUEUED, "hold_ms": 0}),

@@ -19,7 +19,7 @@ from celery_idempotent.core.flow.replay import replacement_error
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.printable import one_line
-from celery_idempotent.core.record import Record, State, layout
+from celery_idempotent.core.record import Record, State, Tail, layout
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.task.message import message_headers, republished
 from celery_idempotent.core.task.message.key_resolution import resolve_key
@@ -187,7 +187,7 @@ def _reserve(
         configuration.record_key(about.key, about.task_id),
         about.task_id,
         hold_ms=round(hold * 1000),
-        label=about.label,
+        tail=Tail(label=about.label),
         after_running=settings.until == "started",
         **more,
     )

@@ -54,7 +54,7 @@ from celery_idempotent.core.flow.values import (
 )
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.result_codec import is_storable
-from celery_idempotent.core.record import Record, State, layout
+from celery_idempotent.core.record import Record, State, Tail, layout
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import BackendResult
 from celery_idempotent.core.task.message import canvas
@@ -114,7 +114,7 @@ class TaskCall:
             task_id=task_id,
             worker=worker_name(request.hostname, os.getpid()),
             wait_timeout=0.0,
-            label=configuration.label.of(args, kwargs) if configuration.label else "",
+            tail=Tail(label=configuration.label.of(args, kwargs) if configuration.label else ""),
             generation=canvas.generation_of(request),
             hold_ms=hold_ms,
             requeue_count=headers.requeue_count,

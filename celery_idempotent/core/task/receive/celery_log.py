@@ -46,7 +46,11 @@ def edit(record: logging.LogRecord) -> bool:
         _shorten(record)
         if (call := getattr(request, "idempotency_call", None)) is not None:
             active = call.active
-            about = {"task_id": active.task_id, "label": active.label, "decision": active.decision}
+            about = {
+                "task_id": active.task_id,
+                "label": active.label,
+                "decision": active.decision,
+            }
             vars(record).update(log_extra(active.key, **about))
     return True
 
