@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from celery_idempotent import errors, extensions, settings, signals
 from celery_idempotent.contrib import prometheus
 from celery_idempotent.operations import doctor
+from celery_idempotent.operations.calls.formatting import FIELDS
 
 FOLDER = Path(__file__).parent / "reference"
 FIRST_VERSION = "0.1"
@@ -267,7 +268,21 @@ def _markdown(text: str) -> str:
     return re.sub(r"``(.+?)``", r"`\1`", text)
 
 
+def record_row() -> str:
+    """The row of command-line.md with the fields of a record."""
+    notes: dict[str, str] = {}
+    for field in FIELDS:
+        if field.name and field.name not in notes:
+            notes[field.name] = f" ({field.note})" if field.note else ""
+    names = ", ".join(f"`{name}`{note}" for name, note in notes.items())
+    return f"| `list`, `show`, `record` of `explain` | {names} |\n"
+
+
 def _write() -> None:
+    commands = FOLDER / "command-line.md"
+    text = commands.read_text("utf-8")
+    row = re.compile(r"^\| `list`, .*\n", flags=re.M)
+    commands.write_text(row.sub(lambda _: record_row(), text, count=1), encoding="utf-8")
     for name in PAGES:
         (FOLDER / name).write_text(page(name), encoding="utf-8")
 

@@ -176,14 +176,16 @@ class Views:
             evicted = [finding for finding in findings if finding.name == "evicted"]
             values = {"key": key, "evicted": evicted, "sql_outcome": sql_outcome}
             return render(request, "absent.html", status=404, **values)
+        record = view.record
         return render(
             request,
             "record.html",
             view=view,
             duplicate=duplicate,
-            record=view.record,
-            outcome=_outcome(view.record, access),
-            steps=formatting.finished_steps(view.record),
+            record=record,
+            outcome=_outcome(record, access),
+            facts=record and formatting.record_texts(record, view.now, formatting.FACTS),
+            steps=formatting.finished_steps(record),
             stack=self._stack(view),
             sql_outcome=sql_outcome,
         )

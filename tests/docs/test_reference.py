@@ -12,7 +12,7 @@ from celery_idempotent import dashboard, errors
 from celery_idempotent.contrib import asgi, fastapi, flask, kombu, wsgi
 from celery_idempotent.contrib.django import middleware, rest_framework
 from celery_idempotent.settings import _VALIDATORS, Settings
-from docs.generate_reference import FOLDER, PAGES, error_classes, page
+from docs.generate_reference import FOLDER, PAGES, error_classes, page, record_row
 
 #: Modules whose public names the page of the API takes from them.
 API = (errors, asgi, wsgi, middleware, fastapi, flask, rest_framework, kombu)
@@ -22,6 +22,10 @@ API = (errors, asgi, wsgi, middleware, fastapi, flask, rest_framework, kombu)
 def test_generated_pages_are_up_to_date(name: str) -> None:
     written = (FOLDER / name).read_text("utf-8")
     assert written == page(name), "run: python -m docs.generate_reference"
+
+
+def test_the_fields_of_a_record_are_up_to_date() -> None:
+    assert record_row() in (FOLDER / "command-line.md").read_text("utf-8")
 
 
 def test_every_public_error_has_a_cause_and_a_remedy() -> None:

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.operations.calls.formatting import FIELDS
 from tests.monitoring.conftest import Shop
 
-RECORD = [
-    *("key", "label", "explicit", "task", "state", "task_id", "worker", "token", "attempt"),
-    *("started_at", "finished_at", "deadline", "ended_by", "expires_at"),
-]
+RECORD = sorted({field.name for field in FIELDS} - {""})
 TASK = [
     *(
         "decisions",

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from kombu.utils.encoding import safe_repr
 
@@ -131,18 +133,82 @@ def key_fields(key: Key, state: str) -> dict[str, Any]:
     return {"key": str(key), "explicit": key.explicit, "task": key.task, "state": state}
 
 
-_FIELDS = (
-    *("key", "label", "explicit", "task", "state", "task_id", "worker", "token", "attempt"),
-    *("started_at", "finished_at", "deadline", "ended_by", "expires_at"),
+class Field(NamedTuple):
+    """A field of a record, as programs and people see it."""
+
+    #: In JSON documents; empty for people alone.
+    name: str
+    #: In `show` and on the dashboard's page of the record; empty for programs alone.
+    title: str = ""
+    #: Explains it in docs/reference/command-line.md.
+    note: str = ""
+    #: Returns the text for people, who do not see an empty one; None: that of the value.
+    format: Callable[[Record, datetime], str] | None = None
+
+    def text(self, record: Record, now: datetime) -> str:
+        """Returns the text for people."""
+        if self.format is not None:
+            return self.format(record, now)
+        value = getattr(record, self.name)
+        return absolute_time(value, now) if isinstance(value, datetime) else str(value or "")
+
+
+def _attempts(record: Record, _: datetime) -> str:
+    died = deaths(record)
+    return f"{record.attempt}: {died}" if died else str(record.attempt)
+
+
+def _until(state: State, record: Record, now: datetime) -> str:
+    if record.state is not state or record.deadline is None:
+        return ""
+    verb = "expired" if record.deadline <= now else "until"
+    return f"{verb} {absolute_time(record.deadline, now)}"
+
+
+_STATES = (
+    "`RESERVED`, `STARTED`, `COMPLETED`, `FAILED`; `CORRUPT` has `key`, `explicit` and `task` alone"
+)
+_ENDED_BY = "of a STARTED record whose execution has ended: " + ", ".join(
+    f"`{end}`" for end in sorted(layout.ENDS)
+)
+#: Of the execution or the message; also those of a lease in `celery inspect`.
+FACTS = (
+    Field("task_id", "task id"),
+    Field("worker", "worker"),
+    Field("token", "token"),
+    Field("attempt", "attempt", format=_attempts),
+    Field("ended_by", "ended by", _ENDED_BY, lambda r, _: (r.ended_by or "").replace("_", " ")),
+    Field("", "finished steps", format=lambda record, _: ", ".join(finished_steps(record))),
+)
+#: All fields except the outcome, in the order of `show`.
+FIELDS = (
+    Field("key", "key"),
+    Field("label", "label"),
+    Field("explicit"),
+    Field("task"),
+    Field("state", "state", _STATES),
+    *FACTS,
+    Field("started_at", "started"),
+    Field("deadline", "lease", "of the lease or the reservation", partial(_until, State.STARTED)),
+    Field("deadline", "reserved", format=partial(_until, State.RESERVED)),
+    Field("finished_at", "finished"),
+    Field("", "duration", format=lambda record, _: run_time(record)),
+    Field("expires_at", "kept until"),
 )
 
 
-def record_fields(record: Record) -> dict[str, Any]:
-    """Returns all fields except the outcome. Times are ISO 8601 in UTC."""
-    values = ((name, getattr(record, name)) for name in _FIELDS)
+def record_fields(record: Record, fields: Iterable[Field] = FIELDS) -> dict[str, Any]:
+    """Returns `fields` for programs. Times are ISO 8601 in UTC."""
+    values = {field.name: getattr(record, field.name) for field in fields if field.name}
     return {
-        name: value.isoformat() if isinstance(value, datetime) else value for name, value in values
-    } | {"state": record.state.value}
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in values.items()
+    }
+
+
+def record_texts(record: Record, now: datetime, fields: Iterable[Field] = FIELDS) -> dict[str, str]:
+    """Returns `fields` for people, by title; some are empty."""
+    return {field.title: field.text(record, now) for field in fields if field.title}
 
 
 def outcome_fields(record: Record | None) -> dict[str, Any]:

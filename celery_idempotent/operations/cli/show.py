@@ -84,36 +84,18 @@ def _database_fields(outcome: SqlOutcome | IdempotencyError | None) -> dict[str,
 
 def _fields(view: RecordView) -> dict[str, str]:
     """Returns the fields; those without a value are not printed."""
-    record, now = view.record, view.now
+    record = view.record
     fields = {} if view.reference is None else {"duplicate": view.reference.description}
-    fields["key"] = str(view.key)
     if record is None:
         state = "CORRUPT: the record cannot be read; forget the key to let it run again"
-        return fields | {"state": state}
-    deaths = formatting.deaths(record)
-    fields |= {
-        "label": record.label,
-        "state": record.state.value,
-        "task id": record.task_id,
-        "worker": record.worker or "–",
-        "token": str(record.token),
-        "attempt": f"{record.attempt}: {deaths}" if deaths else str(record.attempt),
-        "started": formatting.absolute_time(record.started_at, now),
-    }
+        return fields | {"key": str(view.key), "state": state}
+    fields |= formatting.record_texts(record, view.now)
     if record.deadline is not None:
-        label = "lease" if record.state is State.STARTED else "reserved"
-        verb = "expired" if view.is_past_deadline else "until"
-        fields[label] = f"{verb} {formatting.absolute_time(record.deadline, now)}"
         with contextlib.suppress(IdempotencyError):
             waiting = run_sync(view.store.slot(view.key))
             is_next = waiting is not None and waiting.task_id != record.task_id
             fields["next"] = waiting.task_id if waiting and is_next else ""
-        fields["ended by"] = (record.ended_by or "").replace("_", " ")
-        fields["finished steps"] = ", ".join(formatting.finished_steps(record))
-    else:
-        fields["finished"] = formatting.absolute_time(record.finished_at, now)
-        fields["duration"] = formatting.run_time(record)
-    return fields | {"kept until": formatting.absolute_time(record.expires_at, now)}
+    return fields
 
 
 def _outcome(outcome: dict[str, Any]) -> dict[str, str]:

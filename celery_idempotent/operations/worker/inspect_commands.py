@@ -34,6 +34,7 @@ from celery_idempotent.core.record.layout import corrupt
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations import doctor
+from celery_idempotent.operations.calls import formatting
 from celery_idempotent.operations.records.reader import RecordReader
 from celery_idempotent.redelivery import renewal
 from celery_idempotent.waking import waiting_messages
@@ -289,18 +290,19 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
     remaining = (record.deadline - now).total_seconds()
     # A renewal is due after a third of the lease; a failed one is retried soon.
     heartbeat = "healthy" if remaining > lease / 2 else "late" if remaining > 0 else "expired"
-    return fields | {
-        "worker": record.worker,
-        "token": record.token,
-        "attempt": record.attempt,
-        "since": record.started_at.isoformat(),
-        "held_seconds": round((now - record.started_at).total_seconds(), 3),
-        "lease_until": record.deadline.isoformat(),
-        "trusted_seconds": round(max(0.0, remaining - MARGIN * lease), 3),
-        "extended_seconds_ago": round(lease - remaining, 3),
-        "heartbeat": heartbeat,
-        "stack": _stack(pid, record),
-    }
+    return (
+        formatting.record_fields(record, formatting.FACTS)
+        | fields
+        | {
+            "since": record.started_at.isoformat(),
+            "held_seconds": round((now - record.started_at).total_seconds(), 3),
+            "lease_until": record.deadline.isoformat(),
+            "trusted_seconds": round(max(0.0, remaining - MARGIN * lease), 3),
+            "extended_seconds_ago": round(lease - remaining, 3),
+            "heartbeat": heartbeat,
+            "stack": _stack(pid, record),
+        }
+    )
 
 
 def _stack(pid: int, record: Record) -> list[str]:
