@@ -118,10 +118,19 @@ def _option(
     expected: str,
     *,
     secret: bool = False,
+    extension: str | Mapping[str | None, str] | None = None,
     **more: str,
 ) -> Any:
-    """Returns a field; the value of a secret one is never part of an error message."""
-    metadata = {"validator": (is_valid, expected), **more}
+    """Returns a field.
+
+    Args:
+        secret: its value is never part of an error message or of the log.
+        extension: the path of its extension, or one for each value that has one.
+        more: ``scope``: ``task`` for tasks only, ``function`` for functions only, ``engine`` if no
+            single function can set it. ``since``: the first version that has it.
+    """
+    paths = {None: extension} if isinstance(extension, str) else extension or {}
+    metadata = {"validator": (is_valid, expected), "extensions": paths, **more}
     return field(default=default, repr=not secret, metadata=metadata)
 
 
@@ -133,32 +142,32 @@ _EXTENSIONS = "celery_idempotent.extensions"
 class Settings:
     """The options of a task. Times are in seconds (given as numbers or timedelta), sizes in bytes.
 
-    The ``since`` of an option is the first version that has it, 0.1 if absent.
+    The comment of an option, under that of its group, is its text in the reference.
     """
+
+    # Group: Switching on and off, and monitoring
+    # (the first, since `shadow` switches other options off)
 
     #: Whether calls are protected; False runs every call as a plain task.
     enabled: bool = _option(True, *_FLAG)
     #: Whether every call runs as a plain task while the decisions about it are only counted.
-    shadow: bool = _option(False, *_FLAG, extension=f"{_EXTENSIONS}.shadow:Shadow")
+    shadow: bool = _option(False, *_FLAG, extension=f"{_EXTENSIONS}.shadow:Shadow", scope="task")
+
+    # Group: The five that most people set
+
     #: The key rule: a template such as ``"order:{order_id}"``, a tuple of argument names, a
     #: function of the arguments, or ``TASK_ID`` (only copies of one message are duplicates). By
     #: default all arguments. As an option of a call: its key, or False for no protection.
-    key: Any = None
+    key: Any = field(default=None, metadata={"scope": "task"})
     #: When a key may run again. ``expired``: once its outcome has expired. ``finished``: once its
     #: run has ended, so its calls run one at a time. ``started``: like ``finished``, but at most
     #: one call waits while another runs, and runs with the newest arguments: it collapses bursts.
     until: str = _option(
-        "expired", *_one_of(*UNTIL), extension=f"{_EXTENSIONS}.newest:Newest", value="started"
+        "expired", *_one_of(*UNTIL), extension={"started": f"{_EXTENSIONS}.newest:Newest"}
     )
-    #: The time after the last renewal before another execution can take over. A heartbeat renews
-    #: the lease three times in that time.
-    lease: float = _option(60.0, *_seconds(0.5))
     #: The time for which a result is kept. With ``until`` other than ``expired``: the time for
     #: which copies of a message are recognized after its end.
     result_ttl: float = _option(86400.0, *_seconds(1))
-    #: The time for which an error is kept: for all duplicates if it ended the key, otherwise for
-    #: copies of its own message.
-    error_ttl: float = _option(86400.0, *_seconds(1))
     #: Exceptions that end the key and are raised again for duplicates; any other exception releases
     #: the key.
     replay_errors: tuple[type[Exception], ...] = _option(
@@ -170,15 +179,19 @@ class Settings:
     #: ``until`` other than ``expired``: it takes the key from the other one, whose outcome is
     #: refused and whose caller gets ReplacedError.
     on_conflict: str = _option(
-        "retry", *_one_of(*ON_CONFLICT), extension=f"{_EXTENSIONS}.replace:Replace", value="replace"
+        "retry", *_one_of(*ON_CONFLICT), extension={"replace": f"{_EXTENSIONS}.replace:Replace"}
     )
-    #: Outside tasks: the longest wait of a duplicate.
-    wait_timeout: float = _option(10.0, *_seconds(0))
+
+    # Group: After a crash
+
+    #: The time after the last renewal before another execution can take over. A heartbeat renews
+    #: the lease three times in that time.
+    lease: float = _option(60.0, *_seconds(0.5))
     #: Executions that may die in a row before the key becomes FAILED with PoisonedTaskError.
     max_attempts: int = _option(5, *_whole(1, 254))
-    #: Decides what happens to calls while Redis is unavailable. ``retry``: the message is retried
-    #: later. ``run``: the call runs without protection. ``raise``: StoreUnavailableError.
-    on_store_error: str = _option("retry", *_one_of(*ON_STORE_ERROR))
+
+    # Group: Duplicates before they run
+
     #: Whether publishing reserves the key: ``delay`` of a key that is in progress or has an outcome
     #: publishes nothing, and returns the first call's result; with ``raise`` it raises
     #: ConflictError, which has the first call's ``task_id``. A duplicate whose caller sets the
@@ -188,25 +201,40 @@ class Settings:
         None,
         lambda value: isinstance(value, bool) or value == "raise",
         "True, False or 'raise'",
+        scope="task",
     )
     #: With ``dedupe_publish``: the time after its ETA for which a published message may wait in its
     #: queue before another one is published; never longer than its expiry.
-    reservation_ttl: float = _option(3600.0, *_seconds(1))
+    reservation_ttl: float = _option(3600.0, *_seconds(1), scope="task")
+    #: Outside tasks: the longest wait of a duplicate.
+    wait_timeout: float = _option(10.0, *_seconds(0), scope="function")
     #: With ``until="started"``: the waiting call begins when no publish of its key came for that
     #: time.
     debounce: float | None = _option(
-        None, *_seconds_or_none(0.01), extension=f"{_EXTENSIONS}.debounce:Debounce"
+        None, *_seconds_or_none(0.01), extension=f"{_EXTENSIONS}.debounce:Debounce", scope="task"
     )
     #: The longest time that ``debounce`` postpones a call after its first publish; by default ten
     #: times ``debounce``.
     debounce_max_wait: float | None = _option(
-        None, *_seconds_or_none(0.01), extension=f"{_EXTENSIONS}.debounce:MaxWait"
+        None, *_seconds_or_none(0.01), extension=f"{_EXTENSIONS}.debounce:MaxWait", scope="task"
     )
+
+    # Group: What is stored, and for how long
+
+    #: The time for which an error is kept: for all duplicates if it ended the key, otherwise for
+    #: copies of its own message.
+    error_ttl: float = _option(86400.0, *_seconds(1))
     #: Whether the result is stored, or only the fact that the key is completed.
     store_result: bool = _option(True, *_FLAG)
-    #: Whether the script that stores the result also writes it for Celery's result backend, if both
-    #: are in one Redis; this saves two round trips.
-    fused_completion: bool = _option(True, *_FLAG)
+    #: Maximum bytes as stored; a larger result goes to the offload backend or, without one, is not
+    #: stored.
+    max_result_size: int = _option(1024 * 1024, *_whole(0, 512 * 1024 * 1024, "of bytes "))
+    #: URL of a Celery key-value backend for values above ``max_result_size``.
+    offload_backend: str | None = _secret(
+        *_text("the URL of a Celery key-value backend"),
+        extension=f"{_EXTENSIONS}.offload:Offload",
+        scope="engine",
+    )
     #: kombu serializer of stored results; by default the app's ``result_serializer``.
     serializer: str | None = _option(None, *_text("the name of a kombu serializer"))
     #: kombu compression of stored results, such as ``gzip`` or ``bzip2``.
@@ -217,15 +245,17 @@ class Settings:
         _are_keys,
         "a tuple of Fernet keys, the newest first, or a function that returns it, or its path",
         extension=f"{_EXTENSIONS}.encryption:Encryption",
+        scope="engine",
     )
-    #: Maximum bytes as stored; a larger result goes to the offload backend or, without one, is not
-    #: stored.
-    max_result_size: int = _option(1024 * 1024, *_whole(0, 512 * 1024 * 1024, "of bytes "))
-    #: URL of a Celery key-value backend for values above ``max_result_size``.
-    offload_backend: str | None = _secret(
-        *_text("the URL of a Celery key-value backend"),
-        extension=f"{_EXTENSIONS}.offload:Offload",
-    )
+    #: Whether the script that stores the result also writes it for Celery's result backend, if both
+    #: are in one Redis; this saves two round trips.
+    fused_completion: bool = _option(True, *_FLAG)
+    #: Template of a readable name, such as ``"order {order_id}"``, which is stored unencrypted
+    #: and shown beside the key.
+    label: str | None = _option(None, *_text("a template such as 'order {order_id}'"), scope="task")
+
+    # Group: Effects in a database
+
     #: The database whose transactions contain the body and its outcome: a SQLAlchemy engine, the
     #: path of one, or a Django alias.
     transaction: Any = _secret(  # noqa: RUF009
@@ -233,27 +263,34 @@ class Settings:
         "a blocking SQLAlchemy engine, the path of one, or the alias of a Django database",
         extension=f"{_EXTENSIONS}.transaction:RowTransaction",
     )
+
+    # Group: The Redis of the records
+
     #: The server that holds the records; by default the result backend, else the broker, if it is
     #: Redis.
-    redis_url: str | None = _secret(*_text("the URL of a Redis server"))
-    #: First part of every name in Redis.
-    key_prefix: str = _option("idem", _is_prefix, "printable text without spaces and braces")
+    redis_url: str | None = _secret(*_text("the URL of a Redis server"), scope="engine")
     #: Options of the client, such as master_name, sentinel_kwargs or ssl_ca_certs, in addition to
     #: those of the result backend or the broker if that has the records.
     redis_options: Mapping[str, Any] | None = _secret(
-        lambda value: isinstance(value, Mapping), "a mapping of option to value"
+        lambda value: isinstance(value, Mapping), "a mapping of option to value", scope="engine"
     )
     #: A redis-py client, a function that returns one, or the dotted path of either.
     redis_client: Any = _secret(  # noqa: RUF009
-        _is_client, "a redis-py client, a function that returns one, or the path of either"
+        _is_client,
+        "a redis-py client, a function that returns one, or the path of either",
+        scope="engine",
     )
     #: Time limit of one command, its retries included.
-    redis_timeout: float = _option(5.0, *_seconds(0.01))
+    redis_timeout: float = _option(5.0, *_seconds(0.01), scope="engine")
+    #: First part of every name in Redis.
+    key_prefix: str = _option(
+        "idem", _is_prefix, "printable text without spaces and braces", scope="engine"
+    )
+    #: Decides what happens to calls while Redis is unavailable. ``retry``: the message is retried
+    #: later. ``run``: the call runs without protection. ``raise``: StoreUnavailableError.
+    on_store_error: str = _option("retry", *_one_of(*ON_STORE_ERROR))
     #: Replicas that must acknowledge each begin, step and outcome, within a second.
-    wait_replicas: int = _option(0, *_whole(0, 100))
-    #: Template of a readable name, such as ``"order {order_id}"``, which is stored unencrypted
-    #: and shown beside the key.
-    label: str | None = _option(None, *_text("a template such as 'order {order_id}'"))
+    wait_replicas: int = _option(0, *_whole(0, 100), scope="engine")
 
     @cached_property
     def lease_ms(self) -> int:
@@ -305,16 +342,26 @@ class Settings:
 
 OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Settings))
 
+
+def in_scope(scope: str) -> frozenset[str]:
+    """Returns the names of the options that have this ``scope``."""
+    return frozenset(o.name for o in fields(Settings) if o.metadata.get("scope") == scope)
+
+
 #: By option: the path of its extension, which is imported if the option is set, or has this value.
 EXTENSIONS: Mapping[tuple[str, str | None], str] = {
-    (option.name, option.metadata.get("value")): option.metadata["extension"]
+    (option.name, value): path
     for option in fields(Settings)
-    if "extension" in option.metadata
+    for value, path in option.metadata.get("extensions", {}).items()
 }
 
 #: Without the key rule, which is validated together with the task's signature.
 _VALIDATORS: Mapping[str, _Validator] = {
-    **{option.name: option.metadata["validator"] for option in fields(Settings) if option.metadata},
+    **{
+        option.name: option.metadata["validator"]
+        for option in fields(Settings)
+        if option.name != "key"
+    },
     "redeliver_after": _seconds_or_none(1),
 }
 #: Options whose values are never part of an error message.

@@ -78,7 +78,7 @@ class Newest(Extension):
         return {"arguments": entry, "keep_ms": max(KEEP * 1000, settings.hold_ms)}
 
     @classmethod
-    def explain(cls, sentence: str) -> str:
+    def explain(cls, sentence: str, settings: Settings) -> str:
         """Returns `sentence`, with the arguments that a waiting call runs with."""
         return sentence.replace(
             "is already waiting,", "is already waiting, and gets these arguments,"

@@ -85,7 +85,7 @@ class Shadow(Extension):
         return "in shadow (every call runs)"
 
     @classmethod
-    def explain(cls, sentence: str) -> str:
+    def explain(cls, sentence: str, settings: Settings) -> str:
         """Returns that the call runs."""
         return f"runs in shadow; otherwise: {sentence}"
 

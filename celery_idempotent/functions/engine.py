@@ -65,16 +65,10 @@ _ALLOWED_POLICIES = {
     "on_store_error": ("raise", "run"),
     "until": ("expired", "finished"),
 }
-_TASK_OPTIONS = (
-    *("key", "label", "shadow", "dedupe_publish", "reservation_ttl"),
-    *("debounce", "debounce_max_wait"),
-)
+_TASK_OPTIONS = settings.in_scope("task")
 _OPTIONS = tuple(field.name for field in fields(Settings) if field.name not in _TASK_OPTIONS)
 #: Options of the engine that a function or a block cannot override.
-_STORE_OPTIONS = frozenset(
-    {"redis_url", "redis_client", "redis_options", "redis_timeout", "wait_replicas"}
-    | {"key_prefix", "offload_backend", "encryption_keys"}
-)
+_STORE_OPTIONS = settings.in_scope("engine")
 
 
 class Idempotency:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import TASK_ID
+from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.settings import OPTIONS, Settings, build, check_names
+from celery_idempotent.settings import OPTIONS, PREFIX, Settings, build, check_names, in_scope
 from celery_idempotent.unknown_option import _MEANT
 
 YEAR = 366 * 86400
@@ -76,10 +76,13 @@ INVALID = [(f"idempotency_{name}", value) for name, _, _, invalid in TABLE for v
 
 
 def test_the_table_has_every_option() -> None:
-    names = [f"idempotency_{name}" for name, *_ in TABLE]
-
-    assert names == list(OPTIONS)
     assert {name: default for name, default, *_ in TABLE} == asdict(Settings())
+
+
+def test_every_option_of_a_task_is_an_attribute_that_type_checkers_know() -> None:
+    names = {PREFIX + name for name in in_scope("function")}
+
+    assert set(OPTIONS) - names == {n for n in IdempotentTask.__annotations__ if PREFIX in n}
 
 
 def test_options_that_are_not_set_have_their_default() -> None:

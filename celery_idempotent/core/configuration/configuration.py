@@ -19,6 +19,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent import settings
 from celery_idempotent.core.configuration.store_config import store_config_of
+from celery_idempotent.core.flow.conflict import POLICIES
 from celery_idempotent.core.flow.thread import Executor
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.key.parameters import normalised
@@ -293,6 +294,11 @@ def resolve(
                 f"{where}: idempotency_compression must be gzip, bzip2, lzma or zstd, and installed"
                 f", not {options.compression!r}"
             ) from None
+    policy = options.on_conflict
+    if (needed := POLICIES[policy].needs) and not getattr(options, needed):
+        raise SettingsError(
+            f"{where}: on_conflict {policy!r} needs {needed}: set idempotency_{needed}"
+        )
     options = replace(options, serializer=serializer)
     for option in reversed(options.options):  # shadow, the first, switches others off
         options = option.resolve(options, where, app)

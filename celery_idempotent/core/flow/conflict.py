@@ -25,6 +25,28 @@ FIRST_REQUEUE_DELAY = 1.0
 LONGEST_REQUEUE_DELAY = 5.0
 
 
+def wait(call: Pass, record: Record, reason: ConflictError, now_ms: int | None = None) -> Requeue:
+    """Requeues `call` until `record` has ended.
+
+    Args:
+        now_ms: the server's time, if the call shall return when the lease expires.
+    """
+    longest = min(call.settings.lease, LONGEST_REQUEUE_DELAY)
+    if now_ms is not None:
+        left = (record.at_ms - now_ms) / 1000
+        # A quiet time ends by itself.
+        is_copy = record.task_id == call.task_id
+        if is_copy and record.state is State.RESERVED and not record.awaited:
+            quiet = error(f"{call.key} waits until no publish has come for a while", record)
+            return Requeue(max(left, 0), quiet, call.data.rollback_count, record)
+        longest = min(max(left, FIRST_REQUEUE_DELAY), call.settings.lease)
+    end = requeue(call, reason, longest)._replace(record=record)
+    # The outcome of another task is not in the record.
+    if record.state.finished:
+        return end
+    return end._replace(fallback=min(_jittered(call.settings.lease), _half_retention(call)))
+
+
 class Policy(NamedTuple):
     """A value of ``idempotency_on_conflict``."""
 
@@ -33,11 +55,13 @@ class Policy(NamedTuple):
     #: Who may set it, besides tasks: functions (and blocks, batches), consumers of kombu.
     functions: bool = False
     consumers: bool = False
-    #: Returns the end of the duplicate, from the record that has the key, and the error that
-    #: describes the conflict. None: it is requeued.
-    end: Callable[[Record, ConflictError], End] | None = None
+    #: Returns the end of the duplicate, from its call, the record that has the key, and the error
+    #: that describes the conflict.
+    end: Callable[[Pass, Record, ConflictError], End] = wait
     #: Reported before that end.
     event: Event = Event()
+    #: The option without which it cannot be set.
+    needs: str = ""
 
 
 POLICIES = {
@@ -47,19 +71,19 @@ POLICIES = {
     "raise": Policy(
         "it fails with ConflictError",
         functions=True,
-        end=lambda record, reason: Answer(Failure(reason), record, refused=True),
+        end=lambda call, record, reason: Answer(Failure(reason), record, refused=True),
         event=Event(INFO, "raises ConflictError: {reason}"),
     ),
     "ignore": Policy(
         "it is ignored",
         consumers=True,
-        end=lambda record, reason: Drop(record),
+        end=lambda call, record, reason: Drop(record),
         event=Event(INFO, "is ignored as a duplicate: {reason}"),
     ),
     "reject": Policy(
         "it is rejected, and the broker dead-letters it",
         consumers=True,
-        end=lambda record, reason: Reject(str(reason), record),
+        end=lambda call, record, reason: Reject(str(reason), record),
         event=Event(INFO, "is rejected as a duplicate: {reason}"),
     ),
     # Only a copy of a running message meets a conflict.
@@ -86,26 +110,13 @@ def apply_policy(
         now_ms: the server's time. It lets such a call, or a copy, return when the lease expires, at
             the latest, since the worker of the execution may be dead.
     """
-    is_copy, policy = record.task_id == call.task_id, policy_for(call, record, returns=returns)
+    policy = policy_for(call, record, returns=returns)
     report(table.CONFLICTED, call, record=record, policy=policy)
     reason, row = held(call, record), POLICIES[policy]
-    if row.end is not None:
-        report(row.event, call, reason=reason)
-        return row.end(record, reason)
-    # A quiet time ends by itself.
-    if is_copy and record.state is State.RESERVED and not record.awaited and now_ms is not None:
-        quiet = error(f"{call.key} waits until no publish has come for a while", record)
-        seconds = max(record.at_ms - now_ms, 0) / 1000
-        return Requeue(seconds, quiet, call.data.rollback_count, record)
-    longest = min(call.settings.lease, LONGEST_REQUEUE_DELAY)
-    if now_ms is not None and (returns or is_copy):
-        left = (record.at_ms - now_ms) / 1000
-        longest = min(max(left, FIRST_REQUEUE_DELAY), call.settings.lease)
-    end = requeue(call, reason, longest)._replace(record=record)
-    # The outcome of another task is not in the record.
-    if record.state.finished:
-        return end
-    return end._replace(fallback=min(_jittered(call.settings.lease), _half_retention(call)))
+    if returns or record.task_id == call.task_id:
+        return wait(call, record, reason, now_ms)
+    report(row.event, call, reason=reason)
+    return row.end(call, record, reason)
 
 
 def policy_for(call: Pass, record: Record, *, returns: bool = False) -> str:

@@ -68,7 +68,7 @@ class Option:
         return ""
 
     @classmethod
-    def explain(cls, sentence: str) -> str:
+    def explain(cls, sentence: str, settings: Settings) -> str:
         """Returns what would happen to a call, given what would happen without the option."""
         return sentence
 

@@ -18,18 +18,20 @@ from celery_idempotent.core.record import Record, layout
 #: Precedes the digest, where a record's name has the quoted name of its task.
 MARK = "@"
 
-#: How a duplicate ended; their first letters are stored.
+#: How a duplicate ended.
 REPLAYED, IGNORED, CONFLICT = "replayed", "ignored", "conflict"
 DEAD_LETTERED, OTHER_ARGUMENTS, WAITING = "dead-lettered", "other arguments", "waiting"
-_SENTENCES = {
-    REPLAYED: "got the outcome of",
-    IGNORED: "was ignored, because of",
-    CONFLICT: "failed with ConflictError, because of",
-    DEAD_LETTERED: "was rejected and dead-lettered, because of",
-    OTHER_ARGUMENTS: "failed with KeyReusedError: other arguments than",
-    WAITING: "was requeued until the end of",
+#: By the letter that is stored.
+_ENDS = {
+    b"r": (REPLAYED, "got the outcome of"),
+    b"i": (IGNORED, "was ignored, because of"),
+    b"c": (CONFLICT, "failed with ConflictError, because of"),
+    b"d": (DEAD_LETTERED, "was rejected and dead-lettered, because of"),
+    b"o": (OTHER_ARGUMENTS, "failed with KeyReusedError: other arguments than"),
+    b"w": (WAITING, "was requeued until the end of"),
 }
-_ENDS = {end[0].encode(): end for end in _SENTENCES}
+_SENTENCES = dict(_ENDS.values())
+_LETTERS = {end: letter for letter, (end, _) in _ENDS.items()}
 #: Bytes before the task id.
 _FIXED = 11
 
@@ -83,7 +85,7 @@ def write(record: Record, end: str) -> bytes:
     task_id = layout.write_task_id(record.task_id)
     return b"".join(
         (
-            end[0].encode(),
+            _LETTERS[end],
             record.attempt.to_bytes(1, "big"),
             record.token.to_bytes(7, "big"),
             len(task_id).to_bytes(2, "big"),
@@ -101,7 +103,7 @@ def read(raw: bytes) -> Reference | None:
     try:
         return Reference(
             key=raw[end:].decode(),
-            end=_ENDS[raw[:1]],
+            end=_ENDS[raw[:1]][0],
             task_id=layout.read_task_id(raw[_FIXED:end]),
             token=int.from_bytes(raw[2:9], "big"),
             attempt=raw[1],

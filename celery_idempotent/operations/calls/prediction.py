@@ -50,7 +50,7 @@ def predict(
         prediction = _predict_by_row(key, settings, outcome) or prediction
     sentence = prediction.sentence
     for option in settings.options:
-        sentence = option.explain(sentence)
+        sentence = option.explain(sentence, settings)
     return prediction._replace(sentence=sentence)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 from celery import bootsteps
@@ -14,18 +15,20 @@ from celery_idempotent.core import worker
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
-from celery_idempotent.settings import Settings
+from celery_idempotent.settings import EXTENSIONS, Settings
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between checks whether task events are enabled.
 POLL_INTERVAL = 1.0
-#: The settings to log if not at their default: an explicit list, since a new option may hold a
-#: secret. The serializer is always logged.
-_LOGGED = (
-    *("serializer", "until", "lease", "result_ttl", "error_ttl", "replay_errors", "max_attempts"),
-    *("on_conflict", "on_store_error", "dedupe_publish", "store_result"),
-    *("compression", "max_result_size", "wait_replicas"),
+#: The options to log if not at their default: those that are not secret, and whose extension has no
+#: summary. The serializer is always logged. The first are in other parts of the line.
+_LOGGED = tuple(
+    option.name
+    for option in fields(Settings)
+    if option.name not in {"enabled", "key", "key_prefix", "label"}
+    and option.repr
+    and (option.name, None) not in EXTENSIONS
 )
 
 
