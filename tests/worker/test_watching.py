@@ -317,7 +317,7 @@ class TestLogAtStart:
         assert list(describe_settings(app_tasks.tasks(app)))[1:] == [
             "bill: key by all arguments, serializer json, transaction in sqlite",
             "charge: key by the template 'order:{order_id}', serializer json",
-            "index, search: key by all arguments, serializer json, until started",
+            "index, search: key by all arguments, until started, serializer json",
             "pay: key by all arguments, serializer json, offload to file, encrypted",
             "ship: key by all arguments, serializer json, lease 5",
             "tidy: unprotected (idempotency_enabled is False)",

@@ -15,19 +15,19 @@ from celery_idempotent.core import worker
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
-from celery_idempotent.settings import EXTENSIONS, Settings
+from celery_idempotent.settings import EXTENSIONS, Settings, in_scope
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between checks whether task events are enabled.
 POLL_INTERVAL = 1.0
-#: The options to log if not at their default: those that are not secret, and whose extension has no
-#: summary. The serializer is always logged. The first are in other parts of the line.
+#: The options to log if not at their default: those of a task that are not secret, not shown in
+#: another way, and without an extension, which has a summary. The serializer is always logged.
 _LOGGED = tuple(
     option.name
     for option in fields(Settings)
-    if option.name not in {"enabled", "key", "key_prefix", "label"}
-    and option.repr
+    if option.repr
+    and option.name not in {"enabled", "key", "key_prefix", *in_scope("function")}
     and (option.name, None) not in EXTENSIONS
 )
 
