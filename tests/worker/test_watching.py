@@ -318,8 +318,8 @@ class TestLogAtStart:
             "bill: key by all arguments, serializer json, transaction in sqlite",
             "charge: key by the template 'order:{order_id}', serializer json",
             "index, search: key by all arguments, until started, serializer json",
-            "pay: key by all arguments, serializer json, offload to file, encrypted",
-            "ship: key by all arguments, serializer json, lease 5",
+            "pay: key by all arguments, serializer json, encrypted, offload to file",
+            "ship: key by all arguments, lease 5, serializer json",
             "tidy: unprotected (idempotency_enabled is False)",
             "watch: key by all arguments, serializer json, in shadow (every call runs)",
         ]
