@@ -65,6 +65,10 @@ chaos: .venv/test  ## Inject faults by a seeded schedule, also for other librari
 late: .venv/test  ## Let Redis execute commands late, or freeze it for less than a lease, and count the broken promises (ROUNDS=20 ONLY=)
 	@$(BIN)/python -m labs.late $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only $(ONLY))
 
+.PHONY: bursts
+bursts: .venv/test  ## Publish bursts while processes and Redis are killed: each key's last run has the newest arguments (SEEDS=20)
+	@$(BIN)/python -m labs.newest burst --seeds $(or $(SEEDS),20)
+
 .PHONY: versions
 versions: .venv/test  ## The same faults with workers of this and another commit, then of this one alone, then of the other alone (OLD=commit SEEDS= TASKS= SEED=)
 	@$(BIN)/python -m labs.chaos --old $(or $(OLD),HEAD~1) --tasks $(or $(TASKS),3000) $(if $(SEED),--seed $(SEED)) --seeds $(or $(SEEDS),6)
