@@ -23,6 +23,7 @@ from redis import Redis
 
 from celery_idempotent import Idempotency, signals
 from celery_idempotent.core.events import report
+from celery_idempotent.core.lease import heartbeat
 from tests.faults.proxy import Proxy
 from tests.servers.program import find_chromium, find_faketime
 from tests.servers.prometheus import find_prometheus
@@ -31,6 +32,8 @@ from tests.servers.redis_server import RedisServer, find_tls_servers
 from tests.servers.sql_server import find_mariadb, find_pgbouncer, find_postgres
 
 TESTS = Path(__file__).parent
+# Each store of a test has a thread; faulthandler shows a hundred threads.
+heartbeat.IDLE_SECONDS = 1.0
 #: Folders whose tests wait for servers and workers. They run before the others and after those with
 #: the mark `slow`, so that none of them runs alone at the end.
 SLOW_FOLDERS = {

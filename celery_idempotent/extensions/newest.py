@@ -121,7 +121,8 @@ class Newest(Extension):
         except ValueError:
             raise report_refused(call, layout.corrupt(str(call.key))) from None
         key, now_ms = call.key.of_message(newer), store.now_ms()
-        stored, slot = await store.read(key), await store.slot(call.key)
+        # In this order: a message that begins in between has a record.
+        slot, stored = await store.slot(call.key), await store.read(key)
         found = store.record(key, stored.raw) if stored else None
         if found is not None and found.state.finished:
             return await self._outcome(found) if layout.is_superseded(found) else Finished(found)
