@@ -28,6 +28,13 @@ def app(server: RedisServer) -> Iterator[Celery]:
 
 
 @pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A server that keeps its records when it is killed."""
+    with RedisServer.start(config={"appendonly": "yes", "appendfsync": "always"}) as server:
+        yield server
+
+
+@pytest.fixture
 def broker_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """The app with a broker, for deliveries as in a pool child."""
     monkeypatch.setattr(node, "THRESHOLD", 1000)

@@ -178,12 +178,6 @@ class TestNobodyHolds:
         assert slow.delay("1").get() == "taken over"
 
 
-@pytest.fixture
-def own_server() -> Any:
-    with RedisServer.start(config={"appendonly": "yes", "appendfsync": "always"}) as server:
-        yield server
-
-
 def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list[None]:
     """Restarts the server before a result is stored again; returns the attempts so far."""
     runtime = task.idempotency_configuration.executor.runtime

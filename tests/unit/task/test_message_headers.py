@@ -40,8 +40,8 @@ def bind_header(headers: Any, key: Any) -> None:
     bind("shop.charge", ID, {"idempotency_key": key})
 
 
-def for_retry(headers: Any, given: Any) -> dict[str, Any]:
-    return republished.for_retry("shop.charge", ID, headers, given)
+def for_retry(headers: Any, given: Any, key: Key | None = None) -> dict[str, Any]:
+    return republished.for_retry("shop.charge", ID, headers, given, key)
 
 
 def with_derived_key(headers: Any, key: Key, *, requeue_count: int = 0) -> dict[str, Any]:
@@ -178,6 +178,12 @@ def test_an_invalid_explicit_key_is_rejected_and_not_shown(key: Any, reason: str
 def test_a_header_that_is_none_is_no_key() -> None:
     """As ``idempotency_key=None`` of a call."""
     assert read({"idempotency_key": None}) == MessageHeaders()
+
+
+@pytest.mark.parametrize("given", [None, {"mine": 2}], ids=repr)
+def test_a_retry_carries_the_derived_key(given: Any) -> None:
+    assert read(for_retry({"other": 1}, given, KEY)).key == KEY
+    assert read(for_retry(with_derived_key({"other": 1}, KEY), given)).key == KEY
 
 
 def test_a_retry_cannot_change_the_explicit_key() -> None:

@@ -9,6 +9,11 @@ again, so that a deploy in between does not change the key. It is one text:
 ``5-2`` includes two requeues caused by the database. A rerun appends the token of the outcome that
 it replaces.
 
+That is why a retry keeps its key, also with other arguments:
+`IdempotentTask.signature_from_request` takes the key of the running call, `republished.for_retry`
+writes it into this header, and `resolve_key` prefers the header to the rule. Meanwhile, the end of
+the first execution reserves the key for the message's id (`commands.reserve_retry`).
+
 A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so they are
 bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
 the explicit key that came with it. A bound ``idempotency_result_ttl`` is ``seconds message``. Any

@@ -1,4 +1,4 @@
-"""Options of bursts that cannot be used together are refused where the task is defined."""
+"""Options that exclude each other are refused where the task is defined."""
 
 from __future__ import annotations
 
