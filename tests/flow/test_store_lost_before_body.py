@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 from celery.utils.dispatch import Signal
 
-from celery_idempotent import IdempotentTask, signals
+from celery_idempotent import ConflictError, IdempotentTask, StoreUnavailableError, signals
 from tests.servers.redis_server import RedisServer
+from tests.waiting import eventually
 
 Make = Callable[..., IdempotentTask]
 
@@ -47,3 +48,24 @@ def test_the_body_runs_once_and_its_result_is_returned(
     assert runs == [False]
     assert sent_signals == ["begun", "completed" if back else "outcome_unsaved"]
     assert not back or pay.idempotency_record("1").result == "receipt"
+
+
+def test_a_begin_that_must_be_confirmed_runs_no_body(task: Make, own_server: RedisServer) -> None:
+    runs: list[int] = []
+
+    def body(self: IdempotentTask, order: str) -> None:
+        runs.append(self.idempotency.attempt)
+
+    pay = task(body, redis_url=own_server.url, redis_timeout=0.5, lease=1, max_attempts=1)
+    with once_at(signals.begin_replied, own_server.kill), pytest.raises(StoreUnavailableError):
+        pay.delay("1").get()
+    assert runs == []
+
+    own_server.restart()
+
+    def run_again() -> list[int]:
+        with suppress(ConflictError):  # until the lease has ended
+            pay.delay("1")
+        return runs
+
+    assert eventually(run_again) == [1]
