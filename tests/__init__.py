@@ -1,1 +1,1 @@
-"""Tests, one folder for each kind; see .github/CONTRIBUTING.md."""
+"""Tests, one folder for each kind; see CONTRIBUTING.md."""

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "celery_idempotent"
 PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
-    ROOT / ".github/CONTRIBUTING.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 README = ROOT / "README.md"

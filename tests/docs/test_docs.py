@@ -17,7 +17,7 @@ from celery_idempotent.settings import APP_OPTIONS, OPTIONS, Settings
 from tests.docs.pages import PACKAGE, README, ROOT, anchors, each_page, prose, python_blocks
 
 #: Pages that name files of this repository in backticks.
-PAGES_WITH_PATHS = [ROOT / "docs/contributing/architecture.md", ROOT / ".github/CONTRIBUTING.md"]
+PAGES_WITH_PATHS = [ROOT / "docs/contributing/architecture.md", ROOT / "CONTRIBUTING.md"]
 
 
 @each_page

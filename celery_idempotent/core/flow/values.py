@@ -182,8 +182,6 @@ class Requeue(NamedTuple):
     #: Seconds instead of `seconds` if something delivers the call as soon as `record` ends; 0 if
     #: nothing can know when to deliver it.
     fallback: float = 0.0
-    #: The queue that it goes to, instead of the one that it came from.
-    queue: str = ""
 
 
 class Drop(NamedTuple):

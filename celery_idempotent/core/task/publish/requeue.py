@@ -69,9 +69,6 @@ def requeue(
         "expires": expires,
         "add_to_parent": False,
     }
-    if end.queue:
-        queue = task.app.amqp.queues[end.queue]
-        options |= {"exchange": queue.exchange, "routing_key": queue.routing_key, "queue": queue}
     while True:
         try:
             signature = task.signature_from_request(
@@ -88,5 +85,5 @@ def requeue(
     outage = call.runtime.store.node_of(call.key).outage
     in_outage = outage.failed_calls and isinstance(end.reason, StoreUnavailableError)
     event = table.REQUEUED_IN_OUTAGE if in_outage else table.REQUEUED
-    unless = f" in queue {end.queue}" if end.queue else " unless woken" if waits else ""
+    unless = " unless woken" if waits else ""
     report(event, call, seconds=seconds, unless=unless, reason=end.reason)
