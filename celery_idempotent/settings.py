@@ -325,7 +325,7 @@ class Settings:
         chosen = [
             path
             for (option, value), path in EXTENSIONS.items()
-            if getattr(self, option) and value in (None, getattr(self, option))
+            if (set_to := getattr(self, option)) and value in (None, set_to)
         ]
         return tuple(map(symbol_by_name, chosen))
 

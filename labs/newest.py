@@ -161,16 +161,20 @@ class Site:
         """Returns the events once all publishers have ended and no message is left."""
         until = time.monotonic() + 180
         while any(each.poll() is None for each in self.publishers) or (left := self.left()):
+            self.restart_ended_workers()
             if time.monotonic() > until:
                 raise TimeoutError(f"messages are left: {left}")
             time.sleep(0.1)
         return [json.loads(event) for event in self.ledger.lrange("ledger", 0, -1)]
 
+    def restart_ended_workers(self) -> None:
+        """Starts ended workers again: Celery ends one if a child dies while the pool starts."""
+        for number, worker in enumerate(self.workers):
+            if worker.poll() is not None:
+                self.workers[number] = self.start_worker()
+
     def left(self) -> list[Any]:
         """Returns the number of messages in the queue; if none, those in the workers."""
-        for number, worker in enumerate(self.workers):
-            if worker.poll() is not None:  # Celery ends if a child dies while the pool starts
-                self.workers[number] = self.start_worker()
         with self.app.connection_for_read() as connection:
             if n := connection.default_channel.queue_declare("celery", passive=True).message_count:
                 return [n]

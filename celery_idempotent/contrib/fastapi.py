@@ -72,8 +72,8 @@ class _Route(BaseRoute):
         self._renderers: dict[int, tuple[APIRoute, Callable[[Request], Any]]] = {}
 
     @classmethod
-    def _endpoints_in(cls, candidate: Any) -> Iterable[Any]:
-        return (candidate.endpoint,) if issubclass(type(candidate), cls._holders) else ()
+    def _endpoints_in(cls, holder: Any) -> Iterable[Any]:
+        return (holder.endpoint,)
 
     def decorated(self) -> Any:
         # FastAPI calls it in the event loop, or in a thread.

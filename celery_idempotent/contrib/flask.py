@@ -23,13 +23,12 @@ class _Route(BaseRoute, WsgiReader):
     _holders = (flask.Flask, flask.Blueprint)
 
     @classmethod
-    def _endpoints_in(cls, candidate: Any) -> Iterable[Any]:
-        if issubclass(type(candidate), flask.Flask):
-            return candidate.view_functions.values()  # type: ignore[no-any-return]
-        if issubclass(type(candidate), flask.Blueprint):  # it adds its routes to an app later
-            added = [getclosurevars(add).nonlocals for add in candidate.deferred_functions]
-            return [variables.get("view_func") for variables in added]
-        return ()
+    def _endpoints_in(cls, holder: Any) -> Iterable[Any]:
+        if isinstance(holder, flask.Flask):
+            return holder.view_functions.values()
+        # A blueprint adds its routes to an app later.
+        added = [getclosurevars(add).nonlocals for add in holder.deferred_functions]
+        return [variables.get("view_func") for variables in added]
 
     def decorated(self) -> Any:
         @wraps(self._app)

@@ -107,6 +107,17 @@ def test_the_repr_of_settings_shows_no_secret(name: str, value: Any) -> None:
     assert "secret" not in repr(settings)
 
 
+def test_an_option_that_may_be_any_text_is_secret_or_named_here() -> None:
+    """Others are part of errors, and of the line that a worker logs at its start."""
+    shown = set()
+    for option in dataclasses.fields(Settings):
+        is_valid, _ = option.metadata.get("validator", (lambda _: True, ""))
+        if option.repr and is_valid("redis://:secret@localhost"):
+            shown.add(option.name)
+
+    assert shown == {"key", "key_prefix", "serializer", "compression", "label"}
+
+
 @pytest.mark.parametrize("name", ["redis_options", "redis_client", "encryption_keys"])
 def test_errors_of_secret_options_never_quote_the_value(name: str) -> None:
     with pytest.raises(SettingsError) as caught:

@@ -115,6 +115,8 @@ class BaseRoute(BaseMiddleware):
         # No framework has a list of all apps, but instances refer to their class. Not a list of
         # all objects, which would hold those that other threads are creating.
         for each in gc.get_referrers(*_with_subclasses(cls._holders)):
+            if not issubclass(type(each), cls._holders):
+                continue
             for routed in cls._endpoints_in(each):
                 if any(routed is function for function in functions):
                     raise SettingsError(
@@ -123,8 +125,8 @@ class BaseRoute(BaseMiddleware):
                     )
 
     @classmethod
-    def _endpoints_in(cls, candidate: Any) -> Iterable[Any]:
-        """Returns the endpoints of `candidate`, if it is an instance of `_holders`."""
+    def _endpoints_in(cls, holder: Any) -> Iterable[Any]:
+        """Returns the endpoints of an instance of `_holders`."""
         raise NotImplementedError
 
     def __init__(
