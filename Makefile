@@ -109,7 +109,7 @@ lint: .venv/dev  ## Check style, types, import contracts and words of an earlier
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
 	$(BIN)/zizmor --offline --quiet .github
-	$(BIN)/codespell celery_idempotent lua examples tests labs docs .github README.md CHANGELOG.md Makefile
+	$(BIN)/codespell celery_idempotent lua examples tests labs docs .github README.md CONTRIBUTING.md CHANGELOG.md Makefile
 
 .PHONY: docs
 docs: .venv/docs  ## Build the documentation site into dist/docs
