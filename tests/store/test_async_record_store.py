@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.core.record import State
 from celery_idempotent.core.store import commands, run_sync, scripts
 from celery_idempotent.core.store.commands import Command, LeaseExtension
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.core.store.transport.server import MAX_CONNECTIONS
-from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
+from celery_idempotent.errors import StoreUnavailableError
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.store import deployments
@@ -27,7 +26,6 @@ from tests.store.record_harness import (
     FIRST,
     KEY,
     LEASE_MS,
-    RESULT,
     RETENTION_MS,
     WORKER,
     RecordHarness,
@@ -67,37 +65,6 @@ def begin() -> Command:
     )
 
 
-def test_the_blocking_transport_reads_what_the_asyncio_transport_writes(
-    harness: RecordHarness, server: RedisServer
-) -> None:
-    async def run(store: RecordStore) -> None:
-        answer = await store.execute(begin())
-        assert answer.case == "begun"
-        token = store.record(KEY, answer.raw).token
-        assert (await store.execute(commands.complete(KEY, token, RESULT, 60_000))).case == "ok"
-        record = await store.get(KEY)
-        assert (record.state, record.result) == (State.COMPLETED, RESULT.body)
-        assert record.expires_at is not None
-
-    run_story(run, server.url)
-    assert run_sync(harness.store.get(KEY)) is not None
-    assert harness.begin().case == "finished"
-
-
-def test_flushed_scripts_are_loaded_again(harness: RecordHarness, server: RedisServer) -> None:
-    async def run(store: RecordStore) -> None:
-        harness.client.script_flush()
-        answer = await store.execute(begin())
-        token = store.record(KEY, answer.raw).token
-        harness.client.script_flush()
-        lease = LeaseExtension(KEY, token, LEASE_MS, RETENTION_MS)
-        (extended,) = await store.extend([lease], 1)
-        assert isinstance(extended, Reply)
-        assert extended.case == "ok"
-
-    run_story(run, server.url)
-
-
 def test_a_command_whose_reply_is_lost_is_resent(
     proxied: RecordHarness, proxy: Proxy, server: RedisServer
 ) -> None:
@@ -109,25 +76,6 @@ def test_a_command_whose_reply_is_lost_is_resent(
 
     assert run_story(run, proxy.url) == "begun"
     assert proxied.record().attempt == 1
-
-
-def test_a_batch_returns_an_error_for_one_command_and_replies_for_the_others(
-    harness: RecordHarness, server: RedisServer
-) -> None:
-    harness.client.rpush(harness.name, "not a record")
-    harness.client.expire(harness.name, 60)
-
-    async def run(store: RecordStore) -> None:
-        with pytest.raises(CorruptRecordError):
-            await store.execute(begin())
-        wrong, absent = await store.execute_all(
-            [begin(), commands.forget(type(KEY)(KEY.task, "elsewhere"))]
-        )
-        assert isinstance(wrong, CorruptRecordError)
-        assert isinstance(absent, Reply)
-        assert absent.case == "absent"
-
-    run_story(run, server.url)
 
 
 # A client of redis-py that is closed while it connects may connect once more. The garbage collector

@@ -3,53 +3,23 @@
 from __future__ import annotations
 
 import resource
-import socket
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from celery_idempotent.core.store import node as module
 from celery_idempotent.core.store import run_sync
-from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.core.store.node import PROBE_TIMEOUT, THRESHOLD
 from celery_idempotent.errors import StoreUnavailableError
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
-from tests.store.record_harness import LEASE_MS, RETENTION_MS, RecordHarness, store_at
+from tests.store.record_harness import RecordHarness, RecordReply, store_at
 
 #: Longer than a test, which moves the clock before each probe.
 FOR_EVER = 3600.0
 #: Far longer than the timeout of a probe.
 TIMEOUT = 4.0
-
-
-class DeadServer:
-    """Listens on the port of a killed server, counts connections and closes them."""
-
-    def __init__(self, port: int) -> None:
-        self.connections = 0
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            connection.close()
-
-    def __enter__(self) -> DeadServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
 
 
 class Clock:
@@ -104,69 +74,17 @@ class TestKilledServer:
         yield
         server.restart()
 
-    def test_is_not_connected_to_while_the_breaker_is_open(
-        self, harness: RecordHarness, server: RedisServer
-    ) -> None:
-        server.kill()
-        with DeadServer(server.port) as dead_server:
-            open_the_breaker(harness)
-            before = dead_server.connections
-            taken = sorted(fail_at_once(harness) for _ in range(1000))
-
-            assert before > 0
-            assert dead_server.connections == before
-        print(f"1000 refusals: median {taken[500] * 1e6:.0f} µs, p99 {taken[990] * 1e6:.0f} µs")
-
-    def test_is_probed_once_after_each_delay(
-        self, harness: RecordHarness, server: RedisServer, clock: Clock
-    ) -> None:
-        server.kill()
-        with DeadServer(server.port) as dead_server:
-            open_the_breaker(harness)
-            before = dead_server.connections
-            for probes in (1, 2):
-                clock.pass_delay()
-                with pytest.raises(StoreUnavailableError, match="cannot be reached"):
-                    harness.begin()
-                fail_at_once(harness)
-
-                # A probe connects again at once, and a third time.
-                assert before < dead_server.connections <= before + 3 * probes
-
-    def test_is_used_again_after_a_restart(
-        self, harness: RecordHarness, server: RedisServer, clock: Clock
-    ) -> None:
-        server.kill()
-        open_the_breaker(harness)
-        server.restart()
-        fail_at_once(harness)
-
-        clock.pass_delay()
-
-        assert harness.begin().case == "begun"
-        assert not harness.store.node.breaker.open
-
-    def test_is_found_by_a_heartbeat_before_the_delay_ends(
-        self, harness: RecordHarness, server: RedisServer
+    @pytest.mark.parametrize("by", [RecordHarness.extend, RecordHarness.complete])
+    def test_is_found_by_a_heartbeat_and_an_outcome_before_the_delay_ends(
+        self, harness: RecordHarness, server: RedisServer, by: Callable[..., RecordReply]
     ) -> None:
         server.kill()
         open_the_breaker(harness)
         server.restart()
 
-        run_sync(harness.store.extend([LeaseExtension(harness.key, 17, LEASE_MS, RETENTION_MS)]))
-
+        assert by(harness, 17).case == "lost"
         assert not harness.store.node.breaker.open
         assert harness.begin().case == "begun"
-
-    def test_is_found_by_an_outcome_before_the_delay_ends(
-        self, harness: RecordHarness, server: RedisServer
-    ) -> None:
-        server.kill()
-        open_the_breaker(harness)
-        server.restart()
-
-        assert harness.complete(17).case == "lost"
-        assert not harness.store.node.breaker.open
 
 
 class TestFrozenServerBehindTheBreaker:

@@ -75,24 +75,6 @@ def test_each_call_is_one_round_trip(
     assert len(proxy.requests) - before == 1
 
 
-def test_a_run_of_a_key_that_may_run_again_takes_as_many(
-    proxied: RecordHarness, proxy: Proxy
-) -> None:
-    warm = Turn(proxied, waits=True).third
-    warm.publish()
-    warm.completed()
-    turn = Turn(proxied, waits=True)
-
-    def trips(call: Callable[[], object]) -> int:
-        before = len(proxy.requests)
-        call()
-        return len(proxy.requests) - before
-
-    assert trips(turn.first.publish) == 1
-    assert trips(turn.first.completed) == 2
-    assert trips(turn.first.begin) == 1
-
-
 def test_a_key_that_may_run_again_uses_memory_for_each_message(harness: RecordHarness) -> None:
     turn = Turn(harness)
     turn.first.completed()
@@ -104,17 +86,3 @@ def test_a_key_that_may_run_again_uses_memory_for_each_message(harness: RecordHa
     assert of_message is not None
     assert of_turn <= 200
     assert of_message <= 260
-
-
-def test_a_run_takes_two_round_trips_and_a_replay_one(proxied: RecordHarness, proxy: Proxy) -> None:
-    proxied.completed()
-    proxied.begin()
-    proxied.forget()
-    before = len(proxy.requests)
-
-    proxied.complete(proxied.begin().token)
-    run = len(proxy.requests) - before
-    proxied.begin()
-    replay = len(proxy.requests) - before - run
-
-    assert (run, replay) == (2, 1)

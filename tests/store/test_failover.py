@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import redis
 
 from celery_idempotent.core.record import State
-from celery_idempotent.core.store import scripts
 from celery_idempotent.errors import StoreUnavailableError
 from tests.servers.groups import SentinelServers
 from tests.servers.program import wait_until
 from tests.store import deployments
 from tests.store.deployments import Site
-from tests.store.record_harness import OWNER, SECOND, RecordHarness, store_at
+from tests.store.record_harness import SECOND, RecordHarness
 from tests.waiting import eventually
 
 pytestmark = [
@@ -31,24 +29,6 @@ def trio(site: Site, connection: redis.Redis) -> Iterator[SentinelServers]:
     yield site.behind
     site.behind.rejoin()
     connection.connection_pool.disconnect()  # to the old master
-
-
-def test_the_promoted_replica_completes_what_the_failed_master_began(
-    harness: RecordHarness, trio: SentinelServers
-) -> None:
-    begun = harness.started()
-    successor = trio.replica
-    with successor.client() as client:
-        client.script_flush()  # some versions replicate scripts
-
-    trio.failover()
-
-    with successor.client() as client:
-        assert client.script_exists(scripts.load("settle").sha) == [False]
-    assert harness.extend(begun.token).case == "ok"
-    assert harness.complete(begun.token).case == "ok"
-    assert harness.begin(task_id=SECOND).case == "finished"
-    assert harness.record().attempt == 1
 
 
 def test_a_store_that_sends_commands_during_a_failover_recovers(
@@ -89,22 +69,3 @@ def test_a_connection_to_the_old_master_is_replaced(
     assert harness.begin(task_id=SECOND).case == "finished"
     with successor.client() as client:
         assert client.get(harness.name).startswith(b"V")
-
-
-def test_a_begin_returns_when_the_replica_has_it(
-    site: Site, client: Any, trio: SentinelServers
-) -> None:
-    careful = RecordHarness(store_at(**site.how, wait_replicas=1), client)
-    done = careful.completed()
-    careful.forget()
-
-    trio.replica.pause()
-    try:
-        with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
-            careful.begin(execution_id=OWNER)
-    finally:
-        trio.replica.resume()
-
-    reply = careful.begin(execution_id=OWNER)
-    assert (reply.case, reply.stored.attempt) == ("begun", 1)
-    assert reply.token > done.token

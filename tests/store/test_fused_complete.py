@@ -20,9 +20,7 @@ from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import (
     RESULT,
     RETENTION_MS,
-    SECOND,
     RecordHarness,
-    Turn,
     close_stores,
     store_at,
 )
@@ -83,21 +81,6 @@ def test_stores_the_outcome_and_the_result(
     assert published() == [META]
 
 
-def test_a_lost_execution_writes_nothing(
-    harness: RecordHarness, server: RedisServer, published: Published
-) -> None:
-    token = harness.silent().token
-    harness.client.set(NAME, STARTED, ex=77)
-    successor = harness.started(task_id=SECOND)
-
-    reply = complete(harness, token)
-
-    assert (reply.case, reply.raw) == ("lost", harness.raw)
-    assert harness.record() == successor
-    assert harness.client.get(NAME) == STARTED
-    assert published() == []
-
-
 #: What is stored before, and whether it is replaced; `test_table` has more.
 STORED_BEFORE: dict[str, tuple[bytes | None, bool]] = {
     "absent": (None, True),
@@ -123,22 +106,6 @@ def test_a_result_is_replaced_unless_it_may_be_a_success(
     assert published() == ([META] if is_replaced else [])
 
 
-def test_a_result_of_another_type_is_left_to_celery(
-    harness: RecordHarness,
-    server: RedisServer,
-    published: Published,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    harness.client.rpush(NAME, "a list")
-    harness.client.expire(NAME, 77)
-
-    assert complete(harness, harness.started().token).case == "ok"
-    assert harness.state is State.COMPLETED
-    assert harness.client.lrange(NAME, 0, -1) == [b"a list"]
-    assert published() == []
-    assert caplog.text == ""  # an error of the script would turn fused completion off
-
-
 def test_a_lost_reply_writes_once(
     proxied: RecordHarness, proxy: Proxy, published: Published
 ) -> None:
@@ -152,36 +119,6 @@ def test_a_lost_reply_writes_once(
     assert len(proxy.requests_with(sha)) == 2
     assert proxied.client.get(NAME) == META
     assert published() == [META]
-
-
-def test_a_resend_leaves_what_was_changed_meanwhile(
-    harness: RecordHarness, server: RedisServer, published: Published
-) -> None:
-    token = harness.started().token
-    complete(harness, token)
-    published()
-    harness.client.delete(NAME)
-
-    reply = complete(harness, token)
-
-    assert reply.case == "ok"
-    assert harness.client.get(NAME) is None
-    assert published() == []
-
-
-def test_a_key_that_may_run_again(
-    harness: RecordHarness, server: RedisServer, published: Published
-) -> None:
-    turn = Turn(harness, waits=True)
-    token = turn.first.started().token
-    turn.second.publish()
-
-    assert complete(turn.first, token).case == "written"
-
-    assert turn.first.state is State.COMPLETED
-    assert harness.client.get(NAME) == META
-    assert published() == [META]
-    assert turn.second.begin().case == "begun"
 
 
 def test_a_server_that_refuses_the_second_key_completes_the_record(
@@ -261,24 +198,6 @@ def write(harness: RecordHarness, meta: bytes = META, expires: int = SECONDS) ->
 
 class TestReplay:
     """The record stays as it is, whatever it is."""
-
-    @pytest.mark.parametrize("before", STORED_BEFORE)
-    def test_writes_the_result_alone(
-        self, harness: RecordHarness, server: RedisServer, published: Published, before: str
-    ) -> None:
-        stored, is_replaced = STORED_BEFORE[before]
-        if stored is not None:
-            harness.client.set(NAME, stored, ex=77)
-        harness.completed()
-        raw, left_ms = harness.raw, harness.left_ms()
-
-        assert write(harness) == is_replaced
-
-        assert harness.raw == raw
-        assert left_ms - 10_000 < harness.left_ms() <= left_ms
-        assert harness.client.get(NAME) == (META if is_replaced else stored)
-        assert (harness.client.ttl(NAME) > 77) == is_replaced
-        assert published() == ([META] if is_replaced else [])
 
     def test_refused_is_left_to_celery_and_does_not_turn_fused_completion_off(
         self, harness: RecordHarness, server: RedisServer

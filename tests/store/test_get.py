@@ -28,10 +28,6 @@ def server_time(harness: RecordHarness) -> datetime:
     return datetime.fromtimestamp(harness.now_ms() / 1000, tz=timezone.utc)
 
 
-def test_an_absent_key_has_no_record(harness: RecordHarness) -> None:
-    assert run_sync(harness.store.get(harness.key)) is None
-
-
 def test_a_running_execution_is_read_with_its_times(harness: RecordHarness) -> None:
     begun = harness.started()
 
@@ -53,16 +49,6 @@ def test_a_running_execution_is_read_with_its_times(harness: RecordHarness) -> N
     kept = timedelta(milliseconds=LEASE_MS + RETENTION_MS)
     assert abs(record.expires_at - record.started_at - kept) < MOMENT
     assert record.result is None
-
-
-def test_an_outcome_is_read_with_its_value(harness: RecordHarness) -> None:
-    harness.completed()
-
-    record = run_sync(harness.store.get(harness.key))
-
-    assert record.result == b'"charged"'
-    assert record.finished_at is not None
-    assert abs(record.finished_at - server_time(harness)) < MOMENT
 
 
 def test_a_record_without_an_expiry_can_be_read(harness: RecordHarness) -> None:

@@ -161,21 +161,6 @@ def test_a_short_lease_is_not_kept_waiting_by_a_long_one(
     eventually(lambda: deadline(harness, short.lease.key) > short.begun.at_ms, seconds=2)
 
 
-def test_lost_connections_are_replaced(
-    proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
-) -> None:
-    holder = Holder(proxied, proxied.key)
-    heart.start_renewal(holder.lease)
-
-    for _ in range(3):
-        seen = deadline(proxied, proxied.key)
-        assert proxy.cut() >= 1
-        await_later_deadline(proxied, proxied.key, than=seen)
-
-    assert not holder.losses
-    assert proxied.begin(task_id=SECOND).case == "held"
-
-
 @pytest.mark.exhaustive
 def test_a_missing_reply_does_not_lose_the_lease(
     proxied: RecordHarness, proxy: Proxy, heart: Heartbeat

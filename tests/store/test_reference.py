@@ -65,15 +65,6 @@ def test_it_expires_with_the_record(harness: RecordHarness) -> None:
 
 
 @one_server
-def test_one_of_a_running_execution_expires_too(harness: RecordHarness) -> None:
-    harness.started()
-    refer(harness, end=reference.CONFLICT)
-    written(harness)
-
-    assert 0 < harness.client.pttl(reference.name("idem", SECOND)) <= RETENTION_MS
-
-
-@one_server
 def test_its_name_and_value_hold_no_task_id_of_the_duplicate(harness: RecordHarness) -> None:
     harness.completed(task_id="first")
     refer(harness, "mail to bob@example.com")
@@ -165,17 +156,6 @@ def test_a_damaged_reference_counts_as_none(harness: RecordHarness, damage: byte
     harness.client.set(reference.name("idem", SECOND), damage, px=1000)
 
     assert harness.store.reference(SECOND) is None
-
-
-@one_server
-def test_any_cut_of_a_reference_is_read_without_an_error(harness: RecordHarness) -> None:
-    harness.completed()
-    raw = reference.write(harness.record(), reference.REPLAYED)
-
-    found = [reference.read(raw[:length]) for length in range(len(raw))]
-
-    assert all(cut is None or cut.key != str(harness.key) for cut in found)
-    assert reference.read(raw) is not None
 
 
 @one_server

@@ -177,10 +177,3 @@ class TestFrozenReplica:
         replica.pause()
 
         assert hasty.begin().case == "finished"
-
-
-def test_the_error_has_the_number_of_replicas(harness: RecordHarness, master: RedisServer) -> None:
-    greedy = RecordHarness(store_at(master.url, wait_replicas=2, timeout=2.0), harness.client)
-
-    with pytest.raises(StoreUnavailableError, match="only 1 of 2 replicas"):
-        greedy.begin()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,58 +58,26 @@ def test_the_server_is_frozen(server: RedisServer, harness: RecordHarness) -> No
     eventually(begins)
 
 
-def test_the_server_has_been_restarted(harness: RecordHarness, server: RedisServer) -> None:
-    first = harness.started().token
-    server.restart()
-
-    reply = harness.begin()
-
-    assert reply.case == "begun"
-    assert reply.token > first
-
-
-@pytest.fixture
-def full(server: RedisServer, client: redis.Redis) -> Iterator[None]:
-    client.config_set("maxmemory", "1")
-    yield
-    client.config_set("maxmemory", "0")
-
-
-def test_the_server_is_full(harness: RecordHarness, full: None) -> None:
-    with pytest.raises(StoreUnavailableError, match="Redis replied with an error: .*maxmemory"):
-        harness.begin()
-
-
-@pytest.fixture
-def read_only(server: RedisServer, client: redis.Redis) -> Iterator[None]:
-    client.replicaof("127.0.0.1", "1")
-    yield
-    client.replicaof("NO", "ONE")
-
-
-def test_the_server_has_become_a_replica(harness: RecordHarness, read_only: None) -> None:
-    with pytest.raises(StoreUnavailableError):
-        harness.begin()
-
-
-def test_the_server_requires_a_password(harness: RecordHarness, server: RedisServer) -> None:
-    harness.client.config_set("requirepass", "secret")
-    try:
-        unauthenticated = RecordHarness(store_at(server.url), harness.client)
-        with pytest.raises(StoreUnavailableError) as caught:
-            unauthenticated.begin()
-    finally:
-        harness.client.config_set("requirepass", "")
+@pytest.mark.parametrize(
+    ("name", "value", "normal", "error"),
+    [
+        ("maxmemory", "1", "0", "Redis replied with an error: .*maxmemory"),
+        ("requirepass", "secret", "", "Redis"),
+        ("replicaof", "127.0.0.1 1", "no one", "Redis"),
+    ],
+    ids=["it is full", "it requires a password", "it has become a replica"],
+)
+def test_the_server_refuses_commands(
+    harness: RecordHarness, server: RedisServer, name: str, value: str, normal: str, error: str
+) -> None:
+    with server.client() as client:
+        client.ping()  # connected before the password is required
+        change = (name,) if name == "replicaof" else ("config", "set", name)
+        client.execute_command(*change, *(value.split() or [""]))
+        try:
+            with pytest.raises(StoreUnavailableError, match=error) as caught:
+                RecordHarness(store_at(server.url), client).begin()
+        finally:
+            client.execute_command(*change, *(normal.split() or [""]))
 
     assert "secret" not in str(caught.value)
-
-
-def test_the_store_recovers_with_the_server(harness: RecordHarness, server: RedisServer) -> None:
-    run_sync(harness.store.ping())
-    server.kill()
-    with pytest.raises(StoreUnavailableError):
-        run_sync(harness.store.ping())
-
-    server.restart()
-
-    eventually(lambda: harness.begin().case == "begun")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
 from celery_idempotent.core.store import run_sync
@@ -26,11 +24,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def transport(server: RedisServer) -> ServerTransport:
-    return transport_for(server.url)
-
-
-def transport_for(url: str) -> ServerTransport:
-    return ServerTransport(StoreConfig(url=url), timeout=2)
+    return ServerTransport(StoreConfig(url=server.url), timeout=2)
 
 
 def send(transport: ServerTransport, *command: Any) -> Any:
@@ -41,10 +35,6 @@ def send(transport: ServerTransport, *command: Any) -> Any:
 def connection_of(transport: ServerTransport) -> int:
     answer: int = send(transport, "CLIENT", "ID")
     return answer
-
-
-def test_one_connection_is_used_again_and_again(transport: ServerTransport) -> None:
-    assert connection_of(transport) == connection_of(transport)
 
 
 def test_an_error_of_the_server_keeps_the_connection(transport: ServerTransport) -> None:
@@ -94,18 +84,6 @@ def test_a_connection_may_be_lost_any_number_of_times(
     assert send(transport, "ECHO", "still there") == b"still there"
 
 
-def test_any_number_of_threads_can_send_concurrently(transport: ServerTransport) -> None:
-    callers = 150
-    together = threading.Barrier(callers)
-
-    def wait(_: int) -> Any:
-        together.wait()
-        return send(transport, "BLPOP", "nothing", "0.2")
-
-    with ThreadPoolExecutor(callers) as pool:
-        assert list(pool.map(wait, range(callers))) == [None] * callers
-
-
 def test_the_reply_of_an_interrupted_command_is_not_read_by_another(
     transport: ServerTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,10 +112,3 @@ def test_a_forked_process_opens_its_own_connections(transport: ServerTransport) 
 
     assert int(os.read(reader, 20)) != before
     assert connection_of(transport) == before
-
-
-def test_an_unreachable_server_is_an_error_after_all_resends(server: RedisServer) -> None:
-    transport = transport_for(server.url.replace(server.url.split(":")[2].split("/")[0], "1"))
-
-    with pytest.raises(RedisConnectionError):
-        send(transport, "PING")
