@@ -25,8 +25,7 @@ from celery_idempotent import Idempotency, signals
 from celery_idempotent.core.events import report
 from celery_idempotent.core.lease import heartbeat
 from tests.faults.proxy import Proxy
-from tests.servers.program import find_chromium, find_faketime
-from tests.servers.prometheus import find_prometheus
+from tests.servers.program import find_chromium, find_faketime, find_promtool
 from tests.servers.rabbitmq import RabbitMQ, find_rabbitmq
 from tests.servers.redis_server import RedisServer, find_tls_servers
 from tests.servers.sql_server import find_mariadb, find_pgbouncer, find_postgres
@@ -49,7 +48,7 @@ PREREQUISITES: dict[str, tuple[Callable[[], object], str]] = {
         "Chromium is not installed: apt-get install chromium-headless-shell",
     ),
     "clock": (find_faketime, "libfaketime is not installed: apt-get install libfaketime"),
-    "prometheus": (find_prometheus, "Prometheus is not installed: apt-get install prometheus"),
+    "prometheus": (find_promtool, "Prometheus is not installed: apt-get install prometheus"),
     "rabbitmq": (find_rabbitmq, "RabbitMQ is not installed: apt-get install rabbitmq-server"),
     "mariadb": (find_mariadb, "MariaDB is not installed: apt-get install mariadb-server"),
     "pgbouncer": (find_pgbouncer, "PgBouncer is not installed: apt-get install pgbouncer"),

@@ -189,12 +189,6 @@ class TestVerdict:
     def test_a_correct_run_has_no_differences(self, good: Evidence) -> None:
         assert differences(good) == []
 
-    def test_finds_a_double_charge(self, good: Evidence) -> None:
-        assert differences(replace(good, charges=[*good.charges, charge("ch_3", self.book)])) == [
-            "1 event was charged more than once: evt_book 2 times.",
-            "The ledger holds 15.00 EUR too much.",
-        ]
-
     def test_finds_a_double_charge_that_shadow_has_not_counted(self, good: Evidence) -> None:
         again = replace(charge("ch_3", self.book), task_id="t-3")
         shadow = replace(good, charges=[*good.charges, again], preventable=["t-3"])
@@ -206,41 +200,63 @@ class TestVerdict:
             "Without those: The ledger holds 15.00 EUR too much.",
         ]
 
-    def test_finds_a_missing_charge(self, good: Evidence) -> None:
-        assert differences(replace(good, charges=good.charges[:1])) == [
-            "1 event was never charged: evt_lamp.",
-            "The ledger holds 40.00 USD too little.",
-        ]
+    @pytest.mark.parametrize(
+        ("charges", "found"),
+        [
+            (
+                [("ch_1", book), ("ch_2", lamp), ("ch_3", book)],
+                [
+                    "1 event was charged more than once: evt_book 2 times.",
+                    "The ledger holds 15.00 EUR too much.",
+                ],
+            ),
+            (
+                [("ch_1", book)],
+                ["1 event was never charged: evt_lamp.", "The ledger holds 40.00 USD too little."],
+            ),
+            (
+                [("ch_1", book), ("ch_2", forged_lamp)],
+                [
+                    "evt_lamp was not charged as in its first delivery.",
+                    "The ledger holds 59.99 USD too much.",
+                ],
+            ),
+        ],
+        ids=["a double charge", "a missing charge", "the forged amount"],
+    )
+    def test_finds_a_wrong_ledger(self, good: Evidence, charges: Any, found: list[str]) -> None:
+        ledger = [charge(*each) for each in charges]
 
-    def test_finds_a_charge_at_the_forged_amount(self, good: Evidence) -> None:
-        forged = [good.charges[0], charge("ch_2", self.forged_lamp)]
+        assert differences(replace(good, charges=ledger)) == found
 
-        assert differences(replace(good, charges=forged)) == [
-            "evt_lamp was not charged as in its first delivery.",
-            "The ledger holds 59.99 USD too much.",
-        ]
-
-    def test_finds_another_receipt(self, good: Evidence) -> None:
+    @pytest.mark.parametrize(
+        ("number", "outcome", "found"),
+        [
+            (
+                2,
+                {"charge": "ch_9"},
+                "1 caller was given another receipt than the first caller: line 3, evt_book.",
+            ),
+            (
+                0,
+                TimeoutError("none"),
+                "1 caller was left without a receipt: line 1, evt_book got TimeoutError('none').",
+            ),
+            (
+                3,
+                {"charge": "ch_2"},
+                "1 delivery was accepted with a known id and other arguments: line 4, evt_lamp.",
+            ),
+        ],
+        ids=["another receipt", "no receipt", "an accepted reuse"],
+    )
+    def test_finds_a_wrong_reply(
+        self, good: Evidence, number: int, outcome: Any, found: str
+    ) -> None:
         replies = [*good.replies]
-        replies[2] = replace(replies[2], outcome={"charge": "ch_9"})
+        replies[number] = replace(replies[number], outcome=outcome)
 
-        assert differences(replace(good, replies=replies)) == [
-            "1 caller was given another receipt than the first caller: line 3, evt_book."
-        ]
-
-    def test_finds_a_caller_without_receipt(self, good: Evidence) -> None:
-        replies = [replace(good.replies[0], outcome=TimeoutError("no reply")), *good.replies[1:]]
-
-        assert differences(replace(good, replies=replies)) == [
-            "1 caller was left without a receipt: line 1, evt_book got TimeoutError('no reply')."
-        ]
-
-    def test_finds_an_accepted_reuse(self, good: Evidence) -> None:
-        replies = [*good.replies[:3], replace(good.replies[3], outcome={"charge": "ch_2"})]
-
-        assert differences(replace(good, replies=replies)) == [
-            "1 delivery was accepted with a known id and other arguments: line 4, evt_lamp."
-        ]
+        assert differences(replace(good, replies=replies)) == [found]
 
 
 def charge(charge_id: str, payment: Payment) -> Charge:

@@ -16,7 +16,6 @@ import contextlib
 import random
 import select
 import socket
-import struct
 import threading
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -25,9 +24,6 @@ from tests.servers.program import Ports, Stoppable
 
 _CHUNK = 1 << 20
 _DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "amqp": 5672, "amqps": 5671}
-
-#: SO_LINGER with a timeout of zero: close() resets the connection.
-_RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass
@@ -96,16 +92,6 @@ class Proxy(Stoppable):
         connections = self._connected()
         for connection in connections:
             _shut(connection, socket.SHUT_RDWR)
-        return len(connections)
-
-    def reset(self) -> int:
-        """Resets every connection (RST), as a crash would, and returns their number."""
-        connections = self._connected()
-        for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            # Its thread then reads an end of file, and closes it.
-            _shut(connection, socket.SHUT_RD)
         return len(connections)
 
     def refuse(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,31 +113,86 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run.close()
 
 
-def test_one_effect_with_equal_results_keeps_all_promises(run: Run) -> None:
+def keeps(run: Run) -> None:
     run.execution(1, done=1.0, completes=True)
     run.request(1)
     run.request(1, "r1")
     run.result("SUCCESS r1")
     run.result("SUCCESS r1")
 
-    assert run.judge().keeps_promises
+
+def has_no_effect(run: Run) -> None:
+    run.execution(1)
+    run.result("FAILURE")
 
 
-class TestLost:
-    def test_result_without_an_effect(self, run: Run) -> None:
-        run.execution(1)
-        run.result("FAILURE")
+def has_no_result(run: Run) -> None:
+    run.message("published")
+    run.message("acknowledged")
+    run.no_result()
 
-        assert run.judge().lost == 1
 
-    def test_order_without_a_result(self, run: Run) -> None:
-        run.message("published")
-        run.message("acknowledged")
-        run.no_result()
+def completes_twice(run: Run) -> None:
+    for token in (1, 2):
+        run.execution(token, done=1.0, completes=True)
 
-        verdict = run.judge()
-        assert (verdict.lost, verdict.unanswered, verdict.lost_by_broker) == (1, 1, 0)
-        assert not verdict.keeps_promises
+
+def has_two_results(run: Run) -> None:
+    run.execution(1, done=1.0)
+    run.result("SUCCESS r1")
+    run.result("SUCCESS r2")
+
+
+def is_fenced(run: Run) -> None:
+    assert run.request(1)
+    assert run.request(2)
+    assert not run.request(1, "r1")
+    assert run.request(2, "r2")
+
+
+def writes_when_stale(run: Run) -> None:
+    """Contestants without tokens always send 0."""
+    for execution in ("first", "second"):
+        run.request(0, execution=execution)
+    assert run.request(0, "r1", execution="first")
+
+
+def has_another_receipt(run: Run) -> None:
+    run.execution(1, done=1.0)
+    run.request(1, "r1")
+    run.result("SUCCESS r2")
+
+
+def reaches_both_versions(run: Run) -> None:
+    keeps(run)
+    run.execution(2, this_version=False)
+    for number, this_version in enumerate((False, True)):
+        run._ledger.write("delivered", delivery="", task_id=f"{number}", this_version=this_version)
+    run.fault(ROLLED_BACK, 2.0, 3.0)
+
+
+#: What happens, the counts of the verdict, and whether the promises are kept.
+COURSES: dict[Callable[[Run], None], tuple[dict[str, int], bool]] = {
+    keeps: ({"lost": 0, "differing": 0}, True),
+    has_no_effect: ({"lost": 1}, False),
+    has_no_result: ({"lost": 1, "unanswered": 1, "lost_by_broker": 0}, False),
+    completes_twice: ({"completed_twice": 1}, False),
+    has_two_results: ({"differing": 1}, False),
+    is_fenced: ({"stale_rejected": 1, "stale_accepted": 0}, True),
+    writes_when_stale: ({"stale_accepted": 1}, False),
+    has_another_receipt: ({"disagreeing": 1}, False),
+    reaches_both_versions: ({"executions_of_previous": 1, "orders_of_both": 1}, True),
+}
+
+
+@pytest.mark.parametrize("course", COURSES, ids=lambda course: course.__name__)
+def test_an_order_that(run: Run, course: Callable[[Run], None]) -> None:
+    counts, kept = COURSES[course]
+    course(run)
+
+    verdict = run.judge()
+    assert {name: getattr(verdict, name) for name in counts} == counts
+    assert verdict.keeps_promises is kept, verdict
 
 
 #: Two effects: their times, the faults, the seed, and what explains the second one.
@@ -181,13 +236,6 @@ def test_a_duplicate_effect_has_a_reason(run: Run, fault: str) -> None:
     assert reason != UNEXPLAINED or not verdict.keeps_promises
 
 
-def test_two_completions_are_counted(run: Run) -> None:
-    for token in (1, 2):
-        run.execution(token, done=1.0, completes=True)
-
-    assert run.judge().completed_twice == 1
-
-
 @pytest.mark.parametrize(
     ("decisions", "ends", "miscounted"), [(1, True, 0), (0, False, 0), (0, True, 1), (2, True, 1)]
 )
@@ -202,63 +250,6 @@ def test_each_delivery_that_ends_has_one_decision(
     verdict = run.judge()
     assert verdict.miscounted == miscounted
     assert verdict.keeps_promises is not bool(miscounted)
-
-
-def test_different_results_break_a_promise(run: Run) -> None:
-    run.execution(1, done=1.0)
-    run.result("SUCCESS r1")
-    run.result("SUCCESS r2")
-
-    verdict = run.judge()
-    assert verdict.differing == 1
-    assert not verdict.keeps_promises
-
-
-class TestVersions:
-    def test_orders_that_reach_both_are_counted(self, run: Run) -> None:
-        run.execution(1, done=1.0, completes=True, this_version=False)
-        run.request(1)
-        run.request(1, "r1")
-        for number, this_version in enumerate((False, True)):
-            run._ledger.write(
-                "delivered", delivery="", task_id=f"{number}", this_version=this_version
-            )
-            run.result("SUCCESS r1")
-        run.fault(ROLLED_BACK, 2.0, 3.0)
-
-        verdict = run.judge()
-        assert (verdict.executions_of_previous, verdict.orders_of_both) == (1, 1)
-        assert verdict.keeps_promises, verdict
-
-
-class TestDownstream:
-    def test_stale_write_is_rejected(self, run: Run) -> None:
-        assert run.request(1)
-        assert run.request(2)
-        assert not run.request(1, "r1")
-        assert run.request(2, "r2")
-
-        verdict = run.judge()
-        assert (verdict.stale_rejected, verdict.stale_accepted) == (1, 0)
-
-    def test_accepted_stale_write_breaks_a_promise(self, run: Run) -> None:
-        """Contestants without tokens always send 0."""
-        for execution in ("first", "second"):
-            run.request(0, execution=execution)
-        assert run.request(0, "r1", execution="first")
-
-        verdict = run.judge()
-        assert verdict.stale_accepted == 1
-        assert not verdict.keeps_promises
-
-    def test_receipt_that_differs_from_the_result_breaks_a_promise(self, run: Run) -> None:
-        run.execution(1, done=1.0)
-        run.request(1, "r1")
-        run.result("SUCCESS r2")
-
-        verdict = run.judge()
-        assert verdict.disagreeing == 1
-        assert not verdict.keeps_promises
 
 
 class TestTransaction:

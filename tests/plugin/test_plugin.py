@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -56,13 +57,6 @@ def charge(make_task: MakeTask) -> Any:
 
 
 class TestFaults:
-    def test_a_crash_leaves_no_outcome_and_the_next_call_takes_over(
-        self, idempotency: IsolatedRecords, charge: Any
-    ) -> None:
-        idempotency.crash(charge, "1")
-        assert charge.idempotency_record("1").state is State.STARTED
-        assert charge.delay("1").get() == 2
-
     @pytest.mark.parametrize("until", RUNS_AGAIN)
     def test_a_crash_is_taken_over_by_another_message(
         self, idempotency: IsolatedRecords, make_task: MakeTask, runs: list[str], until: str
@@ -99,51 +93,52 @@ class TestFaults:
             idempotency.crash(charge, "1")
 
 
+def call(idempotency: IsolatedRecords, charge: Any) -> None:
+    charge.delay("1")
+
+
+def forget(idempotency: IsolatedRecords, charge: Any) -> None:
+    charge.idempotency_forget("1")
+
+
+def crash(idempotency: IsolatedRecords, charge: Any) -> None:
+    idempotency.crash(charge, "1")
+
+
+TWICE = "COMPLETED after 2 executions"
+
+
 class TestAssertRanOnce:
-    def test_a_call_that_ran_once_passes(self, idempotency: IsolatedRecords, charge: Any) -> None:
-        charge.delay("1")
-        charge.delay("1")
-        idempotency.assert_ran_once(charge, "1")
-
-    def test_without_a_call_it_fails(self, idempotency: IsolatedRecords, charge: Any) -> None:
-        with pytest.raises(AssertionError, match="absent after 0 executions"):
-            idempotency.assert_ran_once(charge, "1")
-
-    def test_after_two_executions_it_fails(self, idempotency: IsolatedRecords, charge: Any) -> None:
-        charge.delay("1")
-        charge.idempotency_forget("1")
-        charge.delay("1")
-        with pytest.raises(AssertionError, match="COMPLETED after 2 executions"):
-            idempotency.assert_ran_once(charge, "1")
-
-    @pytest.mark.parametrize("until", RUNS_AGAIN)
-    def test_after_two_calls_of_a_key_that_runs_again_it_fails(
-        self, idempotency: IsolatedRecords, make_task: MakeTask, until: str
+    @pytest.mark.parametrize(
+        ("until", "events", "error"),
+        [
+            ("expired", [call, call], ""),
+            ("expired", [], "absent after 0 executions"),
+            ("expired", [call, forget, call], TWICE),
+            ("finished", [call], ""),
+            *((until, [crash, call], TWICE) for until in ("expired", *RUNS_AGAIN)),
+            *((until, [call, call], TWICE) for until in RUNS_AGAIN),
+        ],
+    )
+    def test_fails_unless_the_call_ran_once(
+        self,
+        idempotency: IsolatedRecords,
+        make_task: MakeTask,
+        until: str,
+        events: list[Callable[[IsolatedRecords, Any], None]],
+        error: str,
     ) -> None:
         charge = make_task(idempotency_until=until)
-        charge.delay("1")
-        idempotency.assert_ran_once(charge, "1")
-        charge.delay("1")
-        with pytest.raises(AssertionError, match="COMPLETED after 2 executions"):
-            idempotency.assert_ran_once(charge, "1")
+        for event in events:
+            event(idempotency, charge)
 
-    @pytest.mark.parametrize("until", ["expired", *RUNS_AGAIN])
-    def test_after_a_crash_it_fails(
-        self, idempotency: IsolatedRecords, make_task: MakeTask, until: str
-    ) -> None:
-        charge = make_task(idempotency_until=until)
-        idempotency.crash(charge, "1")
-        charge.delay("1")
-        with pytest.raises(AssertionError, match="COMPLETED after 2 executions"):
+        with pytest.raises(AssertionError, match=error) if error else nullcontext():
             idempotency.assert_ran_once(charge, "1")
 
     def test_a_record_of_another_test_does_not_count(self, charge: Any) -> None:
         with isolated_records():
             charge.delay("1")
-        with (
-            isolated_records() as records,
-            pytest.raises(AssertionError, match="absent after 0 executions"),
-        ):
+        with isolated_records() as records, pytest.raises(AssertionError, match="absent after 0"):
             records.assert_ran_once(charge, "1")
 
     def test_it_hides_its_frames(self, idempotency: IsolatedRecords, charge: Any) -> None:
@@ -174,13 +169,6 @@ class TestAssertRanOnce:
 
 
 class TestIsolation:
-    def test_each_test_begins_without_records(self, charge: Any, runs: list[str]) -> None:
-        for _ in range(2):
-            with isolated_records():
-                charge.delay("1")
-                charge.delay("1")
-        assert runs == ["1", "1"]
-
     @pytest.mark.parametrize(
         "options",
         [

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from celery import Celery
 
 from celery_idempotent.testing.server import RedisServer, RedisServerError
-from tests.apps import close
 from tests.servers.program import is_running, listening_addresses
-from tests.waiting import SOON
 
 
 def pid_of(server: RedisServer) -> int:
@@ -40,16 +37,6 @@ def test_listens_on_a_port_with_other_options() -> None:
             assert client.ping()
     with pytest.raises(ValueError, match="any"):
         RedisServer.start("sqlite")
-
-
-def test_its_url_suits_a_broker_and_a_result_backend() -> None:
-    with RedisServer() as server:
-        app = Celery(broker=server.url, backend=server.url, set_as_current=False)
-        result = app.send_task("absent")
-        app.backend.store_result(result.id, 42, "SUCCESS")
-        assert result.get(timeout=SOON) == 42
-        assert server.client().llen("celery") == 1
-        close(app)
 
 
 def test_outlives_the_thread_that_started_it() -> None:

@@ -300,6 +300,11 @@ def find_chromium() -> str | None:
     return shutil.which("chromium-headless-shell") or shutil.which("chrome-headless-shell")
 
 
+def find_promtool() -> str | None:
+    """Returns the path of promtool, which comes with Prometheus; None if there is none."""
+    return shutil.which("promtool")
+
+
 PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,60 +11,22 @@ import pytest
 
 from tests.conftest import exhaustive_except
 from tests.servers.program import REPOSITORY, is_running
-from tests.servers.redis_server import find_servers
 from tests.waiting import eventually
 
-PRIVATE = "from celery_idempotent.testing.server import RedisServer; server = RedisServer()"
-#: What starts each kind of server.
-KINDS = [
-    f"from tests.servers.redis_server import RedisServer; server = RedisServer.start({kind!r})"
-    for kind in find_servers()
-]
-BOTH = PRIVATE, KINDS[0]
-
-START_AND_WAIT = """
-{start}
-print(server.client().info("server")["process_id"], flush=True)
-{then}
-"""
-
-
-def owner_of_a_server(start: str, then: str, directory: Path) -> tuple[subprocess.Popen[str], int]:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", START_AND_WAIT.format(start=start, then=then)],
-        stdout=subprocess.PIPE,
-        stdin=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "TMPDIR": str(directory)},  # a killed owner leaves files there
-    )
-    return owner, int(owner.stdout.readline())
-
-
-@pytest.mark.parametrize("start", exhaustive_except([PRIVATE, *KINDS], *BOTH))
-def test_ends_when_its_owner_is_killed(start: str, tmp_path: Path) -> None:
-    if start != PRIVATE and sys.platform != "linux":
-        pytest.skip("needs PR_SET_PDEATHSIG")
-    owner, server_pid = owner_of_a_server(start, "input()", tmp_path)
-    with owner:
-        assert is_running(server_pid)
-        owner.kill()
-    assert owner.returncode == -signal.SIGKILL
-    eventually(lambda: not is_running(server_pid))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("start", BOTH)
-@pytest.mark.parametrize(
-    "then", ["", "raise SystemExit(3)", "import gc; del server; gc.collect(); input()"]
-)
-def test_ends_when_its_owner_exits_or_drops_it(start: str, then: str, tmp_path: Path) -> None:
-    owner, server_pid = owner_of_a_server(start, then, tmp_path)
-    with owner:
-        eventually(lambda: not is_running(server_pid))
-    assert not list(tmp_path.iterdir())
-
-
+STARTS = {
+    "of users": "from celery_idempotent.testing.server import RedisServer; server = RedisServer()",
+    "of this project": (
+        "from tests.servers.redis_server import RedisServer; server = RedisServer.start()"
+    ),
+}
+#: What the owner does after its start.
+ENDS = {
+    "is killed": "import os; os.kill(os.getpid(), 9)",
+    "returns": "",
+    "exits": "raise SystemExit(3)",
+    "drops it": "import gc; del server; gc.collect(); input()",
+}
+START = '{start}\nprint(server.client().info("server")["process_id"], flush=True)\n{then}'
 STOP_IN_A_FORKED_CHILD = """
 import os
 if os.fork() == 0:
@@ -77,7 +38,31 @@ server.stop()
 """
 
 
-@pytest.mark.parametrize("start", BOTH)
+def owner_of_a_server(start: str, then: str, directory: Path) -> tuple[subprocess.Popen[str], int]:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", START.format(start=STARTS[start], then=then)],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(directory)},  # a killed owner leaves files there
+    )
+    return owner, int(owner.stdout.readline())
+
+
+@pytest.mark.parametrize(
+    "end",
+    exhaustive_except(ENDS, "is killed"),
+)
+@pytest.mark.parametrize("start", STARTS)
+def test_ends_when_its_owner(start: str, end: str, tmp_path: Path) -> None:
+    owner, server_pid = owner_of_a_server(start, ENDS[end], tmp_path)
+    with owner:
+        eventually(lambda: not is_running(server_pid))
+    assert end == "is killed" or not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("start", STARTS)
 def test_a_forked_child_of_the_owner_does_not_stop_the_server(start: str, tmp_path: Path) -> None:
     owner, _ = owner_of_a_server(start, STOP_IN_A_FORKED_CHILD, tmp_path)
     with owner:

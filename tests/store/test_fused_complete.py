@@ -81,7 +81,7 @@ def test_stores_the_outcome_and_the_result(
     assert published() == [META]
 
 
-#: What is stored before, and whether it is replaced; `test_table` has more.
+#: What is stored before, and whether it is replaced; `labs/verification` has more.
 STORED_BEFORE: dict[str, tuple[bytes | None, bool]] = {
     "absent": (None, True),
     "started": (STARTED, True),

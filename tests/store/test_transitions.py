@@ -1,6 +1,6 @@
 """The transitions of a key, one after another, on every kind of deployment.
 
-`test_table` compares each script with the model on each kind of record: its reply, the bytes and
+`labs/verification` compares each script with the model on each kind of record: its reply, the bytes and
 the expiry. Here are the promises in examples, and what only Python reads and writes.
 """
 

@@ -12,7 +12,7 @@ from celery import chain, group, shared_task
 
 from celery_idempotent import IdempotentTask
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import OutOfStockError, flaky, pack, silent, task_of
+from tests.worker.tasks import OutOfStockError, flaky, pack, silent
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.hand_over")
@@ -47,17 +47,6 @@ def hand_over_silently(self: Any, order: str, *, by_option: bool = False) -> Non
         self.replace(ignored.clone((f"replacement of {order}",)))
 
 
-def go_on(self: Any, order: str, stage: int = 0, stages: int = 2) -> int:
-    """Replaces itself by itself, `stages` times."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
-        if len(ledger.runs(order)) <= stages:
-            self.replace(self.si(order, stage and stage + 1))
-        return len(ledger.runs(order))
-
-
-polling = task_of(go_on, "polling")
-staged = task_of(go_on, "staged", idempotency_key="{order}")
 PARTS = ("charge", "book", "mail")
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from celery import Celery
 from celery.backends.redis import RedisBackend
 from celery.signals import task_failure, task_success, worker_init
-from redis import CredentialProvider
 
 from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.core.task.publish import put_back
@@ -55,15 +53,6 @@ def make_app(settings: Mapping[str, Any]) -> Celery:
 app = (
     make_app(json.loads(os.environ[SETTINGS_VARIABLE])) if SETTINGS_VARIABLE in os.environ else None
 )
-
-
-class Credentials(CredentialProvider):
-    """A credential provider that raises while the file ``$SHOP_NO_CREDENTIALS`` exists."""
-
-    def get_credentials(self) -> tuple[str, str]:
-        if Path(os.environ["SHOP_NO_CREDENTIALS"]).exists():
-            raise LookupError("no token")
-        return "default", "any password will do"
 
 
 def _is_from_shop(sender: Any) -> bool:

@@ -6,9 +6,7 @@ execution is recorded in the ledger.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import time
 from typing import Any
 from uuid import uuid4
@@ -16,9 +14,7 @@ from uuid import uuid4
 from celery import shared_task
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError
-from celery_idempotent.core.lease.heartbeat import heartbeat
-from tests.waiting import eventually
+from celery_idempotent import TASK_ID, IdempotentTask
 from tests.worker.ledger import Ledger
 
 
@@ -57,22 +53,6 @@ forgetful = task_of(handle, "forgetful", idempotency_store_result=False)
 thrifty = task_of(handle, "thrifty", idempotency_max_result_size=10)
 unguarded = task_of(handle, "unguarded", idempotency_on_store_error="run")
 strict = task_of(handle, "strict", idempotency_on_store_error="raise")
-#: Each with a store of its own; a worker's environment names them.
-for _number, _url in enumerate(os.environ.get("SHOP_OTHER_STORES", "").split()):
-    task_of(handle, f"elsewhere_{_number}", idempotency_redis_url=_url, idempotency_lease=2.0)
-
-
-class UnsendableTask(IdempotentTask):
-    """A task whose messages cannot be published again."""
-
-    abstract = True
-
-    def signature_from_request(self, *args: Any, **options: Any) -> Any:
-        """Fails immediately."""
-        raise OSError("the broker accepts no messages")
-
-
-unsendable = shared_task(handle, bind=True, base=UnsendableTask, name="shop.unsendable")
 
 
 class CatchingTask(IdempotentTask):
@@ -112,7 +92,6 @@ def sleep(self: Any, order: str, seconds: float, number: int = 0) -> list[float]
     return [start, number, time.time()]
 
 
-sleepy = task_of(sleep, "sleepy", idempotency_key="{order}")
 sleepy_in_turn = task_of(
     sleep, "sleepy_in_turn", idempotency_key="{order}", idempotency_until="finished"
 )
@@ -162,20 +141,6 @@ def call_itself(self: Any, order: str, depth: int) -> str:
         return f"{depth} {call_itself(order, depth - 1)}" if depth else "0"
 
 
-@shared_task(bind=True, base=IdempotentTask, name="shop.check_then_handle")
-def check_then_handle(self: Any, order: str) -> dict[str, Any]:
-    """Notes whether it still has its lease when its order is released."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
-        try:
-            self.idempotency.check()
-        except LeaseLostError as error:
-            ledger.note(order, str(error))
-        else:
-            ledger.note(order, "has its lease")
-        return {"receipt": uuid4().hex}
-
-
 class UnretryableTask(IdempotentTask):
     """A task whose retries cannot be published."""
 
@@ -215,28 +180,10 @@ def run_out(self: Any, order: str, times: int = 1_000) -> str:
 
 
 flaky = task_of(run_out, "flaky")
-flaky_tick = task_of(run_out, "flaky_tick", idempotency_key=TASK_ID)
-flaky_in_turn = task_of(run_out, "flaky_in_turn", idempotency_until="finished")
 final = task_of(run_out, "final", idempotency_replay_errors=(OutOfStockError,))
 final_together = task_of(run_out, "final_together", idempotency_replay_errors=(OutOfStockError,))
-final_unstored = task_of(
-    run_out, "final_unstored", idempotency_store_result=False,
-    idempotency_replay_errors=(OutOfStockError,),
-)  # fmt: skip
-final_in_turn = task_of(
-    run_out, "final_in_turn", idempotency_until="finished",
-    idempotency_replay_errors=(OutOfStockError,),
-)  # fmt: skip
 
 
-def fail_twice(self: Any, order: str) -> None:
-    """Fails for good in the first execution, and with another error in all others."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
-        raise OutOfStockError(order, 3) if len(ledger.runs(order)) == 1 else LookupError(order)
-
-
-final_once = task_of(fail_twice, "final_once", idempotency_replay_errors=(OutOfStockError,))
 #: Seconds after which a message is redelivered with `FAST_REDELIVERY`.
 AFTER_VISIBILITY_TIMEOUT = 5.0
 
@@ -247,18 +194,16 @@ def report_failure(self: Any, order: str) -> None:
     Ledger.of(self.app).note(order, self.request.id)
 
 
-@shared_task(bind=True, base=IdempotentTask, name="shop.poll_late", max_retries=None)
-def poll_late(self: Any, order: str, countdown: float, times: int, lost: bool = False) -> str:
-    """Retries `times` times, each time after its message has been redelivered."""
+@shared_task(bind=True, base=IdempotentTask, name="shop.lose_retry")
+def lose_retry(self: Any, order: str) -> str:
+    """Retries once, after its message has been redelivered; the retry is not published."""
     ledger = Ledger.of(self.app)
     with ledger.run(order, self.request.id, self.idempotency):
         ledger.note(order, str(self.request.retries))
-        if len(ledger.runs(order)) > times:
+        if len(ledger.runs(order)) > 1:
             return "done"
         time.sleep(AFTER_VISIBILITY_TIMEOUT)
-        if lost:
-            raise Retry(when=countdown)
-        raise self.retry(countdown=countdown)
+        raise Retry(when=0)
 
 
 def try_again(self: Any, order: str, countdown: float, expires: float | None = None) -> str:
@@ -272,15 +217,6 @@ def try_again(self: Any, order: str, countdown: float, expires: float | None = N
 try_later = task_of(try_again, "try_later")
 try_later_in_turn = task_of(try_again, "try_later_in_turn", idempotency_until="finished")
 try_later_in_a_burst = task_of(try_again, "try_later_in_a_burst", idempotency_until="started")
-
-
-@shared_task(bind=True, base=IdempotentTask, name="shop.try_at")
-def try_at(self: Any, order: str, eta: str) -> str:
-    """Retries once, at a time given as text."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        if self.request.retries == 0:
-            raise self.retry(eta=eta)
-        return uuid4().hex
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.change_then_handle")
@@ -336,15 +272,6 @@ hard_limited_again = task_of(
 hard_limited = task_of(handle, "hard_limited", time_limit=1.0)
 
 
-def die(self: Any, order: str) -> None:
-    """Kills its pool process."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-poison = task_of(die, "poison", idempotency_max_attempts=2)
-
-
 def handle_in_turn(self: Any, order: str) -> dict[str, Any]:
     """Handles an order; notes when an execution starts and ends."""
     ledger = Ledger.of(self.app)
@@ -365,13 +292,6 @@ reserved_turn = task_of(
 )
 collapsed = task_of(
     handle_in_turn, "collapsed_burst", idempotency_until="started", idempotency_dedupe_publish=True
-)
-turn_of = task_of(
-    handle,
-    "turn_of",
-    idempotency_key="{order}",
-    idempotency_until="finished",
-    idempotency_dedupe_publish=True,
 )
 
 
@@ -447,29 +367,3 @@ def peak(notes: list[str]) -> int:
         running += 1 if note.startswith("start") else -1
         peak = max(peak, running)
     return peak
-
-
-def kill_process(self: Any, order: str) -> None:
-    """Kills its process, each time."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def kill_heartbeat(self: Any, order: str) -> int:
-    """Ends the heartbeat's thread, as a defect in it would; returns the id of the process."""
-    renewer = heartbeat.renewer(self.idempotency_configuration.executor.store)
-    thread = renewer.thread
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
-    )
-    renewer._wake.put(None)  # the error is raised once the thread runs
-    eventually(lambda: not thread.is_alive(), "the heartbeat's thread has ended")
-    return os.getpid()
-
-
-crash_looping = task_of(kill_process, "crash_looping", idempotency_max_attempts=7)
-heartless = task_of(kill_heartbeat, "heartless")
-#: Tasks like others, so that each incident has a task of its own.
-unsaved = task_of(handle, "unsaved", idempotency_lease=4.0)
-unreadable = task_of(handle, "unreadable")
-orphaned = task_of(handle, "orphaned")
-slow = task_of(handle, "slow")

@@ -6,7 +6,6 @@ The other modules have Redis as their broker. Results and records are in Redis h
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -88,17 +87,6 @@ def test_retry_runs_again_then_replays(shop: Shop, order: str) -> None:
 
 
 class TestKilled:
-    def test_task_of_a_killed_pool_process_runs_again(self, shop: Shop, order: str) -> None:
-        result = shop.ledger.start(pack, order)
-        os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
-        shop.ledger.release(order)
-
-        receipt = result.get(timeout=SOON)
-
-        assert pack.delay(order).get(timeout=SOON) == receipt
-        assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
-        assert [run.attempt for run in shop.ledger.runs(order)] == [1, 2]
-
     def test_task_of_a_killed_worker_runs_again_after_the_lease(
         self, doomed: Shop, order: str
     ) -> None:

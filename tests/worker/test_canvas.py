@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from celery import chain, chord, group
+from celery import chain, chord
 
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import follow_up, report
@@ -16,16 +16,6 @@ from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError, final, pack
 
 pytestmark = pytest.mark.worker
-
-
-def test_two_chains_with_the_same_head_both_complete(ledger: Ledger, order: str) -> None:
-    first = chain(pack.s(order), follow_up.s(f"first {order}")).delay().get(timeout=SOON)
-    second = chain(pack.s(order), follow_up.s(f"second {order}")).delay().get(timeout=SOON)
-
-    assert first[0]["receipt"]
-    assert (first[0], first[1]) == (second[0], f"first {order}")
-    assert ledger.notes(f"first {order}") == ledger.notes(f"second {order}") == ["followed up"]
-    assert len(ledger.runs(order)) == 1
 
 
 def test_two_chains_with_the_same_running_head_both_complete(ledger: Ledger, order: str) -> None:
@@ -41,21 +31,6 @@ def test_two_chains_with_the_same_running_head_both_complete(ledger: Ledger, ord
     assert len(ledger.runs(order)) == 1
 
 
-def test_same_chain_twice_runs_each_task_once(ledger: Ledger, order: str) -> None:
-    ends = [chain(pack.s(order), follow_up.s(order)).delay().get(timeout=SOON) for _ in range(2)]
-
-    assert ends[0] == ends[1]
-    assert len(ledger.runs(order)) == 1
-    assert ledger.notes(order) == ["followed up"]
-
-
-def test_group_of_duplicates_runs_once(ledger: Ledger, order: str) -> None:
-    receipts = group(pack.s(order) for _ in range(5)).delay().get(timeout=SOON)
-
-    assert receipts == [receipts[0]] * 5
-    assert len(ledger.runs(order)) == 1
-
-
 def test_chord_with_duplicates_in_its_header_runs_its_body_once(ledger: Ledger, order: str) -> None:
     header = [pack.s(order), pack.s(f"another {order}"), pack.s(order), pack.s(order)]
 
@@ -63,15 +38,6 @@ def test_chord_with_duplicates_in_its_header_runs_its_body_once(ledger: Ledger, 
 
     assert receipts[0] == receipts[2] == receipts[3] != receipts[1]
     assert [json.loads(note) for note in ledger.notes(order)] == [receipts]
-    assert len(ledger.runs(order)) == 1
-
-
-def test_links_of_both_callers_run(ledger: Ledger, order: str) -> None:
-    for caller in ("first", "second"):
-        pack.apply_async((order,), link=follow_up.s(f"{caller} {order}")).get(timeout=SOON)
-
-    for caller in ("first", "second"):
-        eventually(lambda name=caller: ledger.notes(f"{name} {order}"), f"{caller} link")
     assert len(ledger.runs(order)) == 1
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from kombu.exceptions import EncodeError
 from redis import Redis
 
 from celery_idempotent import ResultNotStoredError, State
-from tests.servers.program import Clock
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import (
@@ -29,9 +27,7 @@ from tests.worker.canvas_tasks import (
     hand_over_badly,
     hand_over_in_vain,
     hand_over_silently,
-    polling,
     report,
-    staged,
 )
 from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Ledger
@@ -142,55 +138,6 @@ def order_of(canvas: Callable[..., AsyncResult], moment: str) -> str:
 
 @pytest.mark.core
 @pytest.mark.exhaustive
-class TestAnotherDeliveryIsSendingIt:
-    @pytest.mark.clock
-    @pytest.mark.parametrize("seconds", [-2, 10], ids=["2 s behind", "10 s ahead"])
-    def test_a_copy_sends_none_whatever_its_clock_shows(
-        self, open_shop: Callable[..., Shop], order: str, tmp_path: Path, seconds: int
-    ) -> None:
-        clock = Clock(tmp_path)
-        clock.step(seconds)
-        with open_shop() as shop:
-            shop.start_worker()
-            publish_kept(shop, order)
-            shop.ledger.hold(f"continuation of {order}")
-            message = shop.redis.lpop("kept")
-            shop.redis.lpush("celery", message)
-            eventually(lambda: pack.idempotency_record(order), "it has begun")
-            eventually(lambda: pack.idempotency_record(order).state.finished, "its body has ended")
-            shop.start_worker("-Q", "copies", **faketime(clock))
-            shop.redis.lpush("copies", message)
-            deliver_put_back(shop, order, 1)
-            shop.ledger.release(f"continuation of {order}")
-
-            eventually(lambda: shop.ledger.notes(order), "the continuation has run")
-            shop.ledger.wait_for_signal(order, "replayed")
-            shop.wait_until_empty()
-            assert len(shop.ledger.notes(order)) == 1
-            assert len(shop.ledger.runs(order)) == 1
-
-
-def publish_kept(shop: Shop, order: str) -> None:
-    """Publishes a call with a callback to a queue that nobody consumes."""
-    callback = report.s(order)
-    pack.apply_async((order,), task_id=order, queue="kept", link=callback)
-
-
-def deliver_put_back(shop: Shop, order: str, number: int) -> None:
-    """Waits until the copy is put back for the `number`-th time, and delivers it again."""
-    shop.ledger.wait_for_signal(order, "conflicted", number)
-    message = eventually(lambda: shop.redis.lpop("kept"), "the copy is put back")
-    shop.redis.lpush("copies", message)
-
-
-def faketime(clock: Clock) -> dict[str, str]:
-    """Returns the environment variables that give a worker this clock."""
-    names = ("LD_PRELOAD", *(name for name in clock.environment if name.startswith("FAKETIME")))
-    return {name: clock.environment[name] for name in names}
-
-
-@pytest.mark.core
-@pytest.mark.exhaustive
 class TestBrokerDiesAfterTheBody:
     """Celery cannot publish the callback, stores FAILURE and sends ``task_failure``."""
 
@@ -236,22 +183,6 @@ class TestReplacement:
         assert receipts == [pack.delay(f"replacement of {order}").get(timeout=SOON)] * 3
         assert len(ledger.runs(order)) == len(ledger.runs(f"replacement of {order}")) == 1
 
-    def test_duplicates_wait_for_the_replacement(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(f"replacement of {order}")
-        first = hand_over.delay(order)
-        ledger.wait_for_run(f"replacement of {order}")
-        duplicate = ledger.duplicate(hand_over, order)
-        ledger.release(f"replacement of {order}")
-
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
-
-    def test_replacement_gets_the_continuation(self, ledger: Ledger, order: str) -> None:
-        receipt = chain(hand_over.s(order), report.s(order)).delay().get(timeout=SOON)
-
-        assert receipt["receipt"]
-        assert len(ledger.notes(order)) == 1
-
     def test_replacement_that_cannot_be_published_releases_the_key(
         self, ledger: Ledger, order: str
     ) -> None:
@@ -279,20 +210,6 @@ class TestReplacement:
 
         assert len(ledger.runs(order)) == 1
 
-    @pytest.mark.parametrize(
-        "call",
-        [lambda order: polling.delay(order), lambda order: staged.delay(order, 1)],
-        ids=["the same arguments", "other arguments"],
-    )
-    def test_replacement_by_the_same_task_keeps_the_key(
-        self, ledger: Ledger, order: str, call: Callable[[str], AsyncResult]
-    ) -> None:
-        results = [call(order) for _ in range(2)]
-
-        assert [result.get(timeout=SOON) for result in results] == [3, 3]
-        assert [run.end for run in ledger.runs(order)] == ["Ignore", "Ignore", "returned"]
-        assert len({run.key for run in ledger.runs(order)}) == 1
-
     def test_errback_of_a_failed_replacement_runs_once(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
@@ -309,15 +226,6 @@ class TestReplacement:
 
 @pytest.mark.core
 class TestNestedCanvas:
-    def test_duplicates_run_once(self, ledger: Ledger, order: str) -> None:
-        inner = chord([pack.s(order), pack.s(order)], follow_up.s(order))
-
-        (receipts, followed_order) = chain(inner, report.s(order)).delay().get(timeout=SOON)
-
-        assert receipts[0] == receipts[1]
-        assert followed_order == order
-        assert len(ledger.runs(order)) == 1
-
     def test_published_twice_completes_twice(self, ledger: Ledger, order: str) -> None:
         def nested(name: str) -> Any:
             members = group(chain(pack.s(order), follow_up.s(order)), pack.s(order))
@@ -328,13 +236,6 @@ class TestNestedCanvas:
         assert ends[0] == ends[1]
         assert len(ledger.runs(order)) == 1
         assert [len(ledger.notes(f"{name} {order}")) for name in ("one", "two")] == [1, 1]
-
-
-def test_it_is_on_by_itself(shop: Shop) -> None:
-    lines = shop.workers[0].logs().splitlines()
-    (line,) = (line for line in lines if "shop.pack" in line and ": key by " in line)
-    assert "fused completion off" not in line
-    assert pack.idempotency_configuration.fusion_obstacle == ""
 
 
 @pytest.mark.exhaustive

@@ -12,19 +12,16 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import CallOutcome, KeyReusedError, ResultNotStoredError, State, outcome_of
+from celery_idempotent import CallOutcome, ResultNotStoredError, State, outcome_of
 from celery_idempotent.core.store.reference import Reference
 from tests.apps import run_command
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, check_duplicates
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
-    charge,
     forgetful,
     give,
-    ignoring,
     pack,
-    raising,
     silent,
     thrifty,
     unserialisable,
@@ -53,18 +50,6 @@ class TestWhileItRuns:
 
 
 class TestAfterCompletion:
-    def test_duplicate_gets_the_result_with_its_own_task_id(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        first = pack.delay(order)
-        receipt = first.get(timeout=SOON)
-
-        duplicate = pack.delay(order)
-
-        assert duplicate.id != first.id
-        assert duplicate.get(timeout=SOON) == receipt
-        assert len(ledger.runs(order)) == 1
-
     def test_args_kwargs_and_send_task_have_the_same_key(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
@@ -79,24 +64,6 @@ class TestAfterCompletion:
 
         assert [other.get(timeout=SOON) for other in others] == [receipt] * 4
         assert len(ledger.runs(order)) == 1
-
-
-class TestSameKeyWithOtherArguments:
-    def test_does_not_change_the_first_outcome(self, ledger: Ledger, order: str) -> None:
-        receipt = charge.delay(order, amount=1).get(timeout=SOON)
-        charge.delay(order, amount=2).get(timeout=SOON, propagate=False)
-
-        assert charge.delay(order, amount=1).get(timeout=SOON) == receipt
-        assert len(ledger.runs(order)) == 1
-
-    def test_is_rejected_during_the_first_execution(self, ledger: Ledger, order: str) -> None:
-        first = ledger.start(charge, order, 1)
-
-        with pytest.raises(KeyReusedError):
-            charge.delay(order, amount=2).get(timeout=SOON)
-
-        ledger.release(order)
-        assert first.get(timeout=SOON)["amount"] == 1
 
 
 class TestValues:
@@ -123,15 +90,6 @@ class TestValues:
 
 class TestNoValue:
     """If no value is stored, a duplicate gets an error and does not run."""
-
-    def test_with_ignore_result(self, ledger: Ledger, order: str) -> None:
-        first = silent.delay(order)
-        ledger.wait_for_signal(first.id, "completed")
-
-        duplicate = silent.delay(order)
-        ledger.wait_for_signal(duplicate.id, "replayed")
-
-        assert len(ledger.runs(order)) == 1
 
     @pytest.mark.parametrize(
         ("task", "reason"),
@@ -185,42 +143,6 @@ class TestTaskIdOfADuplicate:
             record.key, False, first.id, record.token, 1
         )
 
-    def test_while_it_waits_and_after(self, ledger: Ledger, shop: Shop, order: str) -> None:
-        first = ledger.start(pack, order)
-        duplicate = ledger.duplicate(pack, order)
-
-        assert show(shop, duplicate.id)["duplicate"]["replayed"] is False
-        assert outcome_of(duplicate) is None
-        ledger.release(order)
-        duplicate.get(timeout=SOON)
-
-        eventually(lambda: found(shop, duplicate.id).replayed)
-        outcome = outcome_of(duplicate)
-        assert (outcome.replayed, outcome.task_id) == (True, first.id)
-
-    @pytest.mark.parametrize("task", [ignoring, raising], ids=["ignore", "raise"])
-    def test_of_a_duplicate_that_never_runs(
-        self, ledger: Ledger, shop: Shop, order: str, task: Any
-    ) -> None:
-        first = ledger.start(task, order)
-        duplicate = ledger.duplicate(task, order)
-        ledger.release(order)
-        ledger.wait_for_signal(first.id, "completed")
-
-        shown = show(shop, duplicate.id)
-        assert (shown["task_id"], shown["duplicate"]["replayed"]) == (first.id, False)
-        assert outcome_of(duplicate) is None
-
-    def test_of_a_call_with_other_arguments(self, shop: Shop, order: str) -> None:
-        first = charge.delay(order, 1)
-        first.get(timeout=SOON)
-        other = charge.delay(order, 2)
-        with pytest.raises(KeyReusedError):
-            other.get(timeout=SOON)
-
-        assert found(shop, other.id).task_id == first.id
-        assert outcome_of(other) is None
-
     def test_of_a_redelivery_is_its_own(self, shop: Shop, order: str) -> None:
         first = pack.delay(order)
         first.get(timeout=SOON)
@@ -231,9 +153,6 @@ class TestTaskIdOfADuplicate:
         store = pack.idempotency_configuration.executor.store
         assert store.reference(first.id) is None
         assert "duplicate" not in show(shop, first.id, whole=True)
-
-    def test_that_nobody_knows(self, shop: Shop) -> None:
-        assert outcome_of(pack.AsyncResult("unknown")) is None
 
 
 def found(shop: Shop, task_id: str) -> Reference:

@@ -109,13 +109,6 @@ def test_a_message_without_a_reservation_does_not_wait(
     assert following.get(timeout=SOON)["receipt"]
 
 
-@MODES
-def test_a_message_that_waits_keeps_its_reservation(task: Any, shop: Shop, order: str) -> None:
-    waiting = task.apply_async((order,), queue=f"late {order}")
-
-    assert task.delay(order).id == waiting.id
-
-
 def test_one_that_waited_for_its_turn(shop: Shop, ledger: Ledger, order: str) -> None:
     running = ledger.start(ignoring_burst, order)
     ended = ignoring_burst.apply_async((order,), queue="old version")

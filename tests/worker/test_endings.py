@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import State
 from tests.conftest import exhaustive_except
 from tests.servers.program import is_running
-from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -71,23 +70,6 @@ class TestTimeLimits:
         assert soft_limited.delay(order).get(timeout=SOON)["receipt"]
         assert len(ledger.runs(order)) == 2
 
-    @pytest.mark.exhaustive
-    def test_hard_time_limit_releases_the_key_within_two_seconds(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        ledger.hold(order)
-        with pytest.raises(TimeLimitExceeded):
-            hard_limited.delay(order).get(timeout=SOON)
-        killed_at = time.time()
-        # The error is reported before the kill; until then, the process could still return.
-        child = ledger.runs(order)[0].pid
-        eventually(lambda: not is_running(child), "the child is killed")
-        ledger.release(order)
-
-        # It may have one conflict before it runs.
-        assert hard_limited.delay(order).get(timeout=SOON)["receipt"]
-        assert ledger.runs(order)[1].started_at - killed_at < 2 + 2
-
 
 class TestMessagesNotAcknowledgedAfterAnError:
     """``acks_on_failure_or_timeout=False``: the next delivery of the message may run."""
@@ -116,38 +98,6 @@ def test_revoking_and_terminating_releases_the_key_before_the_lease_ends(
 
     assert pack.delay(order).get(timeout=SOON)["receipt"]
     assert ledger.runs(order)[1].started_at - revoked_at < seconds
-
-
-class TestStore:
-    def test_outcome_of_a_forgotten_execution_is_not_stored(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        first = ledger.start(pack, order)
-        assert pack.idempotency_forget(order, force=True) is True
-        ledger.release(order)
-
-        assert first.get(timeout=SOON)["receipt"]
-        assert pack.idempotency_record(order) is None
-        assert ledger.signals(first.id, "completed") == []
-
-
-RAISED = "SoftTimeLimitExceeded()"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_interrupts_a_begin_without_a_reply(
-    open_shop: Callable[..., Shop], store: RedisServer, order: str
-) -> None:
-    with open_shop(idempotency_redis_url=store.url, idempotency_redis_timeout=10.0) as shop:
-        worker = shop.start_worker(concurrency=1)
-        store.pause()
-        result = pack.apply_async((order,), soft_time_limit=1)
-        worker.wait_for_log(f" s: {RAISED}")
-        store.resume()
-
-        assert result.get(timeout=SOON)["receipt"]
-        assert [run.attempt for run in shop.ledger.runs(order)] == [1]
 
 
 LOST = "has lost its lease"
@@ -210,16 +160,6 @@ class TestFalseAlarms:
 
         assert pack.delay(order).get(timeout=SOON)["receipt"]
         assert_no_alarm(shop, result.id)
-
-    def test_process_that_is_replaced(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        results = [pack.delay(f"{order} {number}") for number in range(4)]
-
-        for result in results:
-            assert result.get(timeout=SOON)["receipt"]
-        for number in range(4):
-            wait_for_death(ledger.runs(f"{order} {number}")[0].pid)
-        for result in results:
-            assert_no_alarm(shop, result.id)
 
     @pytest.mark.parametrize("signal", ["SIGTERM", "SIGQUIT"])
     def test_shutdown(self, shop: Shop, ledger: Ledger, order: str, signal: str) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent import KeyReusedError
 from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import OutOfStockError, call_itself, charge, check_then_handle, final, pack
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
@@ -28,47 +27,6 @@ class TestSelfIdempotency:
         assert run.recovered is False
         assert run.protected is True
 
-    def test_check_passes_with_a_valid_lease(self, ledger: Ledger, order: str) -> None:
-        check_then_handle.delay(order).get(timeout=SOON)
-
-        assert ledger.notes(order) == ["has its lease"]
-
-    def test_is_unprotected_with_idempotency_key_false(self, ledger: Ledger, order: str) -> None:
-        pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
-
-        (run,) = ledger.runs(order)
-        assert (run.protected, run.token, run.attempt, run.recovered) == (False, 0, 1, False)
-
-    def test_tokens_of_a_key_grow(self, ledger: Ledger, order: str) -> None:
-        pack.delay(order).get(timeout=SOON)
-        assert pack.idempotency_forget(order) is True
-        pack.delay(order).get(timeout=SOON)
-
-        first, second = ledger.runs(order)
-        assert second.token > first.token
-        assert second.attempt == 1
-
-
-class TestPlainCall:
-    """``task(1)`` is a function call, as everywhere in Celery."""
-
-    def test_has_no_record_and_ignores_one(self, ledger: Ledger, order: str) -> None:
-        receipts = [pack(order)["receipt"] for _ in range(2)]
-        assert receipts[0] != receipts[1]
-        assert pack.idempotency_record(order) is None
-        pack.delay(order).get(timeout=SOON)
-        pack(order)
-
-        protected = [run.protected for run in ledger.runs(order)]
-        assert protected == [False, False, True, False]
-
-    def test_within_the_same_task_and_key_has_no_conflict(self, ledger: Ledger, order: str) -> None:
-        # Otherwise, it would wait for its own caller.
-        result = call_itself.apply_async((order, 1), idempotency_key=f"request {order}")
-
-        assert result.get(timeout=SOON) == "1 0"
-        assert ledger.signals(result.id, "conflicted") == []
-
 
 class TestEager:
     """In addition to `tests/flow/test_eager_publish.py`."""
@@ -79,17 +37,6 @@ class TestEager:
         first, second, third = (pack.apply((order,), idempotency_key=key).get() for key in keys)
         assert first == third != second
         assert len(ledger.runs(order)) == 3
-
-    def test_apply_refuses_other_arguments_and_replays_errors(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        charge.apply((order, 1)).get()
-        with pytest.raises(KeyReusedError):
-            charge.apply((order, 2)).get()
-        for _ in range(2):
-            with pytest.raises(OutOfStockError):
-                final.apply((order,)).get()
-        assert len(ledger.runs(order)) == 2
 
     @pytest.fixture
     def always_eager(self, shop: Shop) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -10,19 +9,16 @@ from typing import Any
 
 import celery
 import pytest
-from celery import chord
 from celery.result import AsyncResult
 
 from celery_idempotent import State
 from celery_idempotent.core.store import run_sync
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
-from tests.worker.canvas_tasks import report
 from tests.worker.harness import COPIED_MESSAGES, KILLED_WORKERS, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
     collapsed,
-    final,
     in_turn,
     pack,
     try_later,
@@ -121,17 +117,6 @@ class TestCopyOfAMessageThatHasEnded:
         shop.replay(message, result.id)
         assert shop.app.AsyncResult(result.id).get(timeout=SOON) == receipt
 
-    def test_that_was_a_duplicate_leaves_its_error_alone(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        final.delay(order).get(timeout=SOON, propagate=False)
-        result, message = publish(shop, final, order, expires=EXPIRES)
-        result.get(timeout=SOON, propagate=False)
-        wait_for_expiry(EXPIRES)
-
-        shop.replay(message, result.id, 2)
-        assert shop.app.AsyncResult(result.id).state == "FAILURE"
-
 
 @pytest.mark.core
 @pytest.mark.parametrize(
@@ -175,18 +160,6 @@ class TestCopyOfARunningMessage:
         assert shop.app.AsyncResult(result.id).get(timeout=SOON) == receipt
         assert [run.end for run in ledger.runs(order)] == ["returned"]
 
-    def test_does_not_count_in_a_chord(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        header = [pack.s(order).set(expires=EXPIRES), pack.s(f"another {order}")]
-        result = chord(header)(report.s(order))
-        run = ledger.wait_for_run(order)
-        ledger.wait_for_signal(run.task_id, "conflicted")
-        ledger.release(order)
-
-        receipts = result.get(timeout=SOON)
-        assert [json.loads(note) for note in ledger.notes(order)] == [receipts]
-        shop.wait_until_empty()
-
     def test_runs_if_the_first_execution_dies(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
@@ -229,17 +202,6 @@ class TestCopyOfARunningMessage:
 
 
 class TestMessageThatHasNotStarted:
-    @pytest.mark.exhaustive
-    def test_expires_after_a_conflict(self, ledger: Ledger, order: str) -> None:
-        """The requeued message keeps its expiry."""
-        ledger.start(pack, order)
-        result = pack.apply_async((order,), expires=4)
-        ledger.wait_for_signal(result.id, "conflicted")
-
-        eventually(lambda: result.state == "REVOKED", "it has expired")
-        ledger.release(order)
-        assert len(ledger.runs(order)) == 1
-
     def test_keeps_its_reservation_until_it_expires(self, ledger: Ledger, order: str) -> None:
         """It renews its reservation when it meets the run, but not beyond its expiry."""
         ledger.start(collapsed, order)

@@ -56,21 +56,6 @@ class Handlers:
         _note(self, "after_return", task_id, args, kwargs)
 
 
-class TaskWithHandlers(IdempotentTask):
-    """Defines handlers, one of which calls that of Celery's class."""
-
-    abstract = True
-    before_start = Handlers.before_start
-    on_failure = Handlers.on_failure
-    on_retry = Handlers.on_retry
-    after_return = Handlers.after_return
-
-    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        """Notes the call."""
-        super().on_success(retval, task_id, args, kwargs)
-        _note(self, "on_success", task_id, args, kwargs)
-
-
 class MixedTask(Handlers, IdempotentTask):
     """Inherits its handlers from a class that is not a Celery task."""
 
@@ -103,12 +88,6 @@ def _end(task: Any, order: str, way: str) -> str:
     return order
 
 
-OPTIONS: dict[str, Any] = {
-    name: getattr(Handlers, name)
-    for name in ("before_start", "on_success", "on_failure", "on_retry", "after_return")
-}
-
-
 def _task(name: str, base: Any, **options: Any) -> Any:
     return shared_task(_work, bind=True, base=base, name=f"shop.{name}", **options)
 
@@ -123,9 +102,7 @@ class NotingRequest(Request):
 
 
 in_plain_celery = _task("in_plain_celery", PlainTask)
-with_handlers = _task("with_handlers", TaskWithHandlers)
 with_mixin = _task("with_mixin", MixedTask)
-with_options = _task("with_options", IdempotentTask, **OPTIONS)
 final = _task("final_with_handlers", MixedTask, idempotency_replay_errors=(OutOfStockError,))
 refusing = _task("refusing", MixedTask, idempotency_on_conflict="raise")
 switched_off = _task("switched_off", MixedTask, idempotency_enabled=False)
@@ -137,12 +114,6 @@ limited = _task("limited_with_handlers", MixedTask, time_limit=1.0)
 
 
 pytestmark = pytest.mark.worker
-
-every_way = pytest.mark.parametrize(
-    "task",
-    exhaustive_except([with_handlers, with_mixin, with_options], with_handlers),
-    ids=["class", "mixin", "options"],
-)
 
 
 @pytest.fixture(scope="module")
@@ -165,101 +136,90 @@ def settled(ledger: Ledger, order: str, task_id: str) -> list[str]:
 
 
 @pytest.mark.core
-@every_way
 class TestExecution:
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("way", ["", "fails", "retries", "fails at the start"])
-    def test_handlers_are_those_of_plain_celery(
-        self, ledger: Ledger, order: str, task: Any, way: str
-    ) -> None:
+    def test_handlers_are_those_of_plain_celery(self, ledger: Ledger, order: str, way: str) -> None:
         calls = []
-        for candidate in (in_plain_celery, task):
+        for candidate in (in_plain_celery, with_mixin):
             task_id = f"{candidate.name} {order}"
             candidate.apply_async((order, way), task_id=task_id)
             calls.append(settled(ledger, order, task_id))
 
         assert calls[1] == calls[0]
-        assert f"unprotected of {task.name} {order}" not in ledger.notes(order)
+        assert f"unprotected of {with_mixin.name} {order}" not in ledger.notes(order)
 
     def test_handlers_of_an_eager_call_are_those_of_plain_celery(
-        self, ledger: Ledger, order: str, task: Any
+        self, ledger: Ledger, order: str
     ) -> None:
         calls = []
-        for candidate in (in_plain_celery, task):
+        for candidate in (in_plain_celery, with_mixin):
             task_id = f"{candidate.name} {order}"
             candidate.apply((order,), task_id=task_id)
             calls.append(handlers(ledger, order, task_id))
-        replay = task.apply((order,))
+        replay = with_mixin.apply((order,))
 
         assert calls[1] == calls[0]
         assert replay.result == order
         assert handlers(ledger, order, replay.id) == []
 
 
-@pytest.mark.core
-@every_way
-class TestNoHandlers:
-    def test_for_a_replayed_duplicate(
-        self, shop: Shop, ledger: Ledger, order: str, task: Any
-    ) -> None:
-        task.delay(order).get(timeout=SOON)
-        duplicate = task.delay(order)
+def meet_a_result(ledger: Ledger, order: str) -> Any:
+    with_mixin.delay(order).get(timeout=SOON)
+    return with_mixin.delay(order)
 
-        assert duplicate.get(timeout=SOON) == order
+
+def meet_an_error(ledger: Ledger, order: str) -> Any:
+    final.delay(order, "fails").get(timeout=SOON, propagate=False)
+    return final.delay(order, "fails")
+
+
+def meet_a_run(ledger: Ledger, order: str) -> Any:
+    ledger.start(with_mixin, order)
+    return ledger.duplicate(with_mixin, order)
+
+
+def conflict(ledger: Ledger, order: str) -> Any:
+    ledger.start(refusing, order)
+    return refusing.delay(order)
+
+
+def reuse(ledger: Ledger, order: str) -> Any:
+    with_mixin.apply_async((order,), idempotency_key=order).get(timeout=SOON)
+    return with_mixin.apply_async((order, "fails"), idempotency_key=order)
+
+
+@pytest.mark.core
+class TestNoHandlers:
+    @pytest.mark.parametrize(
+        ("meet", "error"),
+        [
+            (meet_a_result, None),
+            (meet_an_error, OutOfStockError),
+            (meet_a_run, None),
+            (conflict, ConflictError),
+            (reuse, KeyReusedError),
+        ],
+    )
+    def test_for_a_duplicate(
+        self, shop: Shop, ledger: Ledger, order: str, meet: Any, error: Any
+    ) -> None:
+        duplicate = meet(ledger, order)
+        ledger.release(order)
+
+        end = duplicate.get(timeout=SOON, propagate=False)
+        assert end == order if error is None else isinstance(end, error)
         shop.wait_until_empty()
         assert handlers(ledger, order, duplicate.id) == []
 
-    def test_for_a_copy_of_the_message(
-        self, shop: Shop, ledger: Ledger, order: str, task: Any
-    ) -> None:
-        task.apply_async((order,), task_id=order)
+    def test_for_a_copy_of_the_message(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        with_mixin.apply_async((order,), task_id=order)
         once = settled(ledger, order, order)
-        task.apply_async((order,), task_id=order)
+        with_mixin.apply_async((order,), task_id=order)
         ledger.wait_for_signal(order, "replayed")
         shop.wait_until_empty()
 
         assert handlers(ledger, order, order) == once
-
-    def test_for_a_requeued_duplicate(
-        self, shop: Shop, ledger: Ledger, order: str, task: Any
-    ) -> None:
-        ledger.start(task, order)
-        duplicate = ledger.duplicate(task, order)
-        ledger.release(order)
-
-        assert duplicate.get(timeout=SOON) == order
-        shop.wait_until_empty()
-        assert handlers(ledger, order, duplicate.id) == []
-
-
-class TestNoHandlersOfAFailure:
-    def test_replayed_error(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        final.delay(order, "fails").get(timeout=SOON, propagate=False)
-        duplicate = final.delay(order, "fails")
-
-        with pytest.raises(OutOfStockError):
-            duplicate.get(timeout=SOON)
-        shop.wait_until_empty()
-        assert handlers(ledger, order, duplicate.id) == []
-
-    def test_conflict(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        ledger.start(refusing, order)
-        duplicate = refusing.delay(order)
-
-        with pytest.raises(ConflictError):
-            duplicate.get(timeout=SOON)
-        ledger.release(order)
-        shop.wait_until_empty()
-        assert handlers(ledger, order, duplicate.id) == []
-
-    def test_reused_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        with_mixin.apply_async((order,), idempotency_key=order).get(timeout=SOON)
-        another = with_mixin.apply_async((order, "fails"), idempotency_key=order)
-
-        with pytest.raises(KeyReusedError):
-            another.get(timeout=SOON)
-        shop.wait_until_empty()
-        assert handlers(ledger, order, another.id) == []
 
 
 class TestWithoutIdempotency:
@@ -294,13 +254,6 @@ def test_main_process_calls_the_handlers_of_plain_celery(ledger: Ledger, order: 
         eventually(
             lambda name=task_id: handlers(ledger, order, name) == expected, "all handlers have run"
         )
-
-
-def test_handler_can_be_called_directly(ledger: Ledger, order: str) -> None:
-    with_mixin.on_success("receipt", "by hand", (order,), {})
-    with_mixin.before_start("by hand", (order,), {})
-
-    assert handlers(ledger, order, "by hand") == ["on_success", "before_start", "unprotected"]
 
 
 @pytest.mark.exhaustive

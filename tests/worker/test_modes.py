@@ -26,7 +26,6 @@ from tests.worker.tasks import (
     once,
     peak,
     reserved_turn,
-    turn_of,
     unless_running,
 )
 
@@ -170,25 +169,3 @@ def test_wish(courses: dict[str, Course], name: str) -> None:
     if wish.peak == 1:
         tokens = [run.token for run in course.runs]
         assert tokens == sorted(set(tokens))
-
-
-class TestOtherArguments:
-    """The same key with other arguments: neither a reuse, nor swallowed."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def results(cls, open_shop: Callable[..., Shop]) -> dict[str, Any]:
-        """What publishing with other arguments gives while one call waits or runs."""
-        results: dict[str, Any] = {}
-        with open_shop(idempotency_lease=4.0) as shop:
-            first = turn_of.delay("f", 1)
-            second = turn_of.delay("f", 2)
-            results["another turn"] = second.id != first.id
-            shop.start_worker(concurrency=2)
-            results["amounts"] = [each.get(timeout=SOON)["amount"] for each in (first, second)]
-            results["runs"] = len(shop.ledger.runs("f"))
-        return results
-
-    def test_one_at_a_time_both_run(self, results: dict[str, Any]) -> None:
-        assert results["another turn"]
-        assert (results["amounts"], results["runs"]) == ([1, 2], 2)

@@ -8,13 +8,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from celery import chain, group
+from celery import chain
 
 from celery_idempotent import KeyRuleError
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import charge, flaky, pack, reserved, tick, try_later
+from tests.worker.tasks import flaky, pack, tick, try_later
 
 pytestmark = pytest.mark.worker
 
@@ -22,15 +22,6 @@ SERIALIZERS = ["json", "pickle", "msgpack", "yaml"]
 
 
 class TestKeyOfACall:
-    @pytest.mark.exhaustive
-    def test_overrides_the_rule_of_the_task(self, ledger: Ledger, order: str) -> None:
-        charge.delay(order).get(timeout=SOON)
-        for request in ("one", "two", "one"):
-            key = f"{request} {order}"
-            charge.apply_async((order,), idempotency_key=key).get(timeout=SOON)
-
-        assert len(ledger.runs(order)) == 3
-
     def test_of_a_signature(self, ledger: Ledger, order: str) -> None:
         signature = pack.s(order).set(idempotency_key=f"request {order}")
 
@@ -40,14 +31,6 @@ class TestKeyOfACall:
         duplicate = pack.apply_async((order,), idempotency_key=f"request {order}")
         assert duplicate.get(timeout=SOON) == first
         assert len(ledger.runs(order)) == 1
-
-    def test_of_signatures_in_a_canvas(self, ledger: Ledger, order: str) -> None:
-        members = [pack.s(order).set(idempotency_key=f"{n} {order}") for n in (1, 2, 1)]
-
-        receipts = group(members).delay().get(timeout=SOON)
-
-        assert receipts[0] == receipts[2] != receipts[1]
-        assert len(ledger.runs(order)) == 2
 
     def test_in_a_header_of_send_task(self, shop: Shop, ledger: Ledger, order: str) -> None:
         key = f"request {order}"
@@ -79,15 +62,6 @@ class TestKeyOfACall:
         ledger.wait_for_signal(duplicate.id, "conflicted")
         ledger.release(held)
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-
-    def test_is_reserved_at_publish(self, ledger: Ledger, order: str) -> None:
-        first, second = (
-            reserved.apply_async((order,), idempotency_key=("acme", order)) for _ in range(2)
-        )
-
-        assert second.id == first.id
-        assert second.get(timeout=SOON) == first.get(timeout=SOON)
-        assert len(ledger.runs(order)) == 1
 
     @pytest.mark.parametrize("key", ["", True, 1.5, ("a", "")], ids=repr)
     def test_invalid_key_is_rejected_at_publish(self, shop: Shop, order: str, key: object) -> None:

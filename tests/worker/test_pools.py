@@ -19,7 +19,6 @@ from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
     OutOfStockError,
     catching,
-    flaky,
     give,
     pack,
     running,
@@ -79,14 +78,6 @@ def test_own_call_that_catches_errors_does_not_end_a_duplicate(
     assert first.get(timeout=SOON)["value"]["receipt"]
     assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
     assert [run.task_id for run in ledger.runs(order)] == [first.id]
-
-
-@pytest.mark.core
-def test_error_releases_the_key(ledger: Ledger, order: str) -> None:
-    with pytest.raises(OutOfStockError):
-        flaky.delay(order, times=1).get(timeout=SOON)
-
-    assert flaky.delay(order, times=1).get(timeout=SOON) == "found one"
 
 
 @pytest.mark.core

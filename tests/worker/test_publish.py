@@ -17,11 +17,11 @@ from celery.result import AsyncResult, ResultSet, denied_join_result, result_fro
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import ConflictError, KeyReusedError, ResultNotStoredError, State, outcome_of
+from celery_idempotent import ConflictError, KeyReusedError, State, outcome_of
 from celery_idempotent.core.task.publish.result import RecordResult
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.canvas_tasks import hand_over, report, ship
+from tests.worker.canvas_tasks import report, ship
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
@@ -29,9 +29,7 @@ from tests.worker.tasks import (
     charge,
     final,
     flaky,
-    forgetful,
     pack,
-    short_lease,
     try_later,
 )
 
@@ -67,15 +65,6 @@ class TestInFlight:
         assert pack.idempotency_forget(order)
         assert pack.apply_async((order,), queue=UNCONSUMED_QUEUE).id != results[0].id
 
-    def test_running_call_is_published_once(self, ledger: Ledger, order: str) -> None:
-        first = ledger.start(pack, order)
-        duplicate = pack.delay(order)
-        ledger.release(order)
-
-        assert duplicate.id == first.id
-        assert duplicate.get(timeout=SOON)["receipt"]
-        assert len(ledger.runs(order)) == 1
-
     def test_retrying_call_is_published_once(self, ledger: Ledger, order: str) -> None:
         first = try_later.delay(order, 1.0)
         eventually(lambda: first.state == "RETRY", "the task has retried")
@@ -91,12 +80,6 @@ class TestInFlight:
 
         assert (record.state, record.task_id) == (State.RESERVED, first.id)
         assert pack.delay(order).id == first.id
-
-    def test_reserved_message_has_no_conflict(self, ledger: Ledger, order: str) -> None:
-        result = pack.delay(order)
-
-        assert result.get(timeout=SOON)["receipt"]
-        assert ledger.signals(result.id, "conflicted") == []
 
 
 class TestRaising:
@@ -132,14 +115,6 @@ class TestRaising:
 
 
 class TestCompleted:
-    def test_returns_the_first_result(self, ledger: Ledger, order: str) -> None:
-        first = pack.delay(order)
-        receipt = first.get(timeout=SOON)
-        duplicate = pack.delay(order)
-
-        assert (duplicate.id, duplicate.get(timeout=SOON)) == (first.id, receipt)
-        assert ledger.signals(first.id, "replayed") == [], "no second message was published"
-
     def test_result_missing_in_the_backend_is_read_from_the_record(
         self, ledger: Ledger, order: str
     ) -> None:
@@ -163,16 +138,6 @@ class TestCompleted:
             duplicate.get(timeout=SOON)
         assert caught.value.args == (order, 3)
         assert (duplicate.id, duplicate.state) == (first.id, "FAILURE")
-        assert len(ledger.runs(order)) == 1
-
-    @pytest.mark.exhaustive
-    def test_result_without_a_stored_value_raises(self, ledger: Ledger, order: str) -> None:
-        first = forgetful.delay(order)
-        first.get(timeout=SOON)
-        first.forget()
-
-        with pytest.raises(ResultNotStoredError):
-            forgetful.delay(order).get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
 
     def test_call_after_a_released_error_is_published(self, ledger: Ledger, order: str) -> None:
@@ -214,17 +179,6 @@ class TestLostMessages:
 
         assert duplicate.id == first.id, "nothing was published"
         assert pack.idempotency_record(order).token == run.token
-
-    @pytest.mark.exhaustive
-    def test_reservation_of_a_lost_message_expires(self, shop: Shop, order: str) -> None:
-        lost = short_lease.apply_async((order,), queue="lost")
-        shop.redis.delete("lost")
-        duplicate = short_lease.delay(order)
-        assert duplicate.id == lost.id
-
-        eventually(lambda: short_lease.idempotency_record(order) is None, "the reservation ends")
-        receipt = short_lease.delay(order).get(timeout=SOON)["receipt"]
-        assert duplicate.get(timeout=SOON)["receipt"] == receipt
 
 
 def in_half_a_second() -> datetime:
@@ -283,39 +237,6 @@ class TestDiscardedMessages:
         assert next_call.get(timeout=SOON)["receipt"]
         assert len(ledger.runs(order)) == 1
 
-    @needs_states_of_the_revoked
-    def test_revoked_message_does_not_block_other_arguments(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        charge.apply_async((order, 1), queue=UNCONSUMED_QUEUE).revoke(wait=True, timeout=1)
-
-        assert charge.delay(order, 2).get(timeout=SOON)["amount"] == 2
-
-    @pytest.mark.exhaustive
-    def test_worker_that_discards_a_revoked_message_releases_the_key(
-        self, shop: Shop, order: str
-    ) -> None:
-        revoked = pack.apply_async((order,), queue=f"late {order}")
-        revoked.revoke(wait=True, timeout=1)
-        shop.app.control.add_consumer(f"late {order}", reply=True)
-        eventually(lambda: pack.idempotency_record(order) is None, "the key is free")
-
-        next_call = pack.delay(order)
-        assert next_call.id != revoked.id
-        assert next_call.get(timeout=SOON)["receipt"]
-
-
-class TestOneProducer:
-    def test_publishes_once_per_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        orders = [f"{number % 5} {order}" for number in range(20)]
-        with shop.app.producer_pool.acquire(block=True) as producer:
-            results = [pack.apply_async((each,), producer=producer) for each in orders]
-
-        assert len({result.id for result in results}) == 5
-        receipts = [result.get(timeout=SOON)["receipt"] for result in results]
-        assert len(set(receipts)) == 5
-        assert [len(ledger.runs(each)) for each in orders[:5]] == [1] * 5
-
 
 class TestCallsThatAreNotDeduplicated:
     def test_call_with_a_link(self, ledger: Ledger, order: str) -> None:
@@ -364,24 +285,6 @@ class TestCallsThatAreNotDeduplicated:
         assert chain(pack.s(order), report.s(order)).delay().get(timeout=SOON) == receipt
         assert len(ledger.runs(order)) == 1
 
-    def test_end_of_a_chain(self, ledger: Ledger, order: str) -> None:
-        receipt = pack.delay(order).get(timeout=SOON)
-
-        assert chain(report.si(1, order), pack.si(order)).delay().get(timeout=SOON) == receipt
-        assert len(ledger.runs(order)) == 1
-
-    def test_replacement(self, ledger: Ledger, order: str) -> None:
-        receipt = pack.delay(f"replacement of {order}").get(timeout=SOON)
-
-        assert hand_over.delay(order).get(timeout=SOON) == receipt
-        assert len(ledger.runs(f"replacement of {order}")) == 1
-
-    def test_call_with_idempotency_key_false(self, ledger: Ledger, order: str) -> None:
-        for _ in range(2):
-            pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
-
-        assert len(ledger.runs(order)) == 2
-
 
 def frozen(signature: Any, task_id: str) -> Any:
     """Returns a signature whose result others may wait for."""
@@ -406,16 +309,6 @@ class TestAfterAnErrorWithCompletedSteps:
 
         assert len({result.id for result in results}) == 1
         assert shop.redis.llen(UNCONSUMED_QUEUE) == before + 1
-
-    @pytest.mark.exhaustive
-    def test_failed_publish_releases_the_key_and_keeps_the_steps(
-        self, ledger: Ledger, order: str, failed_call: tuple[str, str, str]
-    ) -> None:
-        with unreachable_broker() as connection, pytest.raises(OperationalError):
-            ship.apply_async(failed_call, connection=connection, retry=False)
-
-        assert ship.delay(*failed_call).get(timeout=SOON)
-        assert ledger.notes(order) == ["charge", "book", "mail"]
 
 
 class TestKeyHeldBy:
@@ -452,13 +345,6 @@ class TestKeyHeldBy:
         assert result.id == first.id
         outcome = outcome_of(result)
         assert (outcome.replayed, outcome.task_id) == (True, first.id)
-
-    def test_task_with_store_result_off(self, ledger: Ledger, order: str) -> None:
-        first = ledger.start(forgetful, order)
-        result = forgetful.delay(order)
-        ledger.release(order)
-
-        assert result.get(timeout=SOON) == first.get(timeout=SOON)
 
     def test_execution_that_fails(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)

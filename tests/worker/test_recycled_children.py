@@ -44,19 +44,6 @@ class TestPoolProcessReplacedAfterEachTask:
         assert len(pids) == ORDERS, "each execution had its own process"
         shop.wait_until_empty()
 
-    def test_duplicate_gets_the_result_after_its_process_is_replaced(
-        self, shop: Shop, order: str
-    ) -> None:
-        first = shop.ledger.start(pack, order)
-        run = shop.ledger.wait_for_run(order)
-        duplicate = pack.delay(order)
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
-        assert run.pid in shop.workers[0].children(), "the process is not replaced during the task"
-        shop.ledger.release(order)
-
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert len(shop.ledger.runs(order)) == 1
-
 
 def test_autoscaling_down_interrupts_no_execution(
     open_shop: Callable[..., Shop], order: str

@@ -10,15 +10,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
 import pytest
 from celery import Celery
 from kombu import Connection
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.task.receive import request
@@ -29,7 +26,7 @@ from tests.faults.proxy import Proxy
 from tests.servers.groups import SentinelServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
-from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop, Worker
+from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop
 from tests.worker.tasks import open_door, pack
 
 pytestmark = [pytest.mark.slow, pytest.mark.worker]
@@ -122,24 +119,6 @@ class TestWorkerKilled:
         assert second.token > killed.token
         shop.wait_until_empty()
 
-    @pytest.mark.exhaustive
-    def test_restarted_alone_it_takes_its_own_messages(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop(**SETTINGS) as shop:
-            worker = shop.start_worker(concurrency=1)
-            calls = publish(shop, order)
-            worker.kill()
-            for each, _ in calls:
-                shop.ledger.release(each)
-            worker.container.start()
-            restarted_at = time.time()
-
-            for each, result in calls:
-                assert result.get(timeout=SOON)["receipt"]
-                started_at = shop.ledger.runs(each)[-1].started_at
-                assert started_at - restarted_at < REDELIVER_AFTER + 2 * SLACK
-
 
 @pytest.mark.exhaustive
 class TestLivingWorker:
@@ -173,23 +152,6 @@ class TestLivingWorker:
             for _ in range(2):
                 shop.start_worker("--pool", pool, concurrency=1)
             self.test_messages_are_delivered_once(shop, order)
-
-    def test_warm_shutdown_renews_until_the_task_ends(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
-            worker = shop.start_worker(concurrency=1)
-            result = shop.ledger.start(pack, order)
-            started_at = shop.ledger.wait_for_run(order).started_at
-            worker.container.request_shutdown()
-            shop.start_worker(concurrency=1)
-            eventually(lambda: time.time() > started_at + 7, "twice the visibility timeout is over")
-            shop.ledger.release(order)
-
-            assert result.get(timeout=SOON)["receipt"]
-            worker.wait_for_exit()
-            shop.wait_until_empty()
-            assert shop.ledger.signals(result.id, "conflicted", "replayed") == []
 
 
 class TestWhatIsRenewed:
@@ -234,17 +196,6 @@ class TestWhatIsRenewed:
         assert scores(shop)["shop.pack"] > 3500
         shop.ledger.release(order)
         result.get(timeout=SOON)
-
-    def test_an_acknowledged_message_does_not_come_back(self, shop: Shop) -> None:
-        tag = "acknowledged meanwhile"
-        held: Any = SimpleNamespace(delivery_tag=tag)
-
-        with shop.app.connection_for_read() as connection:
-            broker = RedisBroker(connection)
-            broker.renew([held], 1.0)
-            broker.close()
-
-        assert shop.redis.zscore("unacked_index", tag) is None
 
 
 @pytest.mark.exhaustive
@@ -299,29 +250,6 @@ def test_an_acknowledged_message_takes_no_memory() -> None:
     del message, received
     gc.collect()  # kombu keeps its last message in cycles
     assert gone() is None
-
-
-@pytest.mark.exhaustive
-def test_a_broker_that_is_down_costs_no_descriptors() -> None:
-    """kombu leaves the pollers of its connections to the garbage collector."""
-    descriptors = Path("/proc/self/fd")
-    with (
-        RedisServer.start() as server,
-        Celery(broker=server.url, set_as_current=False).connection_for_read() as connection,
-    ):
-        broker = RedisBroker(connection)
-        broker.restore()
-        server.kill()
-        gc.disable()
-        try:
-            before = len(list(descriptors.iterdir()))
-            for _ in range(5):
-                with pytest.raises(RedisConnectionError):
-                    broker.restore()
-                broker.close()
-            assert len(list(descriptors.iterdir())) <= before
-        finally:
-            gc.enable()
 
 
 class Reconnecting(RedisBroker):
@@ -594,51 +522,6 @@ class TestMessagesThatTheWorkerLoses:
             for each, _ in calls[1:]:
                 assert [run.end for run in shop.ledger.runs(each)] == ["returned"]
             shop.redis = own
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("options", [("--max-tasks-per-child", "1"), ("--autoscale", "3,1")])
-def test_a_pool_whose_processes_change(
-    open_shop: Callable[..., Shop], order: str, options: tuple[str, ...]
-) -> None:
-    with open_shop(**SETTINGS) as shop:
-        worker = shop.start_worker(*options, concurrency=1, AUTOSCALE_KEEPALIVE="0.5")
-        for number in range(3):
-            assert pack.delay(f"{order} {number}").get(timeout=SOON)["receipt"]
-        result = shop.ledger.start(pack, order)
-        started_at = shop.ledger.wait_for_run(order).started_at
-        shop.start_worker(concurrency=1)
-        over = started_at + 3 * REDELIVER_AFTER
-        eventually(lambda: time.time() > over, "three times the time is over")
-        assert shop.redis.zcard("unacked_index") == 1
-        shop.ledger.release(order)
-
-        assert result.get(timeout=SOON)["receipt"]
-        shop.wait_until_empty()
-        assert shop.ledger.signals(result.id, "conflicted", "replayed") == []
-        assert "does not renew its lease" not in worker.logs()
-
-
-@pytest.mark.exhaustive
-def test_inspect_shows_what_is_held(open_shop: Callable[..., Shop], order: str) -> None:
-    with open_shop(**SETTINGS) as shop:
-        worker: Worker = shop.start_worker(concurrency=1)
-        calls = publish(shop, order)
-
-        def held() -> Any:
-            (reply,) = shop.app.control.broadcast("idempotency_redelivery", reply=True)
-            (snapshot,) = reply.values()
-            return snapshot if snapshot["messages_held"] == 4 else None
-
-        snapshot = eventually(held, "all four messages are held")
-
-        assert snapshot["redeliver_after"] == REDELIVER_AFTER
-        assert snapshot["renewed_seconds_ago"] < REDELIVER_AFTER
-        assert "a dead worker's messages: 2 s after its death" in worker.logs()
-        for each, _ in calls:
-            shop.ledger.release(each)
-        for _, result in calls:
-            result.get(timeout=SOON)
 
 
 @pytest.mark.parametrize("in_shadow", [False, True])

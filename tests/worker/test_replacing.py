@@ -16,8 +16,6 @@ from celery.states import PENDING
 
 from celery_idempotent import TASK_ID, IdempotentTask, ResultNotStoredError, State
 from celery_idempotent.contrib.sqlalchemy import metadata
-from celery_idempotent.operations.calls.prediction import predict
-from celery_idempotent.operations.records.query import read_view
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import hand_over, report
@@ -239,12 +237,18 @@ def in_plain_celery(ledger: Ledger, order: str, shape: str) -> tuple[Any, list[s
     return result, sorted(ledger.notes(order))
 
 
+#: Where another rule or a transaction decides something.
+CORNERS = ("itself", "the end of a chain", "in a group")
+
+
 @pytest.mark.core
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    "task",
-    [woven, pytest.param(woven_by_id, marks=pytest.mark.exhaustive), woven_in_sql],
-    ids=["its key", "TASK_ID", "in a transaction"],
+    ("task", "shape"),
+    [
+        *((woven, shape) for shape in SHAPES),
+        *((woven_in_sql, shape) for shape in CORNERS),
+        *(pytest.param(woven_by_id, shape, marks=pytest.mark.exhaustive) for shape in CORNERS),
+    ],
 )
 class TestEveryShape:
     def test_result_and_executions_are_those_of_plain_celery(
@@ -275,9 +279,7 @@ class TestEveryShape:
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(
-    "shape", exhaustive_except(SHAPES, "itself", "the end of a chain", "in a group")
-)
+@pytest.mark.parametrize("shape", exhaustive_except(SHAPES, *CORNERS))
 class TestDuplicatesOfEveryShape:
     """Duplicates with another task id."""
 
@@ -300,7 +302,7 @@ class TestDuplicatesOfEveryShape:
 class TestWithinAnotherCanvas:
     """The continuation of the replaced task follows its replacement."""
 
-    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("shape", exhaustive_except(SHAPES, *CORNERS))
     def test_in_a_chain(self, ledger: Ledger, order: str, shape: str) -> None:
         ends = []
         for name, task in (("plain", plain_weave), ("woven", woven)):
@@ -312,7 +314,9 @@ class TestWithinAnotherCanvas:
         plain, ours = (sorted(ledger.notes(f"{name} {order}")) for name in ("plain", "woven"))
         assert plain == ours
 
-    @pytest.mark.parametrize("shape", ["the end of a chain", "in a group", "the body of a chord"])
+    @pytest.mark.parametrize(
+        "shape", exhaustive_except(["in a group", "the body of a chord"], "in a group")
+    )
     def test_in_the_header_of_a_chord(self, ledger: Ledger, order: str, shape: str) -> None:
         expected, members = in_plain_celery(ledger, order, shape)
         call = {"order": order, "shape": shape}
@@ -322,19 +326,6 @@ class TestWithinAnotherCanvas:
         # Older versions of Celery return the members of a group within a chord in any order.
         assert [sorted(result, key=str) for result in whole] == [sorted(expected, key=str)] * 2
         assert sorted(ledger.notes(order)) == sorted([*members, ledger.notes(order)[-1]])
-
-    def test_later_call_in_the_same_chain_is_a_duplicate(self, ledger: Ledger, order: str) -> None:
-        expected, members = in_plain_celery(ledger, order, "the end of a chain")
-        call = {"order": order, "shape": "the end of a chain"}
-
-        assert chain(woven.si(**call), woven.si(**call)).delay().get(timeout=SOON) == expected
-        assert sorted(ledger.notes(order)) == members
-
-    def test_in_a_group(self, ledger: Ledger, order: str) -> None:
-        expected, _ = in_plain_celery(ledger, order, "nested")
-        call = {"order": order, "shape": "nested"}
-
-        assert group(woven.s(**call), woven.s(**call)).delay().get(timeout=SOON) == [expected] * 2
 
 
 class TestReplacementWithTheSameKey:
@@ -361,15 +352,6 @@ class TestReplacementWithTheSameKey:
         assert sorted(ledger.notes(order)) == members
         assert [run.end for run in ledger.runs(order)] == ["Ignore", None, "returned"]
         assert [run.attempt for run in ledger.runs(order)] == [1, 1, 2]
-
-    @pytest.mark.exhaustive
-    def test_members_are_taken_over_when_killed(self, ledger: Ledger, order: str) -> None:
-        expected, members = in_plain_celery(ledger, order, "in a group")
-        ledger.kill_once("one", order)
-
-        assert woven.delay(order=order, shape="in a group").get(timeout=SOON) == expected
-        assert sorted(ledger.notes(order)) == members
-        assert len(ledger.runs(order)) == 4
 
     def test_forwarded_headers_do_not_join_the_canvas(
         self, shop: Shop, ledger: Ledger, order: str
@@ -408,14 +390,6 @@ class TestReplacementThatFails:
         assert [result.get(timeout=SOON) for result in results] == ["done"] * 8
         assert len(ledger.runs(order)) == 2
         assert ledger.notes(order) == ["stumble"] * 2
-
-    def test_explain_predicts_it(self, shop: Shop, order: str) -> None:
-        error_of(handing_on.delay(order))
-        configuration = handing_on.idempotency_configuration
-        key = handing_on.idempotency_key_of(order, amount=2)
-        view = read_view(configuration.executor.store, key)
-
-        assert predict(key, configuration.settings, view).case == "run"
 
     def test_those_that_meet_it_while_it_runs(self, ledger: Ledger, order: str) -> None:
         ledger.hold(f"stumble of {order}")

@@ -29,10 +29,7 @@ from tests.worker.harness import Shop
 from tests.worker.tasks import (
     OutOfStockError,
     final,
-    final_in_turn,
     final_together,
-    final_unstored,
-    flaky,
     frail,
     pack,
     rejecting,
@@ -119,14 +116,6 @@ class TestOfEachKind:
         assert len(shop.ledger.runs(order)) == 1
         eventually(lambda: not kept_of(shop, rejecting, order), "it is deleted")
         assert rejecting.idempotency_record(order).state is State.COMPLETED
-
-    def test_a_key_that_may_run_again(self, shop: Shop, order: str) -> None:
-        result = fail(shop, order, final_in_turn)
-
-        celery(shop.app, "rerun", str(final_in_turn.idempotency_key_of(order, 1)), "--yes")
-
-        assert succeed(result) == "found one"
-        assert len(shop.ledger.runs(order)) == 2
 
     def test_a_completed_one_after_two_questions(self, extended_shop: Shop, order: str) -> None:
         shop = extended_shop
@@ -364,29 +353,6 @@ class TestTheMessage:
         eventually(lambda: shop.ledger.notes(order), "the chord has failed, and not run its body")
         assert shop.ledger.runs(f"body {order}") == []
 
-    def test_an_error_that_does_not_end_the_key_keeps_none(self, shop: Shop, order: str) -> None:
-        before = set(shop.redis.scan_iter("idem:{*}:message:*"))
-        with pytest.raises(OutOfStockError):
-            flaky.delay(order).get(timeout=SOON)
-        shop.wait_until_empty()
-
-        assert set(shop.redis.scan_iter("idem:{*flaky*}:message:*")) <= before
-
-    def test_a_task_that_stores_no_results_keeps_none(self, shop: Shop, order: str) -> None:
-        with pytest.raises(OutOfStockError):
-            final_unstored.delay(order).get(timeout=SOON)
-        shop.wait_until_empty()
-
-        assert list(shop.redis.scan_iter("idem:{*final_unstored*}:message:*")) == []
-
-    def test_forget_deletes_it(self, shop: Shop, order: str) -> None:
-        fail(shop, order)
-        key = final.idempotency_key_of(order, 1)
-
-        assert final.idempotency_forget(order, 1)
-
-        assert list(shop.redis.scan_iter(f"idem:{{idem:{key}}}:message:*")) == []
-
 
 class TestLargeMessages:
     """They are offloaded, and encrypted like all messages."""
@@ -419,22 +385,6 @@ class TestLargeMessages:
         celery(shop.app, "rerun", result.id, "--yes")
         assert succeed(result) == "found one"
         eventually(lambda: kept(shop) == [] and list(self.folder.iterdir()) == [], "it is deleted")
-
-
-@pytest.mark.exhaustive
-def test_a_message_that_is_too_large_is_not_kept(
-    open_shop: Callable[..., Shop], order: str
-) -> None:
-    with open_shop(idempotency_max_result_size=200) as shop:
-        worker = shop.start_worker()
-        result = final.delay(order, 1)
-        with pytest.raises(OutOfStockError):
-            result.get(timeout=SOON)
-        worker.wait_for_log(
-            "its message is not kept: it is larger than idempotency_max_result_size"
-        )
-
-        assert "its message is not kept" in celery(shop.app, "rerun", result.id, "--yes", code=1)
 
 
 @pytest.mark.exhaustive

@@ -96,10 +96,3 @@ class TestShorterThanTheDelayOfADuplicate:
         assert len(ledger.runs(order)) == 1
         ledger.wait_for_signal(duplicate.id, "replayed")
         assert [received.name for received in ledger.signals(duplicate.id)][-1] == "replayed"
-
-    def test_result_that_nobody_waits_for_expires(self, ledger: Ledger, order: str) -> None:
-        pack.apply_async((order,), idempotency_result_ttl=1).get(timeout=SOON)
-        eventually(lambda: pack.idempotency_record(order) is None, "the record has expired")
-        pack.delay(order).get(timeout=SOON)
-
-        assert len(ledger.runs(order)) == 2

@@ -20,14 +20,11 @@ from tests.worker.tasks import (
     OutOfStockError,
     charge,
     collapsed,
-    final,
     flaky,
     frail,
-    in_turn,
     leaving,
     misruled,
     pack,
-    raising,
     reserved,
     try_later,
     waiting,
@@ -93,27 +90,6 @@ class TestDuplicate:
         _, copy_signal = ledger.signals(first.id)
         assert copy_signal.details["policy"] == "retry"
 
-    @pytest.mark.parametrize("task", [raising, pack], ids=["raise", "retry"])
-    def test_policy_is_named_and_not_applied(
-        self, ledger: Ledger, order: str, task: object
-    ) -> None:
-        first = ledger.start(task, order)
-        duplicate = task.delay(order)
-        received = ledger.wait_for_signal(duplicate.id, "would_conflict")
-        ledger.release(order)
-
-        assert received.details["policy"] == task.idempotency_configuration.settings.on_conflict
-        assert duplicate.get(timeout=SOON)["receipt"] != first.get(timeout=SOON)["receipt"]
-
-    def test_record_holds_the_fact_only(self, shop: Shop, order: str) -> None:
-        receipt = pack.delay(order).get(timeout=SOON)["receipt"]
-
-        record = eventually(lambda: pack.idempotency_record(order), "the record")
-        assert record.state is State.COMPLETED
-        (name,) = shop.redis.scan_iter(f"idem-shadow:{record.key}")
-        assert receipt.encode() not in shop.redis.get(name)
-        assert record.format == ""
-
     def test_execution_is_unprotected_and_has_its_key(self, ledger: Ledger, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
 
@@ -159,20 +135,6 @@ class TestPublisher:
             (received,) = ledger.signals(result.id)
             assert (received.name, received.details["reason"]) == ("would_refuse", "key_rule")
 
-    def test_unprotected_call_is_not_counted(self, ledger: Ledger, order: str) -> None:
-        result = pack.apply_async((order,), idempotency_key=False)
-
-        assert result.get(timeout=SOON)["receipt"]
-        assert decisions(ledger, result.id) == []
-
-    def test_message_by_name_with_a_key_in_a_wrong_place_runs(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        result = shop.app.send_task("shop.pack", (order,), idempotency_key="mine")
-
-        assert result.get(timeout=SOON)["receipt"]
-        assert decisions(ledger, result.id) == ["would_refuse"]
-
 
 class TestRefusal:
     def test_other_arguments(self, ledger: Ledger, order: str) -> None:
@@ -202,12 +164,6 @@ class TestRefusal:
         (received,) = ledger.signals(result.id)
         assert (received.name, received.details["reason"]) == ("would_refuse", "corrupt")
 
-    def test_wrong_arguments_raise_as_in_plain_celery(self, shop: Shop) -> None:
-        result = shop.app.send_task("shop.pack", (), {"no": "order"})
-
-        with pytest.raises(TypeError):
-            result.get(timeout=SOON)
-
 
 class TestEnds:
     def test_error_reaches_the_caller_and_frees_the_key(self, ledger: Ledger, order: str) -> None:
@@ -220,15 +176,6 @@ class TestEnds:
         assert decisions(ledger, again.id) == ["would_run"]
         copy = flaky.apply_async((order,), {"times": 1}, task_id=failed.id)
         ledger.wait_for_signal(copy.id, "would_replay")
-
-    def test_error_that_ends_the_key(self, ledger: Ledger, order: str) -> None:
-        for number in range(2):
-            result = final.delay(order, times=1)
-            if number == 0:
-                with pytest.raises(OutOfStockError):
-                    result.get(timeout=SOON)
-        assert result.get(timeout=SOON) == "found one"
-        assert decisions(ledger, result.id) == ["would_replay"]
 
     def test_retry_runs_and_holds_the_key(self, ledger: Ledger, order: str) -> None:
         result = try_later.delay(order, countdown=1)
@@ -277,20 +224,6 @@ class TestCrash:
 
 
 class TestKeysThatRunAgain:
-    def test_call_that_would_wait_is_no_double_execution(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first, second = in_turn.delay(order), in_turn.delay(order)
-        ledger.wait_for_run(order, number=2)
-        ledger.release(order)
-        for result in (first, second):
-            result.get(timeout=SOON)
-        third = in_turn.delay(order)
-
-        assert third.get(timeout=SOON)
-        found = [decisions(ledger, result.id) for result in (first, second)]
-        assert sorted(found) == [["would_run"], ["would_wait"]]
-        assert decisions(ledger, third.id) == ["would_run"]
-
     def test_burst_is_counted_as_it_would_be_collapsed(self, ledger: Ledger, order: str) -> None:
         running = ledger.start(collapsed, order)
         burst = [collapsed.delay(order) for _ in range(3)]

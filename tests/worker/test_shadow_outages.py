@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.core.store import scripts
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack, reserved, try_later
+from tests.worker.tasks import pack, reserved
 
 #: Seconds that a call may take, a loaded machine included. Without shadow, one command alone takes
 #: up to five seconds.
@@ -108,29 +107,6 @@ def test_outage_at_the_end_changes_nothing(
     assert [received.name for received in ledger.signals(result.id)] == ["would_run"]
 
 
-@pytest.mark.parametrize("script", ["begin", "settle"])
-@pytest.mark.parametrize("fault", ["swallow_reply", "lose_reply", "lose_request"])
-def test_lost_message_changes_nothing(
-    ledger: Ledger, proxy: Proxy, order: str, script: str, fault: str
-) -> None:
-    getattr(proxy, fault)(to=scripts.load(script).sha)
-
-    assert take(lambda: pack.delay(order))["receipt"]
-    assert proxy.pending == 0
-    assert len(ledger.runs(order)) == 1
-    # The command was sent again.
-    assert [received.name for received in ledger.signals(ledger.runs(order)[0].task_id)] == [
-        "would_run"
-    ]
-
-
-def test_retry_during_an_outage(ledger: Ledger, proxy: Proxy, order: str) -> None:
-    proxy.black_hole()
-
-    assert take(lambda: try_later.delay(order, countdown=0))
-    assert len(ledger.runs(order)) == 2
-
-
 def test_publisher_does_not_wait(ledger: Ledger, proxy: Proxy, order: str) -> None:
     proxy.black_hole()
     started_at = time.monotonic()
@@ -140,17 +116,3 @@ def test_publisher_does_not_wait(ledger: Ledger, proxy: Proxy, order: str) -> No
     assert first.id != second.id
     assert first.get(timeout=SOON) != second.get(timeout=SOON)
     assert len(ledger.runs(order)) == 2
-
-
-def test_killed_redis_forgets_what_it_has_counted(
-    ledger: Ledger, store: RedisServer, order: str
-) -> None:
-    take(lambda: pack.delay(order))
-    store.kill()
-    assert take(lambda: pack.delay(order))["receipt"]
-    store.restart()
-    _wait_until_counted(ledger)
-
-    duplicate = pack.delay(order)
-    assert duplicate.get(timeout=SOON)["receipt"]
-    assert len(ledger.runs(order)) == 3

@@ -51,13 +51,6 @@ def test_of_an_execution(
     assert signal.details == {**expected, **more}
 
 
-def test_execution_sends_begun_and_completed_only(ledger: Ledger, order: str) -> None:
-    result = pack.delay(order)
-
-    received(ledger, result, "completed")
-    assert [signal.name for signal in ledger.signals(result.id)] == ["begun", "completed"]
-
-
 def test_replayed(ledger: Ledger, order: str) -> None:
     first = pack.delay(order)
     first.get(timeout=SOON)

@@ -116,23 +116,6 @@ def test_execution_longer_than_the_visibility_timeout_runs_once(
     wait_until_empty(queues, shop)
 
 
-@pytest.mark.slow
-def test_task_of_a_killed_worker_runs_again(
-    open_shop: Callable[..., Shop], queues: Queues, order: str
-) -> None:
-    with open_shop(**settings_for(queues, visibility_timeout=VISIBILITY_TIMEOUT)) as shop:
-        worker = shop.start_worker(concurrency=1)
-        result = shop.ledger.start(pack, order)
-        worker.kill()
-        shop.start_worker(concurrency=1)
-        shop.ledger.release(order)
-
-        receipt = result.get(timeout=SOON)
-        assert pack.delay(order).get(timeout=SOON) == receipt
-        assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
-        wait_until_empty(queues, shop)
-
-
 class TestRedelivery:
     """``idempotency_redeliver_after``"""
 

@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_idempotent import PoisonedTaskError, State
 from tests.waiting import SOON
 from tests.worker.harness import FAST_REDELIVERY, LEASE, Shop, freeze_past_the_lease
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import check_then_handle, pack, poison
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
@@ -47,42 +46,6 @@ def test_pool_process_is_killed(shop: Shop, ledger: Ledger, order: str) -> None:
     assert received.details == {**expected, "key": second.key, "token": second.token}
 
 
-class TestWorkerKilled:
-    """The lease expires, and the broker redelivers the message."""
-
-    @pytest.mark.exhaustive
-    def test_duplicate_takes_over_before_the_redelivery(
-        self, open_shop: Callable[..., Shop], order: str
-    ) -> None:
-        # kombu's default visibility timeout is an hour.
-        with open_shop(idempotency_lease=LEASE) as shop:
-            first = shop.start_worker(concurrency=1)
-            shop.ledger.start(pack, order)
-            shop.start_worker(concurrency=1)
-            first.kill()
-            shop.ledger.release(order)
-            duplicate = pack.delay(order)
-
-            assert duplicate.get(timeout=SOON)["receipt"]
-            killed, second = shop.ledger.runs(order)
-            assert (second.task_id, second.recovered) == (duplicate.id, True)
-            assert second.started_at - killed.started_at >= LEASE
-
-
-@pytest.mark.exhaustive
-def test_task_that_kills_its_worker_is_poisoned(shop: Shop, ledger: Ledger, order: str) -> None:
-    """``idempotency_max_attempts``, here 2."""
-    result = poison.delay(order)
-    with pytest.raises(PoisonedTaskError, match="has begun 2 times, .*idempotency rerun"):
-        result.get(timeout=SOON)
-
-    assert poison.idempotency_record(order).state is State.FAILED
-    shop.wait_until_empty()
-    with pytest.raises(PoisonedTaskError, match="has begun 2 times"):
-        poison.delay(order).get(timeout=SOON)
-    assert [(run.attempt, run.end) for run in ledger.runs(order)] == [(1, None), (2, None)]
-
-
 @pytest.mark.exhaustive
 def test_frozen_execution_loses_its_lease_to_another(
     open_shop: Callable[..., Shop], order: str
@@ -105,16 +68,6 @@ def test_frozen_execution_loses_its_lease_to_another(
     assert received.sender == "shop.pack"
     expected = {"task_id": frozen.task_id, "label": "", "attempt": 1}
     assert received.details == {**expected, "key": frozen.key, "token": frozen.token}
-
-
-@pytest.mark.exhaustive
-def test_check_raises_after_a_lost_lease(open_shop: Callable[..., Shop], order: str) -> None:
-    with open_shop(idempotency_lease=LEASE) as shop:
-        takeover = freeze_past_the_lease(shop, check_then_handle, order)
-
-    # The winner has written its note first.
-    assert takeover.notes[0] == "has its lease"
-    assert takeover.frozen.key in takeover.notes[1]
 
 
 @pytest.mark.exhaustive

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import AsyncResult
 
 from tests.apps import run_command
@@ -29,7 +26,6 @@ from tests.worker.tasks import (
     flaky,
     in_turn,
     pack,
-    reserved,
     short_lease,
     sleepy_in_turn,
 )
@@ -134,34 +130,6 @@ def test_explain_shows_what_waits(shop: Shop, order: str) -> None:
     assert_answered_at_once(shop, order, first, duplicates)
 
 
-def test_stats_shows_how_soon_duplicates_are_answered(shop: Shop, order: str) -> None:
-    first = shop.ledger.start(pack, order)
-    assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order))
-    counts = json.loads(run_command(shop.app, "stats", "--json"))["tasks"]["shop.pack"]["counts"]
-    assert sum(number for name, number in counts.items() if name.startswith("answered_")) >= 2
-    assert "Duplicates that were put back: " in run_command(shop.app, "stats")
-
-
-def test_what_the_guide_says_about_web_requests(shop: Shop, order: str) -> None:
-    first = shop.ledger.start(reserved, order)
-    assert reserved.delay(order).id == first.id
-    shop.ledger.release(order)
-
-    order = f"2 {order}"
-    first = shop.ledger.start(pack, order)
-    result = shop.ledger.duplicate(pack, order)
-    with pytest.raises(ResultTimeoutError):
-        result.get(timeout=0.5)
-    assert AsyncResult(result.id).state == "PENDING"
-    record = pack.idempotency_record(order)
-    assert record.state == "STARTED"
-    assert record.task_id == first.id
-    pack.update_state(task_id=first.id, state="PROGRESS", meta={"rows": 3})
-    assert AsyncResult(record.task_id).info == {"rows": 3}
-    assert_answered_at_once(shop, order, first, [result])
-    assert AsyncResult(result.id).state == "SUCCESS"
-
-
 def test_the_lease_of_a_dead_worker_ends(open_shop: Callable[..., Shop], order: str) -> None:
     with open_shop() as shop:
         dying = shop.start_worker("--queues", "first", concurrency=1)
@@ -174,15 +142,6 @@ def test_the_lease_of_a_dead_worker_ends(open_shop: Callable[..., Shop], order: 
         assert time.monotonic() - since < 1.1 * SHORT_LEASE + AT_ONCE
         shop.ledger.release(order)
         assert duplicate.get(timeout=SOON)
-
-
-@pytest.mark.exhaustive
-def test_several_workers_wake_one_message_for_each_end(open_shop: Callable[..., Shop]) -> None:
-    with open_shop() as shop:
-        for _ in range(3):
-            shop.start_worker(concurrency=2)
-        runs = one_at_a_time(shop, 12, 0.2)
-        assert runs[-1][2] - runs[0][0] < 12 * 0.2 + AT_ONCE
 
 
 def test_revoked_and_expired_messages_are_passed_over(
@@ -218,6 +177,7 @@ class TestRedis:
             shop.start_worker(concurrency=2)
             yield shop
 
+    @pytest.mark.exhaustive
     def test_has_no_connection_and_the_worker_no_thread_without_waiting_messages(
         self, shop: Shop, store: RedisServer, order: str
     ) -> None:
@@ -244,31 +204,13 @@ class TestRedis:
             store.client().execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
         assert_answered_at_once(shop, order, first, duplicates)
 
-    @pytest.mark.exhaustive
-    def test_loses_connections_at_any_moment(self, shop: Shop, store: RedisServer) -> None:
-        ended = threading.Event()
-
-        def cut() -> None:
-            client = store.client()
-            while not ended.wait(random.uniform(0.01, 0.5)):
-                for kind in random.sample(("pubsub", "normal"), random.randint(1, 2)):
-                    client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
-
-        cutter = threading.Thread(target=cut)
-        cutter.start()
-        try:
-            runs = one_at_a_time(shop, 60, 0.1, puts_back=3)
-        finally:
-            ended.set()
-            cutter.join()
-        assert runs[-1][2] - runs[0][0] < 60 * 0.1 + 30
-
     def test_restarts(self, shop: Shop, store: RedisServer, order: str) -> None:
         first = shop.ledger.start(pack, order)
         duplicates = duplicates_of(shop, pack, order)
         store.restart()
         assert_answered_at_once(shop, order, first, duplicates)
 
+    @pytest.mark.exhaustive
     def test_freezes(self, shop: Shop, store: RedisServer, order: str) -> None:
         first = shop.ledger.start(pack, order)
         duplicates = duplicates_of(shop, pack, order)
@@ -334,21 +276,6 @@ def test_the_end_of_a_worker_leaves_its_waiting_messages_to_others(
 
 class TestThePool:
     @pytest.mark.exhaustive
-    @pytest.mark.parametrize(
-        "options",
-        [("--max-tasks-per-child", "2"), ("--autoscale", "3,1")],
-        ids=lambda each: each[0],
-    )
-    def test_changes_while_messages_wait(
-        self, open_shop: Callable[..., Shop], order: str, options: tuple[str, ...]
-    ) -> None:
-        with open_shop() as shop:
-            shop.start_worker(*options)
-            first = shop.ledger.start(pack, order)
-            assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order))
-            one_at_a_time(shop, 8, 0.1)
-
-    @pytest.mark.exhaustive
     def test_restarts(self, open_shop: Callable[..., Shop], order: str) -> None:
         with open_shop(worker_pool_restarts=True) as shop:
             shop.start_worker("--queues", "first", concurrency=1)
@@ -387,19 +314,6 @@ def test_with_each_pool(open_shop: Callable[..., Shop], order: str, pool: str) -
         assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order))
         if pool != "solo":
             one_at_a_time(shop, 5, 0.1)
-
-
-@pytest.mark.exhaustive
-def test_two_hundred_at_once(open_shop: Callable[..., Shop], order: str) -> None:
-    with open_shop(worker_max_tasks_per_child=100) as shop:
-        shop.start_worker(concurrency=2)
-        first = shop.ledger.start(pack, order)
-        results = [pack.delay(order) for _ in range(200)]
-        eventually(lambda: waiting(shop) == 200, "200 messages wait")
-        shop.ledger.release(order)
-        value = first.get(timeout=SOON)
-        assert [result.get(timeout=SOON) for result in results] == [value] * 200
-        one_at_a_time(shop, 50, 0.01)
 
 
 @contextmanager

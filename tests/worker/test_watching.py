@@ -17,7 +17,7 @@ from celery import Celery
 from cryptography.fernet import Fernet
 from sqlalchemy import create_engine
 
-from celery_idempotent import IdempotentTask, signals
+from celery_idempotent import IdempotentTask
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.dashboard.sampler import Sampler
@@ -32,7 +32,6 @@ from tests.worker.tasks import (
     labelled,
     misruled,
     pack,
-    raising,
     short_lease,
 )
 
@@ -121,24 +120,6 @@ class TestEvents:
         assert shop.ledger.wait_for_signal(first.id, "completed").details["label"] == label
         assert shop.ledger.wait_for_signal(second.id, "replayed").details["label"] == label
         assert labelled.idempotency_record(order).label == label
-
-    def test_a_conflict_sends_an_event(self, shop: Shop, monitor: Monitor, order: str) -> None:
-        first = shop.ledger.start(raising, order)
-        second = raising.delay(order)
-
-        event = monitor.wait_for("task-conflicted", second.id)
-        assert (event["holder_uuid"], event["policy"]) == (first.id, "raise")
-
-    def test_a_takeover_sends_an_event(self, shop: Shop, monitor: Monitor, order: str) -> None:
-        shop.ledger.hold(order)
-        result = pack.delay(order)
-        kill(shop, order)
-        shop.ledger.wait_for_run(order, 2)
-
-        assert monitor.wait_for("task-taken-over", result.id)["attempt"] == 2
-        eventually(
-            lambda: monitor.state.tasks[result.id].state == "TAKEN-OVER", "the monitor shows it"
-        )
 
 
 @pytest.mark.exhaustive
@@ -367,16 +348,6 @@ class TestInspect:
         assert 0 < lease["trusted_seconds"] <= 0.95 * 30
         assert lease["extended_seconds_ago"] == pytest.approx(lease["held_seconds"], abs=0.1)
 
-    def test_reports_a_healthy_heartbeat(self, shop: Shop, order: str) -> None:
-        result = shop.ledger.start(short_lease, order)
-
-        def extended() -> Any:
-            lease = lease_of(shop, result.id)
-            assert lease["heartbeat"] == "healthy"
-            return lease["extended_seconds_ago"] < lease["held_seconds"] - 0.3
-
-        eventually(extended, "the lease is extended")
-
     def test_reports_an_expired_lease(self, shop: Shop, order: str) -> None:
         result = shop.ledger.start(pack, order)
         key = pack.idempotency_key_of(order)
@@ -392,61 +363,6 @@ class TestInspect:
 
         assert lease["heartbeat"] == "expired"
         assert lease["trusted_seconds"] == 0
-
-    def test_counts_include_all_processes(self, shop: Shop, order: str) -> None:
-        before = counts_of(shop, "shop.charge")
-        for _ in range(5):
-            charge.delay(order, 1).get(timeout=SOON)
-
-        after = counts_of(shop, "shop.charge")
-
-        assert after - before == {"run": 1, "completed": 1, "replay": 4}
-
-    def test_counts_continue_after_a_process_has_died(self, shop: Shop, order: str) -> None:
-        before = counts_of(shop, "shop.pack")
-        shop.ledger.hold(order)
-        result = pack.delay(order)
-        kill(shop, order)
-        shop.ledger.wait_for_run(order, 2)
-        shop.ledger.release(order)
-        result.get(timeout=SOON)
-
-        after = counts_of(shop, "shop.pack")
-
-        assert after - before == {"run": 1, "completed": 1, "takeover": 1}
-
-    @pytest.mark.exhaustive
-    def test_decisions_sum_to_the_deliveries(
-        self, shop: Shop, monitor: Monitor, order: str
-    ) -> None:
-        def decisions() -> int:
-            counts = inspect(shop, "idempotency_counts").values()
-            return sum(task.get(name, 0) for task in counts for name in signals.DECISIONS)
-
-        before, paid = decisions(), f"{order} paid"
-        charge.delay(paid, 1).get(timeout=SOON)
-        shop.ledger.hold(order)
-        results = [pack.delay(order)]
-        kill(shop, order)
-        shop.ledger.wait_for_run(order, 2)
-        duplicate = pack.delay(order)
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
-        shop.ledger.release(order)
-        results += [duplicate, pack.delay(order), charge.delay(paid, 1), charge.delay(paid, 2)]
-        results += [
-            misruled.delay("raises", order),
-            shop.app.send_task("shop.pack", (order, "too", "many")),
-        ]
-        for result in results:
-            result.get(timeout=SOON, propagate=False)
-        shop.wait_until_empty()
-        with shop.app.events.default_dispatcher() as dispatcher:
-            dispatcher.send("task-marked", uuid=order)
-        monitor.wait_for("task-marked", order)
-
-        deliveries = sum(event["type"] == "task-started" for event in monitor.received)
-        assert deliveries >= 10
-        assert decisions() - before == deliveries
 
     def test_returns_findings(self, shop: Shop) -> None:
         names = {finding["name"] for finding in inspect(shop, "idempotency_doctor")}
@@ -473,25 +389,6 @@ class TestInspect:
         assert by_worker in shown
         assert (by_worker["subject"], by_worker["severity"]) == ("shop.misruled", "error")
         assert re.match(r"no key could be derived for [1-9]\d* of its calls ", by_worker["what"])
-
-
-@pytest.mark.exhaustive
-def test_another_app_on_the_broker_has_its_own_tasks_alone(shop: Shop, order: str) -> None:
-    charge.delay(order, 1).get(timeout=SOON)
-    misruled.delay("raises", order).get(timeout=SOON, propagate=False)
-    url = shop.app.conf.broker_url
-    other = Celery("other", broker=url, backend=url, set_as_current=False)
-    other.finalized = True  # without the shared tasks of this process
-    other.conf.idempotency_key_prefix = "other"
-
-    @other.task(base=IdempotentTask, name="other.pack", shared=False, lazy=False)
-    def pack_elsewhere() -> None: ...
-
-    stats = json.loads(run_command(other, "stats", "--json"))
-    health = json.loads(run_command(other, "health", "--json", "--fail-on", "never"))
-    other.close()
-    assert stats == {"workers_answered": False, "messages_held": None, "tasks": {}}
-    assert [finding["name"] for finding in health["findings"]] == ["no-reply"]
 
 
 CALLS = 40
