@@ -10,6 +10,7 @@ pytest.importorskip("prometheus_client")
 
 from celery_idempotent import Idempotency, KeyReusedError, KeyRuleError
 from celery_idempotent.contrib.prometheus import Metrics
+from celery_idempotent.core.lease.heartbeat import heartbeat
 
 
 @pytest.fixture
@@ -46,6 +47,12 @@ def test_functions_and_blocks_are_counted_by_name(
         ("shop.charge", "replay"): 1,
         ("calls", "run"): 1,
     }
+
+
+def test_replaced_heartbeats_are_counted(metrics: Metrics) -> None:
+    heartbeat.on_replaced()
+
+    assert values(metrics._heartbeats_replaced) == {(): 1}
 
 
 def test_refusals_are_counted_by_reason(idem: Idempotency, metrics: Metrics, key: str) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -30,15 +29,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_sdist_contains_everything_to_build_and_test(built: Path) -> None:
-    (sdist,) = built.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-
-    assert {f"lua/{script}" for script in SCRIPTS} <= names
-    assert {"README.md", "LICENSE", "pyproject.toml", "tests/__init__.py"} <= names
-
-
 def test_the_wheel_contains_the_package_its_scripts_and_its_types(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -56,15 +46,6 @@ def test_the_metadata_is_valid_and_the_description_renders(built: Path) -> None:
     result = subprocess.run(check, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-def test_the_version_is_that_of_the_package(built: Path) -> None:
-    name = f"celery_idempotent-{celery_idempotent.__version__}"
-
-    assert sorted(file.name.partition("-py3")[0] for file in built.iterdir()) == [
-        name,
-        f"{name}.tar.gz",
-    ]
 
 
 def test_links_of_the_description_lead_to_the_release(built: Path) -> None:

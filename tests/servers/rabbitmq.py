@@ -71,17 +71,16 @@ class RabbitMQ(Stoppable):
     url: str
     version: str
 
-    def __init__(self, script: Path, port: int | None, config: Mapping[str, str]) -> None:
+    def __init__(self, script: Path) -> None:
         ports = Ports(3)
-        own_port, epmd_port, distribution_port = ports.numbers
-        port = port or own_port
+        port, epmd_port, distribution_port = ports.numbers
         self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
         self._address = f"127.0.0.1:{port}"
         self._epmd_address = ("127.0.0.1", epmd_port)
         self._control = script.resolve().with_name("rabbitmqctl")
         directory = Path(tempfile.mkdtemp(prefix="rabbitmq-"))
         self._node_name = directory.name  # unique on this machine
-        _write_configuration(directory, {"listeners.tcp.1": self._address, **config})
+        _write_configuration(directory, {"listeners.tcp.1": self._address})
         self._environment = _environment(directory, epmd_port, distribution_port)
         epmd = [str(shutil.which("epmd")), "-port", str(epmd_port), "-address", "127.0.0.1"]
         self._epmd = Program(directory, "epmd", epmd, self._environment)
@@ -97,12 +96,8 @@ class RabbitMQ(Stoppable):
             raise
 
     @classmethod
-    def start(cls, *, port: int | None = None, config: Mapping[str, str] | None = None) -> RabbitMQ:
+    def start(cls) -> RabbitMQ:
         """Starts a broker and returns when a client can log in.
-
-        Args:
-            port: TCP port on 127.0.0.1; a free one if None.
-            config: settings of rabbitmq.conf, such as `{"consumer_timeout": "60000"}`.
 
         Raises:
             RabbitMQError: RabbitMQ is not installed, or no client could log in within 60 s.
@@ -113,7 +108,7 @@ class RabbitMQ(Stoppable):
                 "RabbitMQ is not installed: apt-get install rabbitmq-server, "
                 "or put rabbitmq-server and Erlang's epmd on PATH."
             )
-        return cls(script, port, config or {})
+        return cls(script)
 
     def stop(self) -> None:
         """Stops the broker and removes its directory. A second call has no effect."""

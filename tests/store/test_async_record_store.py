@@ -114,24 +114,6 @@ def test_any_number_of_tasks_can_send_commands_concurrently(
     assert {reply.case for reply in run_story(run, server.url, timeout=10.0)} == {"lost"}
 
 
-@pytest.mark.exhaustive
-def test_no_task_waits_for_a_connection_longer_than_the_timeout(silent: RedisServer) -> None:
-    async def run(store: RecordStore) -> float:
-        await store.ping()
-        silent.pause()
-        began = time.monotonic()
-        try:
-            calls = [store.execute(begin()) for _ in range(20 * MAX_CONNECTIONS)]
-            errors = await asyncio.gather(*calls, return_exceptions=True)
-        finally:
-            silent.resume()
-        assert {*map(type, errors)} == {StoreUnavailableError}
-        return time.monotonic() - began
-
-    # At most three attempts, which begin within the timeout.
-    assert run_story(run, silent.url, timeout=1.0) < 15
-
-
 def test_too_few_replicas_are_an_error(harness: RecordHarness, server: RedisServer) -> None:
     async def run(store: RecordStore) -> None:
         with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):

@@ -162,17 +162,6 @@ class TestSlotMigration:
             assert cases() == ["ok"] * 10
         assert cases() == ["ok"] * 10
 
-    def test_a_begin_waits_for_the_replicas_of_the_new_node(
-        self, harness: RecordHarness, site: Site, cluster: ClusterServers
-    ) -> None:
-        careful = RecordHarness(store_at(**site.how, wait_replicas=1), harness.client)
-        token = careful.started().token
-        with cluster.move_slot(harness.name, cluster.other_master(harness.name)) as moving:
-            assert careful.save_step(token).case == "ok"
-            moving.migrate_keys()
-            assert careful.complete(token).case == "ok"
-        assert careful.begin(task_id=SECOND).case == "finished"
-
 
 def test_a_begin_returns_when_the_replica_has_it(
     harness: RecordHarness, site: Site, cluster: ClusterServers

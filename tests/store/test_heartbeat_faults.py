@@ -86,6 +86,8 @@ def test_a_thread_that_died_is_replaced(
     harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     heart = Heartbeat()
+    replaced: list[bool] = []
+    heart.on_replaced = lambda: replaced.append(True)
     first, second = (Holder(harness, key) for key in keys(2))
     with monkeypatch.context() as patch:
         patch.setattr(RecordStore, "extend", lambda *_: (_ for _ in ()).throw(SystemExit))
@@ -101,6 +103,7 @@ def test_a_thread_that_died_is_replaced(
     assert [(r.levelname, r.message) for r in caplog.records] == [
         ("ERROR", "The idempotency heartbeat has died; another thread goes on with 2 leases")
     ]
+    assert replaced == [True]
     for holder in (first, second):
         heart.stop_renewal(holder.lease)
 

@@ -67,12 +67,6 @@ class TestRequeueToRabbitMQ:
     def queue(self) -> Queue:
         return Queue(f"queue-{os.urandom(4).hex()}")
 
-    def test_waits_for_the_confirm(self, app: Celery, queue: Queue) -> None:
-        for number in range(3):
-            with confirming_producer(app) as producer:
-                producer.publish({"number": number}, routing_key=queue.name, declare=[queue])
-                assert producer.channel._confirm_selected
-
     def test_fails_without_a_confirm(self, app: Celery, queue: Queue, proxy: Proxy) -> None:
         with confirming_producer(app) as producer:
             producer.publish({"number": 1}, routing_key=queue.name, declare=[queue])

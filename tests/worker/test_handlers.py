@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import VERSION, Task, shared_task
-from celery.exceptions import TimeLimitExceeded
+from celery import Task, shared_task
 from celery.worker.request import Request
 
 from celery_idempotent import ConflictError, IdempotentTask, KeyReusedError
-from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -83,8 +81,6 @@ def _end(task: Any, order: str, way: str) -> str:
         raise OutOfStockError(order, 3)
     if way == "retries" and task.request.retries == 0:
         raise task.retry(countdown=1)
-    if way == "never returns":
-        Ledger.of(task.app).wait_for_release(f"never {order}")
     return order
 
 
@@ -107,10 +103,6 @@ final = _task("final_with_handlers", MixedTask, idempotency_replay_errors=(OutOf
 refusing = _task("refusing", MixedTask, idempotency_on_conflict="raise")
 switched_off = _task("switched_off", MixedTask, idempotency_enabled=False)
 with_request = _task("with_request", IdempotentTask, Request=NotingRequest)
-with_request_path = _task(
-    "with_request_path", IdempotentTask, Request=f"{__name__}:{NotingRequest.__name__}"
-)
-limited = _task("limited_with_handlers", MixedTask, time_limit=1.0)
 
 
 pytestmark = pytest.mark.worker
@@ -181,7 +173,7 @@ def meet_a_run(ledger: Ledger, order: str) -> Any:
 
 def conflict(ledger: Ledger, order: str) -> Any:
     ledger.start(refusing, order)
-    return refusing.delay(order)
+    return ledger.duplicate(refusing, order)
 
 
 def reuse(ledger: Ledger, order: str) -> Any:
@@ -239,34 +231,9 @@ class TestWithoutIdempotency:
 
 
 @pytest.mark.exhaustive
-def test_main_process_calls_the_handlers_of_plain_celery(ledger: Ledger, order: str) -> None:
-    """The handlers at a hard time limit depend on Celery's version."""
-    from_57 = VERSION >= (5, 7)
-    expected = ["before_start", "body", *(("on_failure", "after_return") if from_57 else ())]
-    ledger.hold(f"never {order}")
-    for task in (in_plain_celery, limited):
-        task_id = f"{task.name} {order}"
-        with pytest.raises(TimeLimitExceeded):
-            task.apply_async((order, "never returns"), task_id=task_id, time_limit=1).get(
-                timeout=SOON
-            )
-
-        eventually(
-            lambda name=task_id: handlers(ledger, order, name) == expected, "all handlers have run"
-        )
-
-
-@pytest.mark.exhaustive
 @pytest.mark.core
-@pytest.mark.parametrize(
-    "task",
-    exhaustive_except([with_request, with_request_path], with_request),
-    ids=["class", "path"],
-)
-def test_own_request_keeps_what_happens_to_a_lost_process(
-    ledger: Ledger, order: str, task: Any
-) -> None:
-    result = ledger.start(task, order)
+def test_own_request_keeps_what_happens_to_a_lost_process(ledger: Ledger, order: str) -> None:
+    result = ledger.start(with_request, order)
     killed = ledger.wait_for_run(order)
     os.kill(killed.pid, signal.SIGKILL)
     killed_at = time.time()

@@ -89,25 +89,6 @@ class TestHeader:
 
         assert [run.protected for run in ledger.runs(order)] == [False, False]
 
-    @pytest.mark.parametrize("key", [{"request": 7}, ["acme", ["req-7"]], True, 1.5], ids=repr)
-    def test_that_is_not_a_key_is_refused(
-        self, publish: Publish, ledger: Ledger, order: str, key: Any
-    ) -> None:
-        outcome = publish(order, headers={"idempotency_key": key})
-
-        assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
-        assert ledger.runs(order) == []
-
-    def test_of_bytes_is_refused_or_arrives_as_text(
-        self, publish: Publish, order: str, drops_properties: bool
-    ) -> None:
-        outcome = publish(order, headers={"idempotency_key": order.encode()})
-
-        if drops_properties:  # AMQP has one type for both
-            assert charge.idempotency_record(idempotency_key=order).result == outcome.value
-        else:
-            assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
-
     def test_with_a_wrong_name_is_refused(
         self, publish: Publish, ledger: Ledger, order: str
     ) -> None:

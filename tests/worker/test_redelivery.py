@@ -10,18 +10,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
 import pytest
 from celery import Celery
-from kombu import Connection
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.task.receive import request
 from celery_idempotent.redelivery.broker import RedisBroker, shorten_lock
 from celery_idempotent.redelivery.held import HeldMessages
-from celery_idempotent.redelivery.renewal import Renewal
 from tests.faults.proxy import Proxy
 from tests.servers.groups import SentinelServers
 from tests.servers.redis_server import RedisServer
@@ -197,6 +196,16 @@ class TestWhatIsRenewed:
         shop.ledger.release(order)
         result.get(timeout=SOON)
 
+    def test_an_acknowledged_message_does_not_come_back(self, shop: Shop) -> None:
+        held: Any = SimpleNamespace(delivery_tag="acknowledged meanwhile")
+
+        with shop.app.connection_for_read() as connection:
+            broker = RedisBroker(connection)
+            broker.renew([held], 1.0)
+            broker.close()
+
+        assert shop.redis.zscore("unacked_index", held.delivery_tag) is None
+
 
 @pytest.mark.exhaustive
 def test_a_message_that_cannot_be_acknowledged_occupies_no_slot(
@@ -252,38 +261,6 @@ def test_an_acknowledged_message_takes_no_memory() -> None:
     assert gone() is None
 
 
-class Reconnecting(RedisBroker):
-    """Loses its connection after each search."""
-
-    def restore(self) -> None:
-        super().restore()
-        self.close()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_process_that_is_forked_while_the_thread_connects_can_publish() -> None:
-    """Else it could wait for a lock of kombu that the thread had at that moment."""
-    app = Celery(set_as_current=False)
-    with RedisServer.start() as server, Connection(server.url) as connection:
-        connection.connect()
-        thread = Renewal(Reconnecting(connection), HeldMessages(app, None), seconds=0.001)
-        thread.start()
-        try:
-            for _ in range(100):
-                child = os.fork()
-                if not child:
-                    signal.alarm(10)  # kills it
-                    with Connection(server.url) as own, own.SimpleQueue("sent") as queue:
-                        queue.put("message")
-                    os._exit(0)
-                assert os.waitpid(child, 0)[1] == 0
-        finally:
-            thread.stop()
-            thread.join(SOON)
-            request.received = None
-
-
 @contextmanager
 def with_prefix() -> Iterator[dict[str, Any]]:
     with RedisServer.start() as server:
@@ -336,25 +313,6 @@ def test_on_other_deployments(open_shop: Callable[..., Shop], broker: Any, order
                 assert result.get(timeout=SOON)["receipt"]
             started_at = shop.ledger.runs(order)[-1].started_at
             assert started_at - killed_at < REDELIVER_AFTER + 2 * SLACK
-
-
-@pytest.mark.exhaustive
-def test_the_worker_of_another_exchange_restores_messages_of_a_topic(
-    open_shop: Callable[..., Shop], order: str
-) -> None:
-    queues = {
-        "orders": {"exchange": "orders", "exchange_type": "topic", "routing_key": "order.#"},
-        "mails": {"exchange": "mails", "routing_key": "mails"},
-    }
-    with open_shop(**SETTINGS, task_queues=queues) as shop:
-        worker = shop.start_worker("-Q", "orders", concurrency=1)
-        shop.ledger.hold(order)
-        pack.apply_async((order,), queue="orders", routing_key="order.new")
-        shop.ledger.wait_for_run(order)
-        shop.start_worker("-Q", "mails", concurrency=1)
-        worker.kill()
-
-        eventually(lambda: shop.redis.llen("orders"), "the message is in its queue again")
 
 
 def test_a_worker_that_is_killed_in_a_search_delays_others_by_seconds() -> None:
@@ -419,35 +377,6 @@ class TestFrozenMainProcess:
             shop.wait_until_empty()
             for each, _ in calls:
                 assert [run.end for run in shop.ledger.runs(each)] == ["returned"]
-
-
-@pytest.mark.exhaustive
-class TestBrokerRestarts:
-    def test_renewal_continues(self, open_shop: Callable[..., Shop], order: str) -> None:
-        with RedisServer.start(config={"appendonly": "yes"}) as broker:
-            settings = {
-                **SETTINGS,
-                "broker_url": f"{broker.url.rpartition('/')[0]}/0",
-                "broker_connection_max_retries": None,
-            }
-            with open_shop(**settings) as shop, broker.client() as client:
-                shop.redis, own = client, shop.redis
-                worker = shop.start_worker(concurrency=1)
-                broker.kill()
-                worker.wait_for_log("Cannot renew the visibility timeout")
-                broker.restart()
-                order_again = f"{order} again"
-                result = shop.ledger.start(pack, order_again)
-
-                def is_renewed() -> bool:
-                    return 0 < scores(shop).get("shop.pack", 0) <= REDELIVER_AFTER
-
-                eventually(is_renewed, "it is renewed")
-                shop.ledger.release(order_again)
-                assert result.get(timeout=SOON)["receipt"]
-                assert worker.logs().count("Cannot renew the visibility timeout") == 1
-                assert "0 messages" not in worker.logs()
-                shop.redis = own
 
 
 CUT = "cut"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,13 +11,12 @@ import sqlalchemy as sa
 from celery import Task, chain, chord, group, shared_task
 from celery.canvas import Signature
 from celery.result import AsyncResult
-from celery.states import PENDING
 
-from celery_idempotent import TASK_ID, IdempotentTask, ResultNotStoredError, State
+from celery_idempotent import TASK_ID, IdempotentTask, State
 from celery_idempotent.contrib.sqlalchemy import metadata
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
-from tests.worker.canvas_tasks import hand_over, report
+from tests.worker.canvas_tasks import report
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import OutOfStockError, task_of
@@ -207,18 +205,6 @@ handing_on_in_turn = task_of(
 )
 
 
-@shared_task(bind=True, base=IdempotentTask, name="shop.pass_headers_on", idempotency_key="{order}")
-def pass_headers_on(self: Any, got: Any = None, order: str = "", stage: int = 0) -> int:
-    """Publishes itself in the last stage, independently of the canvas, with its own headers."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        if stage == 0:
-            self.replace(chain(between.si(order=order), pass_headers_on.s(order=order, stage=1)))
-        pass_headers_on.apply_async(
-            kwargs={"order": order, "stage": 1}, headers=self.request.headers
-        )
-        return stage
-
-
 pytestmark = pytest.mark.worker
 
 
@@ -249,6 +235,7 @@ CORNERS = ("itself", "the end of a chain", "in a group")
         *((woven_in_sql, shape) for shape in CORNERS),
         *(pytest.param(woven_by_id, shape, marks=pytest.mark.exhaustive) for shape in CORNERS),
     ],
+    ids=lambda each: getattr(each, "name", each),
 )
 class TestEveryShape:
     def test_result_and_executions_are_those_of_plain_celery(
@@ -353,15 +340,6 @@ class TestReplacementWithTheSameKey:
         assert [run.end for run in ledger.runs(order)] == ["Ignore", None, "returned"]
         assert [run.attempt for run in ledger.runs(order)] == [1, 1, 2]
 
-    def test_forwarded_headers_do_not_join_the_canvas(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        first = pass_headers_on.delay(order=order)
-
-        assert first.get(timeout=SOON) == 1
-        shop.wait_until_empty()
-        assert [run.task_id for run in ledger.runs(order)] == [first.id] * 2
-
 
 FAILURES = [shape for shape in FAILING if shape != "an error that ends the key"]
 
@@ -436,21 +414,6 @@ class TestReplacementThatFails:
         assert len(ledger.runs(order)) == 1
         ledger.release(f"stumble of {order}")
         assert during.get(timeout=SOON) == "done"
-
-
-@pytest.mark.exhaustive
-def test_duplicate_does_not_run_after_the_result_has_expired(
-    open_shop: Callable[..., Shop], order: str
-) -> None:
-    with open_shop(result_expires=1) as shop:
-        shop.start_worker(concurrency=1)
-        hand_over.apply_async((order,), task_id=order).get(timeout=SOON)
-        eventually(lambda: hand_over.AsyncResult(order).state == PENDING, "the result is gone")
-        time.sleep(1)  # the server may expire the key slightly early
-
-        with pytest.raises(ResultNotStoredError, match="result_expires"):
-            hand_over.delay(order).get(timeout=SOON)
-        assert len(shop.ledger.runs(order)) == 1
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "by way of a plain task"])

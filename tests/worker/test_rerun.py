@@ -70,9 +70,9 @@ def fail(shop: Shop, order: str, task: Any = final, **options: Any) -> AsyncResu
     return result
 
 
-def kept_of(shop: Shop, task: Any, order: str) -> list[Any]:
+def kept_of(shop: Shop, task: Any, *args: Any) -> list[Any]:
     """Returns the names of the messages that are kept of this call."""
-    return shop.redis.keys(f"idem:{{idem:{task.idempotency_key_of(order)}}}:message:*")
+    return shop.redis.keys(f"idem:{{idem:{task.idempotency_key_of(*args)}}}:message:*")
 
 
 def succeed(result: AsyncResult) -> Any:
@@ -134,28 +134,24 @@ class TestOfEachKind:
         assert again != receipt
         assert len(shop.ledger.runs(order)) == 2
 
-    def test_without_a_message(self, shop: Shop, order: str) -> None:
+    def test_what_has_not_ended_or_has_no_message_is_left_alone(
+        self, shop: Shop, order: str
+    ) -> None:
+        running = shop.ledger.start(pack, f"running {order}")
+        assert "it has not ended" in celery(shop.app, "rerun", running.id, "--yes", code=1)
+
         pack.delay(order).get(timeout=SOON)
         key = str(pack.idempotency_key_of(order))
-
         output = celery(shop.app, "rerun", key, "--yes", "--completed", code=1)
-
         assert "publish the call again" in output
 
-    def test_a_message_that_has_expired_in_redis(self, shop: Shop, order: str) -> None:
-        fail(shop, order)
-        key = final.idempotency_key_of(order, 1)
-        for name in shop.redis.scan_iter(f"idem:{{idem:{key}}}:message:*"):
+        failing = f"failing {order}"
+        fail(shop, failing)
+        for name in kept_of(shop, final, failing, 1):
             assert 0 < shop.redis.ttl(name) <= 86400
             shop.redis.delete(name)
-
-        assert "its message is not kept" in celery(shop.app, "rerun", str(key), "--yes", code=1)
-        assert final.idempotency_forget(order, 1)
-
-    def test_what_runs_is_left_alone(self, shop: Shop, order: str) -> None:
-        result = shop.ledger.start(pack, order)
-
-        assert "it has not ended" in celery(shop.app, "rerun", result.id, "--yes", code=1)
+        key = str(final.idempotency_key_of(failing, 1))
+        assert "its message is not kept" in celery(shop.app, "rerun", key, "--yes", code=1)
 
 
 def finished(shop: Shop, order: str) -> list[Any]:

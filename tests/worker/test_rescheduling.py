@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from celery import chain, shared_task
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Retry
 
 from celery_idempotent import IdempotentTask, State
 from tests.conftest import exhaustive_except
@@ -30,10 +30,6 @@ def _suppress(task: Any) -> str:
     return "scheduled"
 
 
-def _in_a_helper(task: Any) -> str:
-    return _then_return(task)
-
-
 def _twice(task: Any) -> str:
     task.retry(throw=False, countdown=1)
     return _then_return(task)
@@ -47,11 +43,6 @@ def _then_raise(task: Any) -> str:
 def _then_ignore(task: Any) -> str:
     task.retry(throw=False, countdown=1)
     raise Ignore
-
-
-def _then_reject(task: Any) -> str:
-    task.retry(throw=False, countdown=1)
-    raise Reject("after the retry", requeue=False)
 
 
 def _raise_another_error(task: Any) -> str:
@@ -68,11 +59,9 @@ def _raise(task: Any) -> str:
 WAYS: dict[str, Callable[[Any], str]] = {
     "throw=False": _then_return,
     "suppressed": _suppress,
-    "in a helper": _in_a_helper,
     "twice": _twice,
     "then an error": _then_raise,
     "then Ignore": _then_ignore,
-    "then Reject": _then_reject,
     "then another error": _raise_another_error,
     "raised": _raise,
 }
@@ -107,15 +96,6 @@ def reschedule_by_itself(self: Any, order: str) -> str:
         return "done"
 
 
-@shared_task(bind=True, base=IdempotentTask, name="shop.change_and_show")
-def change_and_show(self: Any, order: str, amount: int) -> str:
-    """Retries with another amount, and returns the representation of its arguments."""
-    if self.request.retries == 0:
-        raise self.retry(args=(order, amount + 1), countdown=0)
-    argsrepr: str = self.request.argsrepr
-    return argsrepr
-
-
 @shared_task(bind=True, base=IdempotentTask, name="shop.stop_here")
 def stop_here(self: Any, order: str) -> str:
     """Drops its continuation."""
@@ -148,20 +128,6 @@ def test_outcome_is_that_of_the_retry(ledger: Ledger, order: str, way: str) -> N
     assert reschedule.delay(order, way).get(timeout=SOON) == "done"
     assert len(ledger.runs(order)) == 2
     assert len({run.key for run in ledger.runs(order)}) == 1
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "way", exhaustive_except(["throw=False", "suppressed", "then an error"], "throw=False")
-)
-def test_key_is_reserved_for_the_retry(ledger: Ledger, order: str, way: str) -> None:
-    first = reschedule.delay(order, way)
-    released = ledger.wait_for_signal(first.id, "released")
-    duplicate = reschedule.delay(order, way)
-
-    assert released.details["reserved_seconds"] > 60
-    assert duplicate.get(timeout=SOON) == "done"
-    assert [run.task_id for run in ledger.runs(order)] == [first.id] * 2
 
 
 def test_continuation_is_sent_as_in_plain_celery(shop: Shop, ledger: Ledger, order: str) -> None:
@@ -211,12 +177,3 @@ class TestDroppedContinuation:
         assert end.get(timeout=SOON) == order
         assert len(ledger.notes(order)) == 1
         assert len(ledger.runs(order)) == 1
-
-
-@pytest.mark.usefixtures("shop")
-def test_retry_updates_argsrepr_unless_it_is_set(order: str) -> None:
-    hidden = change_and_show.apply_async((order, 1), argsrepr="<hidden>")
-    shown = change_and_show.apply_async((order, 3))
-
-    assert hidden.get(timeout=SOON) == "<hidden>"
-    assert shown.get(timeout=SOON) in (f"['{order}', 4]", f"('{order}', 4)")
