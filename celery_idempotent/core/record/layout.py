@@ -66,8 +66,8 @@ HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED, PROCESS_EXIT = ENDS = (
 )
 #: Bytes before the first field of variable length.
 _FIXED = 15
-#: One less than the length field allows, since some ids are stored with an extra leading byte.
-_MAX_TASK_ID = 2**16 - 2
+#: Bytes of a task id. AMQP allows 255.
+_MAX_TASK_ID = 1000
 #: As `str` formats a UUID; `UUID` would also accept other forms.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 #: Body of a FAILED record whose executions died ``idempotency_max_attempts`` times in a row.
@@ -114,20 +114,6 @@ class Head(NamedTuple):
 def read_head(raw: bytes) -> Head:
     """Returns the head of a record; that of a missing one is empty."""
     return Head(raw[:1], int.from_bytes(raw[2:9], "big"), int.from_bytes(raw[9:_FIXED], "big"))
-
-
-def head_size(raw: bytes) -> int:
-    """Returns how many bytes precede the body; at least so many, if `raw` is cut short."""
-    try:
-        end = _FIXED + 1 + raw[_FIXED] + 2
-        end += int.from_bytes(raw[end - 2 : end], "big")
-    except IndexError:
-        return len(raw)  # damaged
-    for left in (3, 2, 1):  # the fields after the task id, of up to 255 bytes
-        if end >= len(raw):
-            return end + left * 256
-        end += 1 + raw[end]
-    return end
 
 
 def read(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -107,7 +107,6 @@ def collect(
     tasks: Sequence[IdempotentTaskLike],
     counters: Mapping[str, Mapping[str, int]],
     sample_size: int,
-    progress: Callable[[int], None],
 ) -> dict[str, dict[str, Any]]:
     """Scans all records once and returns the statistics by task name, as JSON objects.
 
@@ -116,7 +115,6 @@ def collect(
     Args:
         counters: the workers' counters, by task.
         sample_size: how many records of each task are measured with MEMORY USAGE.
-        progress: called after each page with its number of records.
     """
     retention = {t.name: t.idempotency_configuration.settings.result_ttl for t in tasks}
     statistics = {name: TaskStatistics() for name in (*retention, *counters)}
@@ -127,7 +125,6 @@ def collect(
             if name not in statistics and len(statistics) >= limit:
                 name = OTHER_NAMES
             statistics.setdefault(name, TaskStatistics()).add(view, sample_size)
-        progress(len(page))
     return {
         name: found.to_json(retention.get(name), counters.get(name, {}))
         for name, found in sorted(statistics.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -137,7 +136,6 @@ def _watch(
 ) -> None:
     """Shows the newest records that fit on the screen, and the number in each state."""
     out = console.create()
-    from rich.live import Live
     from rich.text import Text
 
     numbers: Counter[str] = Counter()
@@ -147,20 +145,14 @@ def _watch(
             numbers.update(view.state for view in page)
             yield from page
 
-    # On a terminal each table replaces the one before; piped, it follows it.
-    screen = Live(console=out, auto_refresh=False, screen=True)
-    with screen if out.is_terminal else contextlib.nullcontext() as live:
-        while True:
-            numbers.clear()
-            # The header, the caption and the prompt also take lines.
-            rows = limit or max(1, shutil.get_terminal_size().lines - 4)
-            newest = heapq.nlargest(rows, counted(), key=lambda view: view.since)
-            lines = _lines(newest, out, labelled=_have_labels(newest))
-            states = ", ".join(f"{number:,} {state}" for state, number in sorted(numbers.items()))
-            caption = f"{strftime('%H:%M:%S')}  {states or 'no records'}"
-            table = Text.from_ansi("\n".join([*lines, caption]), no_wrap=True, overflow="ellipsis")
-            if live is None:
-                out.print(table)
-            else:
-                live.update(table, refresh=True)
-            sleep(seconds)
+    while True:
+        numbers.clear()
+        # The header, the caption and the prompt also take lines.
+        rows = limit or max(1, out.height - 4)
+        newest = heapq.nlargest(rows, counted(), key=lambda view: view.since)
+        states = ", ".join(f"{number:,} {state}" for state, number in sorted(numbers.items()))
+        caption = f"{strftime('%H:%M:%S')}  {states or 'no records'}"
+        lines = [*_lines(newest, out, labelled=_have_labels(newest)), caption]
+        click.clear()  # does nothing if piped
+        out.print(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis"))
+        sleep(seconds)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import click
 
-from celery_idempotent.core.configuration import app_tasks
-from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.events.table import ANSWERED
 from celery_idempotent.core.printable import plural
 from celery_idempotent.operations.calls import formatting
@@ -23,7 +19,6 @@ from celery_idempotent.operations.calls.statistics import (
 )
 from celery_idempotent.operations.cli import console
 from celery_idempotent.operations.cli.command import AppCommand, Tasks, print_json, timeout_option
-from celery_idempotent.operations.records.reader import RecordReader
 from celery_idempotent.operations.worker import inspect_commands
 from celery_idempotent.signals import SHADOW
 
@@ -48,8 +43,7 @@ def stats(obj: Any, tasks: Tasks, sample: int, timeout: float, as_json: bool) ->
     """
     replies = inspect_commands.ask(obj.app, timeout)
     held = replies.messages_held
-    with _progress(tasks) as progress:
-        documents = collect(tasks, replies.totals, sample, progress)
+    documents = collect(tasks, replies.totals, sample)
     if as_json:
         document = {"workers_answered": bool(replies.workers), "messages_held": held}
         print_json({**document, "tasks": documents})
@@ -57,21 +51,6 @@ def stats(obj: Any, tasks: Tasks, sample: int, timeout: float, as_json: bool) ->
     _print(documents, {task.name for task in tasks}, replies.error)
     if held is not None:
         console.create().print(f"The workers hold {plural(held, 'message')}.")
-
-
-@contextmanager
-def _progress(tasks: Sequence[IdempotentTaskLike]) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar on a terminal; yields a function that advances it."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    total = 0
-    for store in app_tasks.stores(tasks):
-        with RecordReader.open(store) as reader:
-            total += reader.count_names()
-    options: dict[str, Any] = {"label": "scanning", "show_pos": True, "file": sys.stderr}
-    with click.progressbar(length=total, **options) as bar:
-        yield bar.update
 
 
 def _print(documents: Mapping[str, dict[str, Any]], known: Collection[str], unknown: str) -> None:

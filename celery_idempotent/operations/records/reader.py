@@ -1,17 +1,16 @@
 """Reads all records and the properties of their server, for monitoring.
 
 SCAN returns names in pages. One round trip reads the heads of a page's records, never a large
-result, so the server is not blocked; another one the heads with a long task id. A cluster's
-primaries are scanned one after the other. As SCAN documents, a record that is written or deleted
-during the scan may be missed, and a record may be returned twice.
+result, so the server is not blocked. A cluster's primaries are scanned one after the other. As SCAN
+documents, a record that is written or deleted during the scan may be missed, and a record may be
+returned twice.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -24,7 +23,6 @@ from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.reference import MARK, Reference
 from celery_idempotent.core.store.server_info import Primary, primaries, server_info, write_error
 from celery_idempotent.core.store.transport.connection import (
-    CONNECTION_ERRORS,
     aclose_client,
     connect,
     translated_errors,
@@ -35,14 +33,12 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 
-logger = logging.getLogger(__name__)
-
 #: Names in one call of SCAN: a few tenths of a millisecond of server time.
 PAGE = 500
 #: The reply of PTTL for a name without a value.
 NO_KEY = -2
-#: Bytes that hold every field before the outcome, unless a task id is unusually long.
-HEAD = 640
+#: More bytes than precede the outcome.
+HEAD = 2048
 #: Names among which every node of a cluster has one, unless it has few slots.
 NAMES_TO_TRY = 1000
 #: Maximum bytes to read of a record that is shown to a person.
@@ -142,13 +138,12 @@ class RecordReader:
         """
         prefix = self.store.config.prefix
         match = scan.pattern(prefix, task)
-        with _outages() as outages:
+        with translated_errors():
             for node in primaries(self.client):
-                with outages.of(node):
-                    cursor = None
-                    while cursor != 0:
-                        cursor, names = node.client.scan(cursor or 0, match=match, count=PAGE)
-                        yield self._scanned(node.client, map(_text, names), task, expiry=expiry)
+                cursor = None
+                while cursor != 0:
+                    cursor, names = node.client.scan(cursor or 0, match=match, count=PAGE)
+                    yield self._scanned(node.client, map(_text, names), task, expiry=expiry)
 
     def get(self, keys: Iterable[Key], *, whole: bool = False) -> dict[Key, RecordView]:
         """Returns the records of `keys` that exist, in two round trips to each node.
@@ -158,18 +153,17 @@ class RecordReader:
         """
         size, config = WHOLE if whole else HEAD, self.store.config
         views: dict[Key, RecordView] = {}
-        with _outages() as outages:
+        with translated_errors():
             for node, its_keys in self._by_node(keys):
-                with outages.of(node):
-                    names = [(config.name(key), key) for key in its_keys]
-                    found = {each.key: each for each in self._views(node.client, names, size=size)}
-                    slots = [
-                        (config.slot_name(key), key)
-                        for key in its_keys
-                        if not key.message and (key not in found or found[key].is_finished)
-                    ]
-                    waiting = self._views(node.client, slots, are_slots=True)
-                    views |= found | {each.key: each for each in waiting}
+                names = [(config.name(key), key) for key in its_keys]
+                found = {each.key: each for each in self._views(node.client, names, size=size)}
+                slots = [
+                    (config.slot_name(key), key)
+                    for key in its_keys
+                    if not key.message and (key not in found or found[key].is_finished)
+                ]
+                waiting = self._views(node.client, slots, are_slots=True)
+                views |= found | {each.key: each for each in waiting}
         return views
 
     def _scanned(
@@ -224,17 +218,15 @@ class RecordReader:
             pipeline.getrange(name, 0, size - 1)
             if expiry:
                 pipeline.pttl(name)
-        (seconds, microseconds), *replies = _execute(pipeline)
+        time, *replies = pipeline.execute(raise_on_error=False)
+        for reply in (time, *replies):
+            if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
+                raise reply
+        seconds, microseconds = time
         clock = seconds + microseconds / 1e6
         raws, ttls = (replies[::2], replies[1::2]) if expiry else (replies, [NO_KEY] * len(keys))
-        sizes = [layout.head_size(raw) if len(raw) == size else 0 for raw in map(_bytes, raws)]
-        long = [number for number, needed in enumerate(sizes) if needed > size]
-        for number in long:
-            pipeline.getrange(keys[number][0], 0, sizes[number] - 1)
-        for number, raw in zip(long, _execute(pipeline), strict=True):
-            raws[number] = raw
         views, holders = [], []
-        for (_, key), raw, ttl_ms, needed in zip(keys, raws, ttls, sizes, strict=True):
+        for (_, key), raw, ttl_ms in zip(keys, raws, ttls, strict=True):
             # Neither a value that is not a string nor an empty one can be read as a record.
             is_empty = raw == b"" and ttl_ms != NO_KEY
             head = b"?" if is_empty or isinstance(raw, Exception) else raw
@@ -242,8 +234,8 @@ class RecordReader:
                 holders.append((holder, key))
             elif head:
                 expires_at = utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
-                whole = len(head) < max(size, needed)
-                decode = self._decode if whole else partial(self._decode_whole, key)
+                is_whole = len(head) < size
+                decode = self._decode if is_whole else partial(self._decode_whole, key)
                 record = None
                 with suppress(CorruptRecordError):
                     record = (
@@ -281,34 +273,23 @@ class RecordReader:
         Only keys that may run again have such records. Scans all names, but reads no record.
         """
         match = scan.message_pattern(self.store.config.prefix, task_id)
-        with _outages() as outages:
+        with translated_errors():
             for node in primaries(self.client):
-                with outages.of(node):
-                    for name in node.client.scan_iter(match=match, count=PAGE):
-                        key = scan.key_of_message(_text(name), self.store.config.prefix)
-                        if key is not None:
-                            return key.of_message(task_id)
+                for name in node.client.scan_iter(match=match, count=PAGE):
+                    key = scan.key_of_message(_text(name), self.store.config.prefix)
+                    if key is not None:
+                        return key.of_message(task_id)
         return None
-
-    def count_names(self) -> int:
-        """Returns how many names a scan visits, including those that are not records."""
-        number = 0
-        with _outages() as outages:
-            for node in primaries(self.client):
-                with outages.of(node):
-                    number += node.client.dbsize()
-        return number
 
     def bytes_used(self, keys: Sequence[Key]) -> list[int]:
         """Returns the memory that each record of `keys` uses; deleted ones are left out."""
         replies: list[Any] = []
-        with _outages() as outages:
+        with translated_errors():
             for node, its_keys in self._by_node(keys):
-                with outages.of(node):
-                    pipeline = node.client.pipeline(transaction=False)
-                    for key in its_keys:
-                        pipeline.memory_usage(self.store.config.name(key))
-                    replies += pipeline.execute(raise_on_error=False)
+                pipeline = node.client.pipeline(transaction=False)
+                for key in its_keys:
+                    pipeline.memory_usage(self.store.config.name(key))
+                replies += pipeline.execute(raise_on_error=False)
         return [size for size in replies if isinstance(size, int)]
 
     def server_infos(self) -> Iterator[tuple[str, dict[str, Any] | StoreUnavailableError]]:
@@ -349,52 +330,6 @@ class RecordReader:
         for name, node in self._by_name(by_name):
             nodes[node].append(by_name[name])
         return nodes.items()
-
-
-class _Outages:
-    """The nodes of a cluster that do not reply while the others are read."""
-
-    def __init__(self) -> None:
-        self._has_replied = False
-        self._errors: dict[str, Exception] = {}
-
-    @contextmanager
-    def of(self, node: Primary) -> Iterator[None]:
-        """Keeps the error of `node`."""
-        try:
-            yield
-        except CONNECTION_ERRORS as error:
-            self._errors[node.name] = error
-        else:
-            self._has_replied = True
-
-    def report(self) -> None:
-        """Logs the errors, or raises one if no node has replied."""
-        for name, error in self._errors.items():
-            if not self._has_replied:
-                raise error
-            logger.warning("The records of the Redis node %s are missing: %s", name, error)
-
-
-@contextmanager
-def _outages() -> Iterator[_Outages]:
-    outages = _Outages()
-    with translated_errors():
-        yield outages
-        outages.report()
-
-
-def _execute(pipeline: Any) -> list[Any]:
-    """Returns the replies; raises the first error that is not about the type of one value."""
-    replies: list[Any] = pipeline.execute(raise_on_error=False)
-    for reply in replies:
-        if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
-            raise reply
-    return replies
-
-
-def _bytes(reply: Any) -> bytes:
-    return reply if isinstance(reply, bytes) else b""
 
 
 def _text(name: bytes) -> str:
