@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import coroutine
 from typing import Any
 
 from celery_idempotent.core.events import table
@@ -16,6 +17,7 @@ from celery_idempotent.core.flow.values import Admission, Answer, End, Failure, 
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.record import Record, layout
 from celery_idempotent.core.store import run_sync
+from celery_idempotent.core.store.commands import Command
 from celery_idempotent.errors import (
     ConflictError,
     IdempotencyError,
@@ -32,7 +34,6 @@ from celery_idempotent.functions.direct_call import (
     extensions_of_direct_call,
     outcome_of,
 )
-from celery_idempotent.functions.together import SharedRoundTrips, Together
 
 
 @dataclass(eq=False)
@@ -278,3 +279,99 @@ class AsyncBatch(BaseBatch):
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._pending.clear()
         await self._end(error, NotCompletedError("the batch has ended"))
+
+
+@coroutine
+def _wait_for(effect: Any) -> Generator[Any, Any, Any]:
+    """Suspends a flow until `effect`, a command or a pause in seconds, is served."""
+    return (yield effect)
+
+
+class SharedRoundTrips:
+    """The runtime of a flow while :class:`Together` runs it."""
+
+    execute = execute_interruptible = sleep = staticmethod(_wait_for)
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+
+class Together:
+    """Some parts of flows.
+
+    Args:
+        ends: gets the end of each part, or the error that it raised.
+    """
+
+    def __init__(self, runtime: Any, parts: Parts, ends: dict[Pass, Any]) -> None:
+        self._runtime, self._parts, self._ends = runtime, parts, ends
+        self._left = dict.fromkeys(parts)
+
+    async def run(self) -> None:
+        """Runs the parts to their ends.
+
+        Raises:
+            BaseException: what a signal handler has raised. The parts have ended nevertheless.
+        """
+        try:
+            await self._run(self._left)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            await self._run(dict.fromkeys(self._left, error))
+            raise
+        for end in map(self._ends.get, self._parts):
+            if isinstance(end, BaseException) and not isinstance(end, Exception):
+                raise end
+
+    async def _run(self, replies: dict[Pass, Any]) -> None:
+        """Resumes each part with its reply, or an error, and serves what it waits for."""
+        waiting: dict[Pass, Any] = {}
+        while replies:
+            for call, reply in tuple(replies.items()):
+                effect = await self._resume(call, reply)
+                if effect is not None:
+                    waiting[call] = effect
+            commands = {call: e for call, e in waiting.items() if isinstance(e, Command)}
+            served = commands or dict(waiting)
+            replies = dict(zip(served, await self._serve([*served.values()]), strict=True))
+            for call in served:
+                del waiting[call]
+
+    async def _serve(self, effects: list[Any]) -> list[Any]:
+        try:
+            if effects and isinstance(effects[0], Command):
+                return await self._runtime.execute_all(effects)  # type: ignore[no-any-return]
+            if effects:
+                await self._runtime.sleep(max(effects))
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            return [error] * len(effects)
+        return [None] * len(effects)
+
+    async def _resume(self, call: Pass, reply: Any) -> Any:
+        """Runs a part until it waits for an effect, which is returned, or to its end."""
+        part = self._parts[call]
+        try:
+            effect = part.throw(reply) if isinstance(reply, BaseException) else part.send(reply)
+            while not isinstance(effect, (Command, float)):
+                try:
+                    reply = await _wait_for(effect)  # for the event loop; the others wait, too
+                except Exception as error:
+                    effect = part.throw(error)
+                else:
+                    effect = part.send(reply)
+        except StopIteration as end:
+            self._ends[call] = end.value
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._ends[call] = error
+        else:
+            return effect
+        del self._left[call]
+        return None

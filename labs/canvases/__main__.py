@@ -33,7 +33,7 @@ from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.record import State
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.operations.calls import changes
-from celery_idempotent.operations.cli.target import resolve_records
+from celery_idempotent.operations.cli.command import resolve_records
 from labs.canvases.app import NAME, RESERVATION, database, make_app, rows
 from labs.canvases.publisher import persist, publish_and_die
 from labs.canvases.shapes import Shape, shapes

@@ -20,7 +20,7 @@ from cryptography.fernet import Fernet
 from celery_idempotent import PoisonedTaskError, State, signals
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.operations.calls import changes
-from celery_idempotent.operations.cli.target import resolve_records
+from celery_idempotent.operations.cli.command import resolve_records
 from tests.apps import run_command as celery
 from tests.servers.groups import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ

@@ -12,10 +12,8 @@ from celery.bin.control import inspect
 from celery_idempotent.operations.cli.changes import forget, purge, rerun
 from celery_idempotent.operations.cli.dashboard import dashboard
 from celery_idempotent.operations.cli.doctor import doctor, health, keys
-from celery_idempotent.operations.cli.explain import explain
-from celery_idempotent.operations.cli.listing import list_records
-from celery_idempotent.operations.cli.show import show
-from celery_idempotent.operations.cli.stats import stats
+from celery_idempotent.operations.cli.listing import list_records, stats
+from celery_idempotent.operations.cli.show import explain, show
 
 # Registers the inspect commands in this process, so that `celery inspect` accepts their names.
 from celery_idempotent.operations.worker import inspect_commands

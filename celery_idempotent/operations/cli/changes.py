@@ -18,7 +18,7 @@ from celery_idempotent.operations.calls import changes
 from celery_idempotent.operations.calls.changes import EndedCall
 from celery_idempotent.operations.calls.lookup import Target
 from celery_idempotent.operations.cli import command
-from celery_idempotent.operations.cli.target import RECORD_HELP, resolve_records
+from celery_idempotent.operations.cli.command import RECORD_HELP, resolve_records
 from celery_idempotent.sql.database import Database
 
 #: Rows that one transaction deletes.

@@ -1,4 +1,4 @@
-"""``show``: one record with its decoded outcome."""
+"""``show``: a record with its outcome; ``explain``: the key of a call, and what would happen."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from typing import Any
 
 import click
 
+from celery_idempotent.core.printable import plural
 from celery_idempotent.core.record import State
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations.calls import formatting
 from celery_idempotent.operations.calls.lookup import SqlOutcome, outcome_or_error, record_document
+from celery_idempotent.operations.calls.prediction import ExplainedCall, explain_call, text_of
 from celery_idempotent.operations.cli import console
 from celery_idempotent.operations.cli.command import (
+    RECORD_HELP,
     AppCommand,
     CallKey,
     Tasks,
     key_option,
+    parse_arguments,
     print_json,
+    resolve_records,
 )
-from celery_idempotent.operations.cli.target import RECORD_HELP, resolve_records
 from celery_idempotent.operations.records.reader import RecordView
 from celery_idempotent.operations.worker.inspect_commands import Replies, ask, stack_in
 
-#: Seconds to wait for the worker that runs a call.
+#: Seconds to wait for the workers.
 WORKER_TIMEOUT = 1.0
 
 
@@ -104,3 +108,71 @@ def _outcome(outcome: dict[str, Any]) -> dict[str, str]:
     if "error" in outcome:
         return {"error": "{type}: {message}".format(**outcome["error"])}
     return {"result": repr(outcome["result"])} if "result" in outcome else {}
+
+
+#: Appended to the rule of an explicit key.
+_NAMESPACE = ", which never equals a key that the task's rule derives"
+
+
+@click.command(cls=AppCommand)
+@click.argument("task")
+@click.argument("arguments", nargs=-1, metavar="[ARGS] [KWARGS]")
+@key_option
+@click.option("--task-id", help="The id of the message, for the key rule TASK_ID.")
+@click.pass_obj
+def explain(
+    obj: Any,
+    tasks: Tasks,
+    task: str,
+    arguments: tuple[str, ...],
+    explicit_key: CallKey,
+    task_id: str | None,
+    as_json: bool,
+) -> None:
+    """Show a call's key, and what would happen.
+
+    Shows how the key is derived from the arguments, and predicts what would happen to the call if
+    it were published now.
+
+    \b
+    celery -A shop idempotency explain shop.charge '[42]' '{"amount": 999}'
+    """
+    args, kwargs = parse_arguments(arguments)
+    try:
+        explained = explain_call(
+            tasks, task, args, kwargs, explicit_key, task_id, task_id_named="--task-id"
+        )
+    except TypeError as error:
+        raise click.UsageError(str(error)) from None
+    in_conflict = explained.prediction.case == "conflict"
+    replies = ask(obj.app, WORKER_TIMEOUT if in_conflict else 0)
+    waiting = replies.waiting(str(explained.explanation.key))
+    if as_json:
+        print_json({**explained.to_json(), "waiting": waiting})
+    else:
+        _print(explained, waiting)
+
+
+def _print(explained: ExplainedCall, waiting: dict[str, Any] | None) -> None:
+    out = console.create()
+    key = explained.explanation.key
+    if explained.explanation.arguments:
+        table = console.table("ARGUMENT", "CANONICAL FORM", "IN KEY", "IN FINGERPRINT")
+        for argument in explained.explanation.arguments:
+            form = text_of(argument.canonical_bytes) or "none"
+            in_key, in_fingerprint = explained.participation(argument)
+            table.add_row(console.text(argument.name), console.text(form), in_key, in_fingerprint)
+        out.print(table)
+    fields = {
+        "task": explained.task,
+        "rule": explained.explanation.rule + (_NAMESPACE if key.explicit else ""),
+        "form": text_of(explained.explanation.canonical_bytes) or "",
+        "key": str(key),
+        "fingerprint": explained.fingerprint,
+        "in Redis": explained.redis_name,
+        "prediction": explained.prediction.sentence,
+        "waiting": f"{plural(waiting['messages'], 'message')}, since {waiting['since']}"
+        if waiting
+        else "",
+    }
+    out.print(console.grid(fields))
