@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-import redis
 from django.conf import settings
 from django.core.handlers.asgi import ASGIHandler
 from django.test import Client, override_settings
@@ -93,28 +92,3 @@ def test_two_services_behind_one_gateway_answered_for_each_other(
     assert [send(service, name=service) for service in services] == [b"billing", b"shipping"]
     with pytest.raises(SettingsError, match="has the default name"):
         [send(service) for service in services]
-
-
-@pytest.mark.parametrize("status", [401, 422])
-def test_clients_without_rights_filled_redis(
-    server: RedisServer, client: redis.Redis, key: str, status: int
-) -> None:
-    """Many tokens that nobody issued, each with a body that the error quotes."""
-
-    def app(environ: Any, start_response: Any) -> list[bytes]:
-        start_response(f"{status} Any", [("Content-Type", "text/plain")])
-        return [environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))]
-
-    idem = Idempotency(server.url, key_prefix=key, name="web")
-    identity = wsgi.by_header("Authorization")
-    middleware = wsgi.IdempotencyMiddleware(app, idem, identity=identity)
-    for number in range(CLIENTS):
-        headers = [("Authorization", f"Bearer {number}")]
-        environ = wsgi_server.environ(key, b"x" * 1_000_000, headers)
-        assert wsgi_server.request(middleware, environ).status == status
-    idem.close()
-    names = client.keys(f"{key}:*")
-    size = sum(client.memory_usage(name) or 0 for name in names)
-
-    assert len(names) == (0 if status == 401 else CLIENTS)
-    assert size < CLIENTS * 500

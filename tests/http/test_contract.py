@@ -62,6 +62,46 @@ def bob(web: WebServer) -> Iterator[httpx.Client]:
     client.close()
 
 
+class Shop:
+    """A server, and alice, who sends requests with one key; its order counts them."""
+
+    def __init__(self, web: WebServer, alice: httpx.Client, client: redis.Redis, key: str) -> None:
+        self.web, self.alice, self.redis, self.key = web, alice, client, key
+
+    def post(self, path: str, key: str | None = "", **headers: str) -> httpx.Response:
+        """Sends the order; key None is no key, and an empty one is that of the shop."""
+        return post(
+            self.alice, path, self.key if key == "" else key, {"order": self.key}, **headers
+        )
+
+    def send(self, path: str, content: Any, **options: Any) -> httpx.Response:
+        """Sends a body with the key."""
+        headers = {"Idempotency-Key": self.key, "Content-Type": "application/json"}
+        headers |= options.pop("headers", {})
+        method = options.pop("method", "POST")
+        return self.alice.request(method, path, content=content, headers=headers, **options)
+
+    @property
+    def body(self) -> bytes:
+        return b'{"order": "%s"}' % self.key.encode()
+
+    @property
+    def count(self) -> int:
+        return request_count(self.redis, self.key)
+
+    def wait_for_request(self) -> None:
+        eventually(lambda: self.count, "the request runs")
+
+    def release(self) -> None:
+        """Lets a slow request end."""
+        self.redis.rpush(f"release:{self.key}", "go")
+
+
+@pytest.fixture
+def shop(web: WebServer, alice: httpx.Client, client: redis.Redis, key: str) -> Shop:
+    return Shop(web, alice, client, key)
+
+
 def problem(response: httpx.Response) -> str:
     """Returns the status and the name of a problem."""
     assert response.headers["content-type"] == "application/problem+json"
@@ -75,61 +115,50 @@ def problem(response: httpx.Response) -> str:
 
 
 class TestKey:
-    def test_a_request_without_a_key_is_passed_to_the_app(
-        self, alice: httpx.Client, key: str
-    ) -> None:
-        responses = [post(alice, "/payments", None, {"order": key}) for _ in range(2)]
+    def test_a_request_without_a_key_is_passed_to_the_app(self, shop: Shop) -> None:
+        responses = [shop.post("/payments", None) for _ in range(2)]
 
         assert [response.json()["payment"] for response in responses] == [1, 2]
 
-    def test_400_without_a_required_key(
-        self, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
-        response = post(alice, "/required/payments", None, {"order": key})
+    def test_400_without_a_required_key(self, shop: Shop) -> None:
+        response = shop.post("/required/payments", None)
 
         assert problem(response) == "400 key-missing"
-        assert request_count(client, key) == 0
+        assert shop.count == 0
 
-    @pytest.mark.parametrize("invalid", ["", "x" * 256, "a,b"])
-    def test_400_with_a_malformed_key(self, alice: httpx.Client, invalid: str) -> None:
-        response = post(alice, "/payments", invalid, {"order": "1"})
+    @pytest.mark.parametrize("keys", [[""], ["x" * 256], ["a,b"], ["a", "b"]], ids=str)
+    def test_400_with_a_malformed_key_or_two(self, shop: Shop, keys: list[str]) -> None:
+        headers = [("Idempotency-Key", key) for key in keys]
 
-        assert problem(response) == "400 key-invalid"
+        assert problem(shop.alice.post("/payments", json={}, headers=headers)) == "400 key-invalid"
 
-    def test_400_with_two_keys(self, alice: httpx.Client) -> None:
-        headers = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
-
-        assert problem(alice.post("/payments", json={}, headers=headers)) == "400 key-invalid"
-
-    def test_400_without_an_identity(self, web: WebServer, client: redis.Redis, key: str) -> None:
+    def test_400_without_an_identity(self, shop: Shop) -> None:
         headers = {"X-CSRFToken": "x" * 32, "Cookie": f"csrftoken={'x' * 32}"}
-        response = post(web.client, "/payments", key, {"order": key}, **headers)
+        response = post(shop.web.client, "/payments", shop.key, {"order": shop.key}, **headers)
 
         assert problem(response) == "400 identity-missing"
         assert "Authenticate" in response.json()["detail"]
         assert "anonymous" in response.json()["detail"]
-        assert request_count(client, key) == 0
+        assert shop.count == 0
 
-    def test_a_key_of_a_get_request_means_nothing(self, alice: httpx.Client, key: str) -> None:
-        headers = {"Idempotency-Key": key}
-        responses = [alice.get(f"/payments/{key}", headers=headers) for _ in range(2)]
+    def test_a_key_of_a_get_request_means_nothing(self, shop: Shop) -> None:
+        path, headers = f"/payments/{shop.key}", {"Idempotency-Key": shop.key}
+        responses = [shop.alice.get(path, headers=headers) for _ in range(2)]
 
         assert [response.json()["payment"] for response in responses] == [1, 2]
 
-    def test_two_identities_do_not_share_a_key(
-        self, alice: httpx.Client, bob: httpx.Client, key: str
-    ) -> None:
-        responses = [post(c, "/payments", key, {"order": key}) for c in (alice, bob, alice)]
+    def test_two_identities_do_not_share_a_key(self, shop: Shop, bob: httpx.Client) -> None:
+        first = shop.post("/payments")
+        responses = [first, post(bob, "/payments", shop.key, {"order": shop.key})]
+        responses.append(shop.post("/payments"))
 
         assert [response.json()["payment"] for response in responses] == [1, 2, 1]
 
 
 class TestReplay:
-    def test_a_retry_gets_the_first_response(
-        self, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
-        first = post(alice, "/payments", key, {"order": key})
-        again = post(alice, "/payments", f'"{key}"', {"order": key})  # quoted as in the draft
+    def test_a_retry_gets_the_first_response(self, shop: Shop) -> None:
+        first = shop.post("/payments")
+        again = shop.post("/payments", f'"{shop.key}"')  # quoted as in the draft
 
         assert (first.status_code, again.status_code) == (201, 201)
         assert first.content == again.content
@@ -138,174 +167,136 @@ class TestReplay:
         assert first.headers["content-type"] == again.headers["content-type"]
         assert "idempotency-replayed" not in first.headers
         assert again.headers["idempotency-replayed"] == "true"
-        assert request_count(client, key) == 1
+        assert shop.count == 1
 
-    def test_a_cookie_reaches_the_first_caller_alone(self, alice: httpx.Client, key: str) -> None:
-        first = post(alice, "/payments", key, {"order": key})
-        again = post(alice, "/payments", key, {"order": key})
+    def test_a_cookie_reaches_the_first_caller_alone(self, shop: Shop) -> None:
+        first = shop.post("/payments")
+        again = shop.post("/payments")
 
         cookies = {line.partition("=")[0] for line in first.headers.get_list("set-cookie")}
         assert cookies >= {"a", "b"}
         assert again.headers.get_list("set-cookie") == []
 
-    def test_a_body_that_is_not_text_is_replayed_byte_by_byte(
-        self, alice: httpx.Client, key: str
-    ) -> None:
+    def test_a_body_that_is_not_text_is_replayed_byte_by_byte(self, shop: Shop) -> None:
         body = bytes(range(256))
-        headers = {"Idempotency-Key": key, "Content-Type": "application/octet-stream"}
-        responses = [alice.post("/echo", content=body, headers=headers) for _ in range(2)]
+        headers = {"Content-Type": "application/octet-stream"}
+        responses = [shop.send("/echo", body, headers=headers) for _ in range(2)]
 
         assert [response.content for response in responses] == [body, body]
         assert responses[1].headers["idempotency-replayed"] == "true"
 
-    def test_a_chunked_body_equals_one_of_known_length(
-        self, web: WebServer, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
-        body = b'{"order": "%s"}' % key.encode()
-        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
-        first = alice.post("/status/200", content=iter([body[:5], body[5:]]), headers=headers)
-        if web.reads_no_chunked_body:
+    def test_a_chunked_body_equals_one_of_known_length(self, shop: Shop) -> None:
+        first = shop.send("/status/200", iter([shop.body[:5], shop.body[5:]]))
+        if shop.web.reads_no_chunked_body:
             assert problem(first) == "411 length-required"
             return
-        again = alice.post("/status/200", content=body, headers=headers)
+        again = shop.send("/status/200", shop.body)
 
         assert first.text == again.text == "1"
-        assert request_count(client, key) == 1
+        assert shop.count == 1
 
-    def test_an_error_of_the_app_is_not_stored(
-        self, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
+    def test_an_error_of_the_app_is_not_stored(self, shop: Shop) -> None:
         for _ in range(2):
             # uvicorn closes the connection after an error: each request needs a new one.
-            response = post(alice, "/broken", key, {"order": key}, Connection="close")
+            response = shop.post("/broken", Connection="close")
             assert response.status_code == 500
-        assert request_count(client, key) == 2
+        assert shop.count == 2
 
-    def test_a_response_that_is_too_large_is_sent_once(
-        self, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
-        first = post(alice, "/chunks/30", key, {"order": key})
-        again = post(alice, "/chunks/30", key, {"order": key})
+    def test_a_response_that_is_too_large_is_sent_once(self, shop: Shop) -> None:
+        first = shop.post("/chunks/30")
+        again = shop.post("/chunks/30")
 
         assert first.content == 30 * CHUNK
         assert problem(again) == "409 response-not-stored"
         assert "retry-after" not in again.headers
-        assert request_count(client, key) == 1
+        assert shop.count == 1
 
 
 class TestRefusal:
-    def test_409_while_the_first_request_runs(
-        self, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
-        body = {"order": key}
+    def test_409_while_the_first_request_runs(self, shop: Shop) -> None:
         with ThreadPoolExecutor(1) as threads:
-            first = threads.submit(post, alice, "/slow", key, body)
-            eventually(lambda: request_count(client, key), "the first request runs")
-            second = post(alice, "/slow", key, body)
-            client.rpush(f"release:{key}", "go")
+            first = threads.submit(shop.post, "/slow")
+            shop.wait_for_request()
+            second = shop.post("/slow")
+            shop.release()
             response = first.result()
-        third = post(alice, "/slow", key, body)
+        third = shop.post("/slow")
 
         assert problem(second) == "409 request-in-progress"
         assert second.headers["retry-after"] == "1"
         assert response.json() == third.json() == {"payment": 1}
 
     @pytest.mark.parametrize("change", ["body", "path", "query", "method", "content-type"])
-    def test_422_for_another_request_with_the_same_key(
-        self, alice: httpx.Client, client: redis.Redis, key: str, change: str
-    ) -> None:
-        post(alice, "/status/200", key, {"order": key})
+    def test_422_for_another_request_with_the_same_key(self, shop: Shop, change: str) -> None:
+        shop.send("/status/200", shop.body)
 
-        method = "PATCH" if change == "method" else "POST"
         path = {"path": "/status/201", "query": "/status/200?a=1"}.get(change, "/status/200")
-        body = {"order": key, "new": 1} if change == "body" else {"order": key}
-        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
-        if change == "content-type":
-            headers["Content-Type"] += "; charset=utf-8"
-        reused = alice.request(method, path, json=body, headers=headers)
+        body = shop.body[:-1] + b', "new": 1}' if change == "body" else shop.body
+        charset = {"Content-Type": "application/json; charset=utf-8"}
+        headers = charset if change == "content-type" else {}
+        method = "PATCH" if change == "method" else "POST"
+        reused = shop.send(path, body, method=method, headers=headers)
 
         # FastAPI's and Flask's routes know no PATCH, but that is for the app to say.
         assert problem(reused) == "422 key-reused"
-        assert request_count(client, key) == 1
+        assert shop.count == 1
 
-    def test_403_for_a_replay_that_is_not_authorized(
-        self, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
-        first = post(alice, "/payments", key, {"order": key})
-        client.set(f"revoked:{key}", "yes")
-        refused = post(alice, "/payments", key, {"order": key})
-        client.delete(f"revoked:{key}")
-        again = post(alice, "/payments", key, {"order": key})
+    def test_403_for_a_replay_that_is_not_authorized(self, shop: Shop) -> None:
+        first = shop.post("/payments")
+        shop.redis.set(f"revoked:{shop.key}", "yes")
+        refused = shop.post("/payments")
+        shop.redis.delete(f"revoked:{shop.key}")
+        again = shop.post("/payments")
 
         assert problem(refused) == "403 replay-forbidden"
         assert first.content == again.content not in refused.content
-        assert request_count(client, key) == 1
+        assert shop.count == 1
 
-    def test_413_for_a_body_above_the_limit(
-        self, web: WebServer, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
-        body = b'{"order": "%s"}' % key.encode() + b" " * MAX_BYTES
-        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
-        headers["Connection"] = "close"  # a server closes it if much of a body is not read
+    def test_413_for_a_body_above_the_limit(self, shop: Shop) -> None:
+        body = shop.body + b" " * MAX_BYTES
+        headers = {"Connection": "close"}  # a server closes it if much of a body is not read
         contents: list[Any] = [body, iter([body[:1000], body[1000:]])]
-        for content in contents[: 1 if web.reads_no_chunked_body else 2]:
-            response = alice.post("/payments", content=content, headers=headers)
+        for content in contents[: 1 if shop.web.reads_no_chunked_body else 2]:
+            response = shop.send("/payments", content, headers=headers)
 
             assert problem(response) == "413 body-too-large"
-        assert request_count(client, key) == 0
-
-    def test_a_refused_request_leaves_nothing(
-        self, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
-        body = {"order": key}
-        large = {**body, "padding": "x" * MAX_BYTES}
-        refused = [
-            post(alice, "/payments", key, large, Connection="close"),
-            post(alice, "/payments", f"{key}, {key}", body),
-        ]
-        first = post(alice, "/payments", key, body)
-
-        assert [response.status_code for response in [*refused, first]] == [413, 400, 201]
-        assert request_count(client, key) == 1
+        assert shop.count == 0
+        assert shop.post("/payments").status_code == 201, "the key is free"
 
 
 class TestDisconnect:
     @staticmethod
-    def send(web: WebServer, client: httpx.Client, path: str, key: str, size: int) -> Any:
+    def send(shop: Shop, path: str, size: int) -> Any:
         """Sends a request with the first `size` bytes of its body; returns the connection."""
-        headers = {"Idempotency-Key": key}
-        request = client.build_request("POST", path, json={"order": key}, headers=headers)
+        headers, body = {"Idempotency-Key": shop.key}, {"order": shop.key}
+        request = shop.alice.build_request("POST", path, json=body, headers=headers)
         head = [f"POST {path} HTTP/1.1", *(": ".join(field) for field in request.headers.items())]
-        connection = socket.create_connection(("127.0.0.1", web.port))
+        connection = socket.create_connection(("127.0.0.1", shop.web.port))
         connection.sendall("\r\n".join([*head, "", ""]).encode() + request.content[:size])
         return connection
 
-    def test_in_the_middle_of_a_request(
-        self, web: WebServer, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
-        self.send(web, alice, "/payments", key, 5).close()
-        assert post(alice, "/payments", key, {"order": key}).status_code == 201
-        assert request_count(client, key) == 1
+    def test_in_the_middle_of_a_request(self, shop: Shop) -> None:
+        self.send(shop, "/payments", 5).close()
+        assert shop.post("/payments").status_code == 201
+        assert shop.count == 1
 
-    def test_in_the_middle_of_a_response(
-        self, web: WebServer, alice: httpx.Client, client: redis.Redis, key: str
-    ) -> None:
+    def test_in_the_middle_of_a_response(self, shop: Shop) -> None:
         """The execution finishes, or the app stops it and it is released: a retry decides."""
-        connection = self.send(web, alice, "/slow", key, 1000)
-        eventually(lambda: request_count(client, key), "the request runs")
+        connection = self.send(shop, "/slow", 1000)
+        shop.wait_for_request()
         connection.close()
-        client.rpush(f"release:{key}", "go")
+        shop.release()
 
         def retry() -> httpx.Response | None:
-            response = post(alice, "/slow", key, {"order": key})
+            response = shop.post("/slow")
             return None if response.status_code == 409 else response
 
         response = eventually(retry, "a retry gets a response")
-        assert response.json() == {"payment": request_count(client, key)}
-        if request_count(client, key) == 1:
+        assert response.json() == {"payment": shop.count}
+        if shop.count == 1:
             assert response.headers["idempotency-replayed"] == "true"
         else:
-            assert web.stops_for_a_disconnect
+            assert shop.web.stops_for_a_disconnect
 
 
 def test_one_of_many_requests_at_once_is_executed(

@@ -28,23 +28,6 @@ def web(request: pytest.FixtureRequest, site_environment: dict[str, str]) -> Ite
         yield web
 
 
-def test_the_openapi_document_has_the_header(web: WebServer) -> None:
-    operation = web.client.get("/openapi.json").json()["paths"]["/payments"]["post"]
-    (parameter,) = (p for p in operation["parameters"] if p["in"] == "header")
-
-    assert parameter["name"] == "idempotency-key"
-    assert parameter["required"] is False
-    assert parameter["description"] == "Makes retries safe."
-
-
-def test_a_background_task_runs_once(web: WebServer, client: redis.Redis, key: str) -> None:
-    responses = [web.post("/payments", key, {"order": key}) for _ in range(2)]
-
-    assert responses[1].headers["idempotency-replayed"] == "true"
-    eventually(lambda: request_count(client, f"{key}:after"), "the background task has run")
-    assert request_count(client, f"{key}:after") == 1
-
-
 def test_a_client_that_closes_a_stream_cancels_the_awaited_function(
     web: WebServer, server: RedisServer, client: redis.Redis, key: str
 ) -> None:

@@ -1,13 +1,13 @@
-"""What the apps of all frameworks share: an engine, and a ledger that counts their requests.
+"""What the apps of all frameworks share: an engine, and what they do with a request.
 
-STORE_URL is the Redis of the engine, LEDGER_URL that of the ledger.
+STORE_URL is the Redis of the engine, LEDGER_URL that of the ledger, which counts the requests.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
-from types import FunctionType
 from typing import Any
 
 import redis
@@ -25,6 +25,9 @@ idem = Idempotency(
     max_result_size=MAX_BYTES,
 )
 OPTIONS: dict[str, Any] = {"idem": idem, "max_body_bytes": MAX_BYTES}
+
+#: Status, header fields, and the body: as JSON, as it is, or in chunks.
+Answer = tuple[int, dict[str, str], dict[str, Any] | bytes | Iterator[bytes]]
 
 
 def count(order: str) -> int:
@@ -49,8 +52,28 @@ def chunks(size: int) -> Iterator[bytes]:
         yield CHUNK
 
 
-def copy_of(endpoint: Any) -> Any:
-    """Returns a function that has no route yet."""
-    copy = FunctionType(endpoint.__code__, endpoint.__globals__, argdefs=endpoint.__defaults__)
-    copy.__annotations__, copy.__qualname__ = endpoint.__annotations__, endpoint.__qualname__
-    return copy
+def answer(path: str, body: bytes) -> Answer:
+    """Handles a request whose order is in its body, or in the path of one that has none."""
+    _, *names, last = path.split("/")
+    if last == "echo":
+        return 200, {"Content-Type": "application/octet-stream"}, body
+    order = json.loads(body)["order"] if body else last
+    number = count(order)
+    if last == "broken":
+        raise RuntimeError("broken")
+    if last == "slow":
+        wait_for_release(order)
+        return 200, {}, {"payment": number}
+    if names == ["status"]:
+        return int(last), {}, b"%d" % number
+    if names == ["chunks"]:
+        return 200, {}, chunks(int(last))
+    payment = {"payment": number, "attempt": getattr(idem.current, "attempt", 0)}
+    return 201, {"Location": f"/payments/{number}"}, payment
+
+
+def with_cookies(response: Any) -> Any:
+    """Sets two cookies in a response of any framework, and returns it."""
+    for name in ("a", "b"):
+        response.set_cookie(name, "1")
+    return response

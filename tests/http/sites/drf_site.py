@@ -27,15 +27,14 @@ if not settings.configured:
 from django.contrib.auth.models import User
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpResponse, StreamingHttpResponse
-from django.urls import path
+from django.urls import re_path
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
-from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from celery_idempotent.contrib.django.rest_framework import IdempotencyMixin
-from tests.http.sites.common import chunks, count, idem, wait_for_release
+from tests.http.sites.common import answer, with_cookies
 
 
 def requires_key(request: Any) -> bool:
@@ -48,73 +47,18 @@ class Authentication(BaseAuthentication):
         return (User.objects.get(username=name), None) if scheme == "Bearer" else None
 
 
-class View(IdempotencyMixin, APIView):
+class View(IdempotencyMixin, ViewSet):
     authentication_classes = (Authentication,)
     renderer_classes = (JSONRenderer,)
 
-    def post(self, request: Any, **arguments: Any) -> Any:
-        return self.respond(request, **arguments)
-
-    def patch(self, request: Any, **arguments: Any) -> Any:
-        return self.respond(request, **arguments)
-
-
-class Payments(IdempotencyMixin, ViewSet):
-    authentication_classes = (Authentication,)
-    renderer_classes = (JSONRenderer,)
-
-    def retrieve(self, request: Any, order: str) -> Response:
-        return Response({"payment": count(order)})
-
-    def create(self, request: Any) -> Response:
-        number = count(request.data["order"])
-        payment = {"payment": number, "attempt": idem.current.attempt, "user": str(request.user)}
-        response = Response(payment, status=201, headers={"Location": f"/payments/{number}"})
-        response.set_cookie("a", "1")
-        response.set_cookie("b", "2")
-        return response
-
-
-PAY = {"post": "create", "patch": "create"}
-
-
-class Slow(View):
-    def respond(self, request: Any) -> Response:
-        number = count(request.data["order"])
-        wait_for_release(request.data["order"])
-        return Response({"payment": number})
-
-
-class Status(View):
-    def respond(self, request: Any, status: int) -> Response:
-        return Response(count(request.data["order"]), status)
-
-
-class Broken(View):
-    def respond(self, request: Any) -> Response:
-        count(request.data["order"])
-        raise RuntimeError("broken")
-
-
-class Echo(View):
-    def respond(self, request: Any) -> HttpResponse:
-        return HttpResponse(request.body, content_type="application/octet-stream")
-
-
-class Chunks(View):
-    def respond(self, request: Any, size: int) -> StreamingHttpResponse:
-        count(request.data["order"])
-        return StreamingHttpResponse(chunks(size))
+    def serve(self, request: Any) -> Any:
+        status, headers, content = answer(request.path, request.body)
+        kinds: dict[type, Any] = {dict: Response, bytes: HttpResponse}
+        kind = kinds.get(type(content), StreamingHttpResponse)
+        return with_cookies(kind(content, status=status, headers=headers))
 
 
 urlpatterns: list[Any] = [
-    path("payments", Payments.as_view(PAY)),
-    path("payments/<order>", Payments.as_view({"get": "retrieve"})),
-    path("required/payments", Payments.as_view(PAY)),
-    path("slow", Slow.as_view()),
-    path("status/<int:status>", Status.as_view()),
-    path("broken", Broken.as_view()),
-    path("echo", Echo.as_view()),
-    path("chunks/<int:size>", Chunks.as_view()),
+    re_path("", View.as_view(dict.fromkeys(("get", "post", "patch"), "serve")))
 ]
 application = get_wsgi_application()
