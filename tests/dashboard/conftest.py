@@ -22,7 +22,7 @@ import uvicorn
 from celery import Celery
 from redis import Redis
 
-from celery_idempotent.dashboard import asgi, index, sampler
+from celery_idempotent.dashboard import asgi, index, protection, sampler
 from celery_idempotent.dashboard.protection import local_user
 from tests.apps import close
 from tests.dashboard.shop import URL_VARIABLE, make_app
@@ -30,6 +30,8 @@ from tests.monitoring.conftest import Shop, client, shop  # noqa: F401
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, Worker, WorkerProcess
+
+Open = Callable[..., httpx.Client]
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -184,6 +186,7 @@ def open_dashboard(
     # Each request reads all records, however long that takes on a busy machine.
     monkeypatch.setattr(index, "QUICK", SOON)
     monkeypatch.setattr(sampler, "FIRST_SECONDS", SOON)
+    monkeypatch.setattr(protection, "WRONG_PASSWORD_SECONDS", 0.01)
     with ExitStack() as stack:
 
         def open_dashboard(**options: Any) -> httpx.Client:

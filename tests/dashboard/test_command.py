@@ -110,7 +110,8 @@ class TestConnections:
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
-        request = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000
+        user = b"host: localhost\r\nauthorization: Basic YW5uOnNlY3JldA=="
+        request = b"GET /static/dashboard.css HTTP/1.1\r\n%s\r\n\r\n" % user * 1000
 
         def is_served() -> bool:
             try:

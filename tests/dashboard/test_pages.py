@@ -65,27 +65,27 @@ def test_many_names_share_a_row(shop: Shop, web: httpx.Client) -> None:
     shop.charge.apply((1, 999))
     raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
     pipeline = shop.client.pipeline(transaction=False)
-    for number in range(3_000):
+    for number in range(300):
         pipeline.set(f"idem:forged.{number}:{'x' * 22}", raw, px=3_600_000)
     pipeline.set(f"idem:{'long' * 300}:{'x' * 22}", raw, px=3_600_000)
     pipeline.execute()
 
     def counted() -> str:
         page = web.get("/").text
-        return page if "3,001" in page and "2,900" in page else ""
+        return page if "301" in page and "200" in page else ""
 
     page = eventually(counted, "all records are counted")
-    assert len(page) < 500_000
+    assert page.count('class="task"') == 102
     assert "(other names)" in text_of(web.get("/"))
     tasks = web.get("/api/stats").json()["tasks"]
     assert len(tasks) == 102
-    assert tasks["(other names)"]["states"] == {"COMPLETED": 2_900}
+    assert tasks["(other names)"]["states"] == {"COMPLETED": 200}
     assert tasks["shop.charge"]["states"] == {"COMPLETED": 1}
     found = web.get("/api/records?task=FORGED.29&limit=500").json()["records"]
-    assert len(found) == 111
+    assert len(found) == 11
     documents = shop.json("stats", "--timeout", "0")["tasks"]
     assert len(documents) == 102
-    assert documents["(other names)"]["records"] == 2_900
+    assert documents["(other names)"]["records"] == 200
     assert documents["shop.charge"]["records"] == 1
 
 
@@ -102,21 +102,10 @@ def test_lone_surrogates_are_escaped(shop: Shop, web: httpx.Client) -> None:
     assert web.get(f"/api{path}").json()["result"] == "half \ud800"
     explained = web.post("/explain", data={"task": task.name, "args": '["half \\ud800"]'})
     assert "replays the result" in explained.text
+    for label, number in (("HALF", 1), ("quarter", 0)):
+        assert len(web.get(f"/api/records?label={label}").json()["records"]) == number
+        assert ("half \\ud800" in web.get(f"/records?label={label}").text) == bool(number)
     assert web.post("/api/explain", content=b'{"task": "\\ud800"}').status_code == 400
-
-
-def test_records_are_filtered_by_label(shop: Shop, web: httpx.Client) -> None:
-    def book(order: int) -> None: ...
-
-    task = shop.add_task(book, "shop.book", label="Order {order}")
-    for number in range(3):
-        task.apply((number,))
-
-    found = web.get("/api/records?label=order%202").json()["records"]
-
-    assert [record["label"] for record in found] == ["Order 2"]
-    assert "Order 2" in web.get("/records?label=order+2").text
-    assert "Order 1" not in web.get("/records?label=order+2").text
 
 
 def test_a_page_leads_to_the_next_one(shop: Shop, web: httpx.Client) -> None:
@@ -278,7 +267,10 @@ class TestExplain:
     def test_says_what_is_wrong(
         self, web: httpx.Client, call: dict[str, str], message: str
     ) -> None:
-        assert message in text_of(web.post("/explain", data=call))
+        page = web.post("/explain", data=call)
+
+        assert message in text_of(page)
+        assert html.escape(call.get("args", "")) in page.text, "the form keeps what was given"
 
     @pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"\xff"])
     def test_refuses_what_is_no_object(self, web: httpx.Client, body: bytes) -> None:

@@ -255,3 +255,12 @@ class TestErrors:
         with pytest.raises(RuntimeError, match="start_response"):
             request(site.protect(app), environ(site.key))
         assert list(site.idem.records()) == []
+
+
+def test_two_services_on_one_redis_do_not_answer_for_each_other(site: Site) -> None:
+    """Each has an engine, and gets the same request of one user."""
+    for name in ("billing", "shipping"):
+        options = {"key_prefix": site.key, "name": name}
+        site.idem = Idempotency(site.idem.settings.redis_url, **options)
+        assert site.post(App(name.encode())).body == name.encode()
+        site.idem.close()

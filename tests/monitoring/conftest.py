@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.trace import build_tracer
 from redis import Redis
 
 from celery_idempotent import IdempotentTask
@@ -80,9 +82,34 @@ class Shop:
             harness.abandon(**whose)
         return key
 
+    def receive(self, task: Any, *args: Any, task_id: str = "") -> str:
+        """Runs a message of `task` as a pool child does; returns the key."""
+        task_id = task_id or task.idempotency_key_of(*args).digest
+        request = {
+            "id": task_id,
+            "task": task.name,
+            "args": args,
+            "kwargs": {},
+            "hostname": "here",
+            "delivery_info": {"exchange": "", "routing_key": "celery", "priority": 3},
+            "properties": {"content_type": "application/json"},
+        }
+        tracer = build_tracer(task.name, task, self.app.loader, "here", app=self.app)
+        tracer(task_id, args, {}, request)
+        return str(task.idempotency_key_of(*args))
+
+    def published(self) -> list[dict[str, Any]]:
+        """Returns the messages in the broker."""
+        queues = [b"celery", *self.client.keys("celery\x06*")]
+        texts = {text for queue in queues for text in self.client.lrange(queue, 0, -1)}
+        return [json.loads(text) for text in texts]
+
 
 @pytest.fixture
-def shop(server: RedisServer, client: Redis) -> Iterator[Shop]:
+def shop(server: RedisServer, client: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    # No worker runs that could reply.
+    show = import_module("celery_idempotent.operations.cli.show")
+    monkeypatch.setattr(show, "WORKER_TIMEOUT", 0)
     app = make_app(server.url)
     yield Shop(app, client)
     close(app)

@@ -19,7 +19,7 @@ from celery_idempotent.sql.outcomes import Claim, Statements
 from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
 from tests.sql import harness
-from tests.sql.databases import KINDS, LIBRARIES, TestDatabase, effects, output_of
+from tests.sql.databases import KINDS, LIBRARIES, TestDatabase, effects, output_of, run_module
 
 
 class Shop:
@@ -70,6 +70,12 @@ def hold_row(connection: sa.Connection, prefix: str, key: Any) -> None:
     connection.execute(sa.text(Statements(connection.dialect.name).claim), values)
 
 
+def run_celery(server: RedisServer, database: TestDatabase, library: str, *arguments: str) -> Any:
+    """Runs ``celery -A tests.sql.shop …``; returns the process."""
+    shop = {"SHOP_REDIS": server.url, "SHOP_DATABASE": database.url, "SHOP_LIBRARY": library}
+    return run_module("celery", "-q", "-A", "tests.sql.shop", *arguments, **shop)
+
+
 @pytest.fixture
 def idem(server: RedisServer) -> Iterator[Idempotency]:
     engine = Idempotency(server.url, key_prefix=uuid4().hex, wait_timeout=20)
@@ -111,29 +117,40 @@ def mariadb() -> Iterator[SQLServer]:
 def create_database(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., TestDatabase]:
-    """``create_database("postgresql", "django")``"""
+    """``create_database("postgresql", "django")``; the kind "pgbouncer" is PostgreSQL behind it."""
 
     def create(kind: str, library: str = "sqlalchemy") -> TestDatabase:
         if kind == "sqlite":
             url = f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/shop.db"
         else:
-            url = request.getfixturevalue(kind).create_database()
-        return TestDatabase(kind, url, library)
+            server = "postgresql" if kind == "pgbouncer" else kind
+            url = request.getfixturevalue(server).create_database()
+        database = TestDatabase(kind, url, library)
+        if kind == "pgbouncer":
+            name = make_url(url).database
+            database.pooled_url = request.getfixturevalue("pgbouncer").url(name)
+        return database
 
     return create
 
 
-MARKS = {"sqlite": (), "postgresql": (pytest.mark.postgresql,), "mariadb": (pytest.mark.mariadb,)}
+MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    "postgresql": (pytest.mark.postgresql,),
+    "mariadb": (pytest.mark.mariadb,),
+    "pgbouncer": (pytest.mark.postgresql, pytest.mark.pgbouncer),
+}
+
+
+def case(*values: str, kept: bool = False) -> Any:
+    """Returns values, one of which is a kind, as one parameter; exhaustive unless it is kept."""
+    marks = [mark for value in values for mark in MARKS.get(value, ())]
+    marks += [] if kept else [pytest.mark.exhaustive]
+    return pytest.param(values if len(values) > 1 else values[0], marks=marks, id="-".join(values))
 
 
 def kinds(*kept: str) -> list[Any]:
     """Returns each kind as a parameter; those that are not in `kept` are marked exhaustive."""
-    return [
-        pytest.param(
-            kind, marks=[*MARKS[kind], *([] if kind in kept else [pytest.mark.exhaustive])]
-        )
-        for kind in KINDS
-    ]
+    return [case(kind, kept=kind in kept) for kind in KINDS]
 
 
 each_kind = pytest.mark.parametrize("database", kinds("sqlite", "postgresql"), indirect=True)
@@ -141,29 +158,11 @@ each_kind = pytest.mark.parametrize("database", kinds("sqlite", "postgresql"), i
 each_kind_in_full = pytest.mark.parametrize("database", kinds("sqlite"), indirect=True)
 #: The combinations of a library and a kind that ``make test`` runs.
 SUFFICIENT = {("sqlalchemy", "postgresql"), ("django", "sqlite")}
-#: Without SQLite, which has one writer at a time.
-each_server_kind = pytest.mark.parametrize(
-    "database",
-    [pytest.param(kind, marks=marks) for kind, marks in MARKS.items() if marks],
-    indirect=True,
-)
-#: For a fixture `shop`, whose parameter is a library and a kind of database.
-each_library_and_kind = pytest.mark.parametrize(
-    "shop",
-    [
-        pytest.param(
-            (library, kind),
-            id=f"{library}-{kind}",
-            marks=[
-                *MARKS[kind],
-                *([] if (library, kind) in SUFFICIENT else [pytest.mark.exhaustive]),
-            ],
-        )
-        for library in LIBRARIES
-        for kind in KINDS
-    ],
-    indirect=True,
-)
+LIBRARIES_AND_KINDS = [
+    case(library, kind, kept=(library, kind) in SUFFICIENT)
+    for library in LIBRARIES
+    for kind in KINDS
+]
 
 
 @pytest.fixture(scope="module")
@@ -196,11 +195,8 @@ def calls(
     create_database: Callable[..., TestDatabase],
 ) -> dict[str, Any]:
     """The output of the module that the test names in `CALLS`, with this kind of database."""
-    pooled = request.param == "pgbouncer"
-    url = create_database("postgresql" if pooled else request.param, "django").url
-    if pooled:
-        url = request.getfixturevalue("pgbouncer").url(make_url(url).database)
-    output: dict[str, Any] = output_of(request.module.CALLS, url, server.url)
+    database = create_database(request.param, "django")
+    output: dict[str, Any] = output_of(request.module.CALLS, database.pooled_url, server.url)
     return output
 
 

@@ -6,6 +6,7 @@ Also runs modules of this folder in processes of their own, such as one with Dja
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
+from tests.waiting import SOON
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -108,6 +110,8 @@ class TestDatabase:
     library: str = "sqlalchemy"
 
     def __post_init__(self) -> None:
+        #: By PgBouncer, if there is one.
+        self.pooled_url = self.url
         self.engine = new_engine(self.url, poolclass=sa.NullPool)
         if self.library == "django":
             migrate(self.url)
@@ -128,15 +132,16 @@ class TestDatabase:
             return list(connection.execute(query))
 
 
+def run_module(module: str, *arguments: str, cwd: Path = REPOSITORY, **environment: str) -> Any:
+    """Runs a Python module in a process of its own, and returns the process once it has ended."""
+    command, env = [sys.executable, "-m", module, *arguments], os.environ | environment
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, cwd=cwd, env=env, timeout=SOON, **options)
+
+
 def output_of(module: str, *arguments: str) -> Any:
-    """Runs a module; returns what it has passed to `dump`."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.sql.{module}", *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Runs a module of this folder; returns what it has passed to `dump`."""
+    done = run_module(f"tests.sql.{module}", *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -41,7 +41,7 @@ class Shop:
         options: Sequence[Sequence[str]] = (),
         **settings: Any,
     ) -> None:
-        self.database = database
+        self.server, self.database = server, database
         self.breakpoints = directory / "breakpoints"
         self.breakpoints.mkdir()
         with server.client() as client:

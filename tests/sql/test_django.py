@@ -6,22 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.sql.conftest import kinds
+from tests.sql.conftest import case, kinds
 from tests.sql.databases import names_of_tests
 
 CALLS = "django_calls"
 
-pytestmark = pytest.mark.parametrize(
-    "calls",
-    [
-        *kinds("sqlite"),
-        pytest.param(
-            "pgbouncer",
-            marks=[pytest.mark.postgresql, pytest.mark.pgbouncer, pytest.mark.exhaustive],
-        ),
-    ],
-    indirect=True,
-)
+pytestmark = pytest.mark.parametrize("calls", [*kinds("sqlite"), case("pgbouncer")], indirect=True)
 
 
 @pytest.mark.parametrize("name", names_of_tests(CALLS))

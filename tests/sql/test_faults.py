@@ -12,31 +12,24 @@ from sqlalchemy.engine import make_url
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.servers.sql_server import SQLServer
-from tests.sql.conftest import MARKS, SUFFICIENT
-from tests.sql.databases import LIBRARIES, TestDatabase, effects
+from tests.sql.conftest import LIBRARIES_AND_KINDS
+from tests.sql.databases import TestDatabase, effects
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually
 
 pytestmark = [
     pytest.mark.worker,
     pytest.mark.parametrize(
-        ("kind", "library"),
-        [
-            pytest.param(
-                kind,
-                library,
-                marks=[
-                    *MARKS[kind],
-                    *([] if (library, kind) in SUFFICIENT else [pytest.mark.exhaustive]),
-                ],
-                id=f"{library}-{kind}",
-            )
-            for kind in ("postgresql", "mariadb")
-            for library in LIBRARIES
-        ],
+        "where",
+        [each for each in LIBRARIES_AND_KINDS if "sqlite" not in each.values[0]],
         scope="module",
     ),
 ]
+
+
+@pytest.fixture(scope="module")
+def kind(where: tuple[str, str]) -> str:
+    return where[1]
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +46,13 @@ def proxy(database_server: SQLServer) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def shop(
-    kind: str,
-    library: str,
+    where: tuple[str, str],
     server: RedisServer,
     proxy: Proxy,
     create_database: Callable[..., TestDatabase],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Shop]:
+    library, kind = where
     database = create_database(kind, library)
     url = make_url(database.url).set(port=proxy.port).render_as_string()
     directory: Path = tmp_path_factory.mktemp("shop")

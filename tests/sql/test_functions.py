@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +18,6 @@ from celery_idempotent import (
     StoreUnavailableError,
     TransactionError,
 )
-from celery_idempotent.core.flow.forget import forget_call
 from celery_idempotent.errors import SettingsError
 from tests.servers.redis_server import RedisServer
 from tests.sql.conftest import Shop, each_kind, forget_records
@@ -94,22 +92,6 @@ class TestOutcomes:
         eventually(lambda: shop.charge(order)[2] == 2, "the row has expired")
         assert database.effects(order) == 2
         assert len(database.rows(shop.charge.idempotency_key_of(order))) == 1, "taken over"
-
-    def test_forget(self, shop: Shop, order: str) -> None:
-        shop.charge(order)
-        key = shop.charge.idempotency_key_of(order)
-        executor = shop.idem.executor
-        forget = partial(forget_call, executor, key)
-        prefix = executor.store.config.prefix
-        assert shop_database(shop).forget(prefix, key, forget) == "ok"
-        assert shop_database(shop).forget(prefix, key, forget) == "absent"
-        shop.charge(order)
-        assert shop.effects(order) == 2
-
-
-def shop_database(shop: Shop) -> Any:
-    (cell,) = (c for c in shop.charge.__closure__ if hasattr(c.cell_contents, "transaction"))
-    return cell.cell_contents.transaction
 
 
 class TestEncryption:

@@ -10,27 +10,35 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from celery_idempotent import ConflictError, Idempotency, StoreUnavailableError
+from celery_idempotent import ConflictError, Idempotency, StoreUnavailableError, TransactionError
+from celery_idempotent.sql.database import Database
 from tests.servers.redis_server import RedisServer
+from tests.sql.conftest import case
 from tests.sql.databases import TestDatabase, effects, new_engine
 
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 KEYS, CALLS_PER_KEY = 6, 3
+#: More often than the threshold at which psycopg would prepare statements.
+ROUNDS = 8
+#: With PgBouncer in transaction mode, as in docs/transactions.md: each transaction may run on
+#: another connection of the server.
+POOLED = {"connect_args": {"prepare_threshold": None}}
 
 
-@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "level"),
     [
-        pytest.param("postgresql", marks=pytest.mark.postgresql),
-        pytest.param("mariadb", marks=[pytest.mark.mariadb, pytest.mark.exhaustive]),
+        *(case("postgresql", level, kept=True) for level in LEVELS),
+        *(case("mariadb", level) for level in LEVELS),
+        case("pgbouncer", LEVELS[0]),
     ],
 )
 def test_calls_that_update_one_row(
-    server: RedisServer, create_database: Callable[..., TestDatabase], kind: str, level: str
+    create_database: Callable[..., TestDatabase], kind: str, level: str
 ) -> None:
     database = create_database(kind)
-    engine = new_engine(database.url, isolation_level=level, pool_size=20)
+    options = {"isolation_level": level} if kind != "pgbouncer" else POOLED
+    engine = new_engine(database.pooled_url, pool_size=20, **options)
     # Without Redis: all calls of a key meet at its row.
     idem = Idempotency("redis://127.0.0.1:1/0", key_prefix=uuid4().hex, on_store_error="run")
     with engine.begin() as connection:
@@ -51,21 +59,59 @@ def test_calls_that_update_one_row(
         return uuid4().hex
 
     start = threading.Barrier(KEYS * CALLS_PER_KEY)
+    retried: tuple[type[Exception], ...] = (sa.exc.DBAPIError, ConflictError, StoreUnavailableError)
+    if kind == "pgbouncer":  # nothing to retry at this level, and no statement is unknown
+        retried = ()
 
     def call(order: str) -> tuple[str, str]:
         start.wait(60)
         while True:  # a direct call raises what would requeue a message
             try:
                 return order, deposit(order)
-            except (sa.exc.DBAPIError, ConflictError, StoreUnavailableError):
+            except retried:
                 continue
 
-    orders = [uuid4().hex for _ in range(KEYS)]
+    rounds = ROUNDS if kind == "pgbouncer" else 1
+    orders = [[uuid4().hex for _ in range(KEYS)] for _ in range(rounds)]
+    results: set[tuple[str, str]] = set()
     with ThreadPoolExecutor(KEYS * CALLS_PER_KEY) as pool:
-        results = set(pool.map(call, orders * CALLS_PER_KEY))
+        for each in orders:
+            results.update(pool.map(call, each * CALLS_PER_KEY))
     engine.dispose()
 
-    assert len(results) == KEYS, "all calls of a key have its one outcome"
-    assert [database.effects(order) for order in orders] == [1] * KEYS
+    assert len(results) == KEYS * rounds, "all calls of a key have its one outcome"
+    assert {database.effects(order) for order, _ in results} == {1}
     with database.engine.connect() as connection:
-        assert connection.execute(sa.select(effects.c.pid).where(balance)).scalar_one() == KEYS
+        total = connection.execute(sa.select(effects.c.pid).where(balance)).scalar_one()
+    assert total == KEYS * rounds
+
+
+@pytest.mark.postgresql
+@pytest.mark.pgbouncer
+def test_no_setting_of_a_session_remains(
+    server: RedisServer, create_database: Callable[..., TestDatabase], order: str
+) -> None:
+    """The claim after an unknown commit limits its wait, and a purge sets its isolation."""
+    engine = new_engine(create_database("pgbouncer").pooled_url, **POOLED)
+    Database(engine).check()
+    idem = Idempotency(server.url, key_prefix=uuid4().hex)
+
+    @idem.idempotent(name="charge", transaction=engine)
+    def charge(order: str) -> None:
+        idem.current.connection.commit()
+
+    for number in range(5):
+        with pytest.raises(TransactionError):
+            charge(f"{order} {number}")
+        Database(engine).purge(1)
+    idem.close()
+
+    engine.dispose()
+    connections = [engine.connect() for _ in range(3)]
+    for setting, expected in (("lock_timeout", "0"), ("transaction_isolation", "read committed")):
+        # Each has a transaction open, so each runs on a connection of its own.
+        shown = [each.exec_driver_sql(f"SHOW {setting}").scalar_one() for each in connections]
+        assert shown == [expected] * 3
+    for each in connections:
+        each.close()
+    engine.dispose()

@@ -8,17 +8,19 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery.result import AsyncResult
 
-from tests.sql.conftest import each_library_and_kind
+from tests.sql.conftest import LIBRARIES_AND_KINDS
 from tests.sql.harness import Shop
-from tests.sql.shop import POINTS, breakpoint_of
+from tests.sql.shop import POINTS
 from tests.waiting import SOON
 
 #: Where the row of an error is written, after the rollback of the effects.
 ERROR_POINTS = ("row claimed", "outcome written", "committed")
 
-pytestmark = pytest.mark.worker
+pytestmark = [
+    pytest.mark.worker,
+    pytest.mark.parametrize("shop", LIBRARIES_AND_KINDS, indirect=True),
+]
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,6 @@ def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Ite
         yield shop
 
 
-@pytest.fixture(scope="module")
-def last_attempts(shop: Shop) -> dict[str, tuple[str, AsyncResult]]:
-    """Orders whose only attempt is killed, at each point; along with those of `TestKilled`."""
-    orders = {point: uuid4().hex for point in ("effect written", "committed")}
-    for point, order in orders.items():
-        breakpoint_of(shop.breakpoints, order, point).touch()
-    return {point: (order, shop.charge_in_one_attempt(order)) for point, order in orders.items()}
-
-
 def kill_at_each(shop: Shop, points: Sequence[str], end: str) -> dict[str, Killed]:
     """Charges one order for each point, all at once: Celery replaces dead processes every 5 s."""
     orders = {point: uuid4().hex for point in points}
@@ -62,11 +55,10 @@ def kill_at_each(shop: Shop, points: Sequence[str], end: str) -> dict[str, Kille
     }
 
 
-@each_library_and_kind
 class TestKilled:
     @pytest.fixture(scope="class")
     @classmethod
-    def calls(cls, shop: Shop, last_attempts: object) -> dict[str, Killed]:
+    def calls(cls, shop: Shop) -> dict[str, Killed]:
         return kill_at_each(shop, POINTS, "return")
 
     @pytest.mark.parametrize("point", POINTS)
@@ -79,31 +71,6 @@ class TestKilled:
         assert call.duplicate == call.first
 
 
-@each_library_and_kind
-class TestKilledAsOftenAsAllowed:
-    """The next begin finds a record whose executions have died too often."""
-
-    def test_after_the_commit_all_callers_get_the_outcome(
-        self, shop: Shop, last_attempts: dict[str, tuple[str, AsyncResult]]
-    ) -> None:
-        order, result = last_attempts["committed"]
-        receipt = result.get(timeout=SOON, propagate=False)
-        assert shop.was_killed(order, "committed")
-        assert isinstance(receipt, str)
-        assert shop.charge_in_one_attempt(order).get(timeout=SOON) == receipt
-        assert shop.database.effects(order) == 1
-
-    def test_before_the_commit_the_key_is_refused(
-        self, shop: Shop, last_attempts: dict[str, tuple[str, AsyncResult]]
-    ) -> None:
-        order, result = last_attempts["effect written"]
-        error = result.get(timeout=SOON, propagate=False)
-        assert shop.was_killed(order, "effect written")
-        assert type(error).__name__ == "PoisonedTaskError"
-        assert shop.database.effects(order) == 0
-
-
-@each_library_and_kind
 class TestKilledWithAnErrorThatEndsTheKey:
     @pytest.fixture(scope="class")
     @classmethod
@@ -120,7 +87,6 @@ class TestKilledWithAnErrorThatEndsTheKey:
         assert calls[point].duplicate.args == calls[point].first.args
 
 
-@each_library_and_kind
 class TestEnds:
     def test_a_retry_rolls_back(self, shop: Shop, order: str) -> None:
         receipt = shop.charge(order, "retry").get(timeout=SOON)

@@ -74,23 +74,16 @@ def retry_once(task: Any) -> None:
 
 
 class TestPlainCalls:
+    @pytest.mark.parametrize("is_view", [False, True], ids=["engine", "view of it"])
     def test_a_task_joins_the_transaction_of_the_body(
-        self, new_shop: Callable[..., Shop], database: TestDatabase, order: str
+        self, new_shop: Callable[..., Shop], database: TestDatabase, order: str, is_view: bool
     ) -> None:
-        shop = new_shop(database.engine)
+        engine = database.engine
+        shop = new_shop(engine, engine.execution_options() if is_view else engine)
         shop.afterwards = retry_once
 
         assert shop.run(order) == "charged"
         assert database.effects(order) == 1
-        assert database.effects(f"book {order[:8]}") == 1
-
-    def test_a_view_of_the_engine_is_the_same_engine(
-        self, new_shop: Callable[..., Shop], database: TestDatabase, order: str
-    ) -> None:
-        shop = new_shop(database.engine, database.engine.execution_options())
-        shop.afterwards = retry_once
-
-        assert shop.run(order) == "charged"
         assert database.effects(f"book {order[:8]}") == 1
 
     def test_a_view_with_other_options_is_refused(

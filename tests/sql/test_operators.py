@@ -75,7 +75,7 @@ def shop(server: RedisServer, database: TestDatabase) -> Iterator[Shop]:
     close(shop.app)
 
 
-def test_show_has_the_row_beside_the_record(shop: Shop, order: str) -> None:
+def test_show_and_forget_have_the_row_beside_the_record(shop: Shop, order: str) -> None:
     shop.charge.apply((order,))
 
     shown = json.loads(shop.celery("show", str(shop.key(order)), "--json"))
@@ -84,6 +84,11 @@ def test_show_has_the_row_beside_the_record(shop: Shop, order: str) -> None:
     assert shown["token"] == shown["sql_outcome"]["token"]
     assert not shown["sql_outcome"]["expired"]
     assert "database" in shop.celery("show", "shop.charge", json.dumps([order]))
+
+    shop.celery("forget", str(shop.key(order)), "--yes")
+
+    assert shop.charge.idempotency_record(order) is None
+    assert shop.database.rows(shop.key(order)) == []
 
 
 def test_explain_predicts_by_the_row(shop: Shop, order: str) -> None:
@@ -167,15 +172,6 @@ def test_a_row_without_an_outcome_is_shown_and_forgotten(shop: Shop, order: str)
     assert not shown["sql_outcome"]["expired"]
 
     shop.celery("forget", str(shop.key(order)), "--yes")
-    assert shop.database.rows(shop.key(order)) == []
-
-
-def test_forget_deletes_record_and_row(shop: Shop, order: str) -> None:
-    shop.charge.apply((order,))
-
-    shop.celery("forget", str(shop.key(order)), "--yes")
-
-    assert shop.charge.idempotency_record(order) is None
     assert shop.database.rows(shop.key(order)) == []
 
 

@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import MARKS
-from tests.sql.databases import KINDS, TestDatabase
+from tests.sql.conftest import kinds
+from tests.sql.databases import TestDatabase
 from tests.sql.harness import Shop
 from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually
@@ -20,15 +20,7 @@ POINTS = ("outcome written", "before on_commit", "committed", "published", "reco
 
 
 @pytest.mark.worker
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(
-            kind, marks=[*MARKS[kind], *([] if kind == "sqlite" else [pytest.mark.exhaustive])]
-        )
-        for kind in KINDS
-    ],
-)
+@pytest.mark.parametrize("kind", kinds("sqlite"))
 def test_a_process_that_is_killed_loses_no_message(
     kind: str, server: RedisServer, create_database: Callable[..., TestDatabase], tmp_path: Path
 ) -> None:

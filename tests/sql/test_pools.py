@@ -10,26 +10,20 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import MARKS
+from tests.sql.conftest import case
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually
 
-MORE = pytest.mark.exhaustive
 pytestmark = [
     pytest.mark.worker,
     pytest.mark.parametrize(
         "shop",
         [
-            pytest.param(case[:3], marks=[*MARKS[case[2]], *case[3:]], id="-".join(case[:3]))
-            for case in [
-                ("sqlalchemy", "prefork", "postgresql"),
-                ("sqlalchemy", "prefork", "mariadb", MORE),
-                ("django", "prefork", "postgresql", MORE),
-                ("django", "prefork", "mariadb", MORE),
-                ("sqlalchemy", "gevent", "postgresql", MORE),
-                ("sqlalchemy", "gevent", "mariadb", MORE),
-                ("sqlalchemy", "eventlet", "mariadb", MORE),
-            ]
+            case("sqlalchemy", "prefork", "postgresql", kept=True),
+            case("sqlalchemy", "prefork", "mariadb"),
+            *(case("django", "prefork", kind) for kind in ("postgresql", "mariadb")),
+            *(case("sqlalchemy", "gevent", kind) for kind in ("postgresql", "mariadb")),
+            case("sqlalchemy", "eventlet", "mariadb"),
         ],
         indirect=True,
     ),

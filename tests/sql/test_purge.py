@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 from uuid import uuid4
 
@@ -18,8 +15,8 @@ from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, Row
 from celery_idempotent.sql.transaction import Transaction
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import each_kind_in_full, each_server_kind
-from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase, new_engine
+from tests.sql.conftest import each_kind_in_full, kinds, run_celery
+from tests.sql.databases import LIBRARIES, TestDatabase, new_engine
 
 YEAR_3000 = 32_503_680_000_000
 
@@ -44,16 +41,7 @@ def insert_rows(
 
 
 def purge(server: RedisServer, database: TestDatabase, library: str, *options: str) -> Any:
-    command = ["-m", "celery", "-q", "-A", "tests.sql.shop", "idempotency", "purge", "--json"]
-    environment = {"SHOP_REDIS": server.url, "SHOP_DATABASE": database.url, "SHOP_LIBRARY": library}
-    done = subprocess.run(
-        [sys.executable, *command, *options],
-        cwd=REPOSITORY,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_celery(server, database, library, "idempotency", "purge", "--json", *options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -74,7 +62,7 @@ def test_deletes_expired_rows_only(server: RedisServer, database: TestDatabase) 
     assert left == 4
 
 
-@each_server_kind
+@pytest.mark.parametrize("database", kinds("postgresql", "mariadb")[1:], indirect=True)
 def test_passes_by_rows_that_are_taken_over_and_blocks_no_claim(
     database: TestDatabase, order: str
 ) -> None:

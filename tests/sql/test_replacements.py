@@ -1,4 +1,7 @@
-"""Tasks that replace themselves: a part runs only if the parts before it were committed."""
+"""Messages whose transaction is rolled back, and tasks that replace themselves.
+
+A part runs only if the parts before it were committed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from celery.worker.request import Request
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.store import commands
+from celery_idempotent.core.task.message import republished
 from celery_idempotent.extensions import messages
+from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
 from tests.flow.deliveries import Deliveries, End
@@ -45,8 +50,8 @@ class Shop:
         self.charge: IdempotentTask = charge
         self.deliveries = Deliveries(self.app, charge)
 
-    def publish(self) -> Request:
-        return self.deliveries.publish(self.order, 2)
+    def publish(self, left: int = 2, **options: Any) -> Request:
+        return self.deliveries.publish(self.order, left, **options)
 
     def deliver(self, message: Request | None) -> End:
         return self.deliveries.deliver(message)
@@ -96,6 +101,27 @@ def deadlock(session: SQLAlchemySession) -> None:
 @pytest.fixture
 def shop(app: Celery, database: TestDatabase, order: str) -> Shop:
     return Shop(app, database, order)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_too_many_rollbacks_are_the_error_of_the_task(shop: Shop, more: int) -> None:
+    """Requeues because of conflicts do not count."""
+    key = shop.charge.idempotency_key_of(shop.order, 0)
+    requeued = {"requeue_count": MAX_ROLLBACKS}
+    headers = republished.with_derived_key(None, key, shop.order, **requeued)
+    message = shop.publish(0, task_id=shop.order, headers=headers)
+    for _ in range(MAX_ROLLBACKS):
+        shop.deliver_and_roll_back(message)
+        message = shop.deliveries.received()
+    if more:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SQLAlchemySession, "commit", deadlock)
+            end = shop.deliver(message)
+        assert (end.state, type(end.error)) == ("failure", sqlite3.OperationalError)
+    else:
+        assert shop.deliver(message).state == "success"
+    assert shop.deliveries.next() is None
+    assert shop.effects() == [0][more:]
 
 
 def test_each_part_runs_once(shop: Shop) -> None:
@@ -239,7 +265,6 @@ def test_another_task_that_replaces_it_and_fails_frees_the_key(shop: Shop) -> No
     replaced, following = messages
 
     assert shop.result(following) == "charged"
-    assert shop.effects() == [1, 1]
     assert shop.effects() == [1, 1]
     assert deliveries.deliver(replaced).state == "success"  # a copy replays the next outcome
     assert shop.effects() == [1, 1]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from celery.result import AsyncResult
 
 from celery_idempotent import PoisonedTaskError
+from tests.sql.conftest import run_celery
 from tests.sql.harness import Shop
 from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually
-from tests.worker.harness import REPOSITORY
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.postgresql]
 
@@ -27,10 +24,11 @@ def shop(start_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 def rerun(shop: Shop, result: AsyncResult) -> int:
     """Runs the command; returns its exit code."""
-    command = [sys.executable, "-m", "celery", "-A", "tests.sql.shop", "idempotency", "rerun"]
-    environment = {**os.environ, **shop.workers[0]._environment}
-    command += [result.id, "--yes"]
-    return subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=SOON).returncode
+    done = run_celery(
+        *(shop.server, shop.database, "sqlalchemy"), "idempotency", "rerun", result.id, "--yes"
+    )
+    code: int = done.returncode
+    return code
 
 
 def test_the_row_of_an_error_is_forgotten(shop: Shop, order: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +10,8 @@ import sqlalchemy as sa
 
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import each_kind_in_full
-from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
+from tests.sql.conftest import each_kind_in_full, run_celery
+from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase, run_module
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, each_kind_in_full]
 
@@ -39,17 +36,13 @@ def test_alembic_generates_the_migration(database: TestDatabase, tmp_path: Path)
         connection.execute(sa.text("DROP TABLE IF EXISTS effects"))
         connection.execute(sa.text("DROP TABLE IF EXISTS alembic_version"))
 
+    environment = {"DATABASE": database.url, "PYTHONPATH": str(REPOSITORY)}
+
     def alembic(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "alembic", *arguments],
-            cwd=tmp_path,
-            env=os.environ | {"DATABASE": database.url, "PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_module("alembic", *arguments, cwd=tmp_path, **environment)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        stdout: str = done.stdout
+        return stdout
 
     alembic("init", "migrations")
     (tmp_path / "migrations" / "env.py").write_text(ENV)
@@ -67,20 +60,7 @@ def test_a_worker_without_the_table_exits_with_the_remedy(
     empty = create_database(database.kind)
     metadata.drop_all(empty.engine)
     for library, remedy in zip(LIBRARIES, ("metadata", "migrate celery_idempotent"), strict=True):
-        environment = {
-            "SHOP_REDIS": server.url,
-            "SHOP_DATABASE": empty.url,
-            "SHOP_LIBRARY": library,
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "celery", "-q", "-A", "tests.sql.shop", "worker", "-P", "solo"],
-            cwd=REPOSITORY,
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = run_celery(server, empty, library, "worker", "--pool", "solo")
         assert done.returncode == 1
         (line,) = (each for each in done.stderr.splitlines() if each.startswith("Error: "))
         assert outcomes.name in line

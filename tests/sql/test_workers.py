@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import exhaustive_except
+from tests.sql.conftest import case
 from tests.sql.harness import Shop
 from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually
@@ -16,14 +17,8 @@ pytestmark = [
     pytest.mark.worker,
     pytest.mark.parametrize(
         "shop",
-        [
-            pytest.param(("sqlalchemy", "postgresql"), marks=pytest.mark.postgresql),
-            pytest.param(
-                ("django", "mariadb"), marks=[pytest.mark.mariadb, pytest.mark.exhaustive]
-            ),
-        ],
+        [case("sqlalchemy", "postgresql", kept=True), case("django", "mariadb")],
         indirect=True,
-        ids="-".join,
     ),
 ]
 
