@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from sqlalchemy import create_engine
 from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.operations.worker import inspect_commands
-from tests.dashboard.conftest import names_of_threads
+from tests.dashboard.conftest import Open, names_of_threads
 from tests.monitoring.conftest import Shop
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
@@ -278,7 +277,7 @@ class TestExplain:
 
 
 def test_outcomes_in_a_database_are_shown_and_counted(
-    shop: Shop, open_dashboard: Callable[..., httpx.Client], tmp_path: Path
+    shop: Shop, open_dashboard: Open, tmp_path: Path
 ) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/outcomes")
     metadata.create_all(engine)
@@ -316,7 +315,7 @@ def test_without_workers_the_pages_say_so(web: httpx.Client) -> None:
 
 
 def test_the_first_page_does_not_wait_for_the_workers(
-    shop: Shop, open_dashboard: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
+    shop: Shop, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.begin(shop.charge, 1, 999)
     ask, may_ask = inspect_commands.ask, threading.Event()
@@ -338,7 +337,7 @@ def test_the_first_page_does_not_wait_for_the_workers(
 
 
 def test_a_record_shows_where_its_body_is(
-    shop: Shop, open_dashboard: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
+    shop: Shop, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.begin(shop.charge, 1, 999)
     record, stack = shop.charge.idempotency_record(1, 999), ["/shop.py:1 charge", "<b>:2 post"]
@@ -369,9 +368,7 @@ def test_a_closed_sampler_still_answers(shop: Shop) -> None:
     assert "dashboard" not in names_of_threads()
 
 
-def test_an_unreachable_redis_is_reported(
-    shop: Shop, open_dashboard: Callable[..., httpx.Client]
-) -> None:
+def test_an_unreachable_redis_is_reported(shop: Shop, open_dashboard: Open) -> None:
     with RedisServer.start() as stopped:
         shop.app.conf.idempotency_redis_url = stopped.url.replace("://", "://:secret@")
     web = open_dashboard()
