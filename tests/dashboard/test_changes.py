@@ -14,7 +14,10 @@ from tests.dashboard.conftest import Open, fields_of
 from tests.monitoring.conftest import Shop
 
 #: For each form: the request to the API, and the status of its success.
-ACTIONS = {"forget": ("DELETE", "", 200, "forgotten"), "rerun": ("POST", "/rerun", 202, "published")}
+ACTIONS = {
+    "forget": ("DELETE", "", 200, "forgotten"),
+    "rerun": ("POST", "/rerun", 202, "published"),
+}
 each_action = pytest.mark.parametrize("action", ACTIONS)
 
 

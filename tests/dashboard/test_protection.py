@@ -35,13 +35,9 @@ class TestUsers:
             response = web.get(path)
             assert response.status_code == 401, path
             assert response.headers["www-authenticate"].startswith("Basic ")
-        for user, password in (
-            ("ann", "wrong"),
-            ("bob", "secret"),
-            ("ann", ""),
-            ("ann", "secret2"),
-        ):
-            assert web.get("/records", auth=(user, password)).status_code == 401
+        wrong = (("ann", "wrong"), ("bob", "secret"), ("ann", ""), ("ann", "secret2"))
+        for credentials in wrong:
+            assert web.get("/records", auth=credentials).status_code == 401
         for header in ("Basic", "Basic ?", "Bearer YW5uOnNlY3JldA==", "é"):
             assert web.get("/", headers={"authorization": header.encode()}).status_code == 401
 
@@ -51,7 +47,7 @@ class TestUsers:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        monkeypatch.setattr(protection, "WRONG_PASSWORD_SECONDS", 5.0)
+        monkeypatch.setattr(protection, "WRONG_PASSWORD_SECONDS", 3.0)
         monkeypatch.setattr(protection, "_refusals", Repeats())
         web = open_dashboard(auth="ann:secret")
 
@@ -176,14 +172,13 @@ class TestDefects:
         monkeypatch.setattr(Context, "page", None)
 
         for path in ("/records", "/api/records"):
-            response = web.get(path)
+            # uvicorn closes the connection after an error.
+            response = web.get(path, headers={"connection": "close"})
             assert response.status_code == 500
             assert_protected(response)
             assert "NoneType" not in response.text
-        eventually(
-            lambda: caplog.text.count("'NoneType' object is not callable") == 2,
-            "the server logs it",
-        )
+        logged = "'NoneType' object is not callable"
+        eventually(lambda: caplog.text.count(logged) >= 2, "the server logs both")
 
     def test_also_where_authorize_raises(self, open_dashboard: Open) -> None:
         def authorize(connection: Any) -> Access:

@@ -26,7 +26,7 @@ POOLED = {"connect_args": {"prepare_threshold": None}}
 
 
 @pytest.mark.parametrize(
-    ("kind", "level"),
+    "where",
     [
         *(case("postgresql", level, kept=True) for level in LEVELS),
         *(case("mariadb", level) for level in LEVELS),
@@ -34,8 +34,9 @@ POOLED = {"connect_args": {"prepare_threshold": None}}
     ],
 )
 def test_calls_that_update_one_row(
-    create_database: Callable[..., TestDatabase], kind: str, level: str
+    create_database: Callable[..., TestDatabase], where: tuple[str, str]
 ) -> None:
+    kind, level = where
     database = create_database(kind)
     options = {"isolation_level": level} if kind != "pgbouncer" else POOLED
     engine = new_engine(database.pooled_url, pool_size=20, **options)
