@@ -97,6 +97,11 @@ class Site:
         await send({"type": "http.response.start", "status": status, "headers": encoded})
         await send({"type": "http.response.body", "body": body})
 
+    def new_engine(self, **options: Any) -> None:
+        """Replaces the engine by one with these options."""
+        url = self.idem.settings.redis_url
+        self.idem = Idempotency(url, key_prefix=uuid4().hex, name="web", **options)
+
     def end_lease(self, key: str) -> None:
         """Ends the lease of the running execution, as if its process had been frozen."""
         (record,) = self.idem.records()
@@ -139,14 +144,13 @@ def test_503_if_the_store_is_unavailable(site: Site, key: str) -> None:
 
 
 def test_a_request_without_protection_is_marked(site: Site, key: str) -> None:
+    protected = site.idem
     site.idem = Idempotency("redis://127.0.0.1:1", name="web", on_store_error="run")
     response = site.post(key)
 
     assert (response.status, response.body) == (200, b"ok")
     assert response.headers["idempotency-unprotected"] == "true"
-
-
-def test_no_other_response_is_marked(site: Site, key: str) -> None:
+    site.idem = protected
     assert "idempotency-unprotected" not in site.post(key).headers
 
 
@@ -186,9 +190,7 @@ def test_500_if_its_executions_have_crashed(site: Site, key: str) -> None:
         return 200, [], b"too late"
 
     later: list[Any] = []
-    site.idem = Idempotency(
-        site.idem.settings.redis_url, key_prefix=uuid4().hex, name="web", max_attempts=1
-    )
+    site.new_engine(max_attempts=1)
     site.handler = crash
     responses = [site.post(key), *later, site.post(key)]
 
@@ -239,12 +241,15 @@ def test_a_late_execution_gets_the_response_of_the_one_that_took_over(site: Site
     assert "set-cookie" not in late.headers
 
 
-def test_409_if_responses_are_not_stored(site: Site, key: str) -> None:
-    url = site.idem.settings.redis_url
-    site.idem = Idempotency(url, key_prefix=uuid4().hex, name="web", store_result=False)
+@pytest.mark.parametrize("limited", [False, True], ids=["store_result", "max_response_bytes"])
+def test_409_if_responses_are_not_stored(site: Site, key: str, limited: bool) -> None:
+    if limited:
+        site.options["max_response_bytes"] = 1
+    else:
+        site.new_engine(store_result=False)
     first, again = site.post(key), site.post(key)
 
-    assert (first.status, again.status, site.requests) == (200, 409, 1)
+    assert (first.status, first.body, again.status, site.requests) == (200, b"ok", 409, 1)
     assert problem(again) == "urn:celery-idempotent:response-not-stored"
 
 
@@ -264,14 +269,6 @@ def test_a_response_to_be_followed_by_a_retry_is_not_stored(
     responses = [site.post(key) for _ in range(4)]
     assert [response.status for response in responses] == [status, status, 201, 201]
     assert [response.body for response in responses] == [b"1", b"2", b"3", b"3"]
-
-
-def test_the_limit_of_stored_responses_is_an_option(site: Site, key: str) -> None:
-    site.options["max_response_bytes"] = 1
-    first, again = site.post(key), site.post(key)
-
-    assert (first.status, first.body, again.status, site.requests) == (200, b"ok", 409, 1)
-    assert problem(again) == "urn:celery-idempotent:response-not-stored"
 
 
 @pytest.mark.parametrize(("size", "status"), [(64 * 1024, 422), (64 * 1024 + 1, 409)])
@@ -335,31 +332,26 @@ class TestAuthorizeReplay:
         assert b"account" not in response.body
         assert len(seen) == 2  # the app decides about the request that it executes
 
-    def test_may_be_a_coroutine_function_under_asgi(self, site: Site, key: str) -> None:
+    def test_is_awaited_under_asgi_alone(self, site: Site, key: str) -> None:
         async def authorize(request: Any) -> bool:
             await asyncio.sleep(0)
             return answers.pop()
 
-        if site.kind not in ("asgi", "django-asgi"):
-            pytest.skip("WSGI has no event loop")
-        site.options["authorize_replay"] = authorize
-        site.post(key)
-        answers = [True, False]
-        statuses = [site.post(key).status for _ in range(2)]
-        assert (statuses, site.requests) == ([403, 200], 1)
-
-    def test_is_not_awaited_under_wsgi(self, site: Site, key: str) -> None:
         class Allowed:
             def __await__(self) -> Iterator[Any]:
                 yield from ()
                 return True
 
-        if site.kind not in ("wsgi", "django-wsgi"):
-            pytest.skip("ASGI has an event loop")
-        site.options["authorize_replay"] = lambda request: Allowed()
+        answers = [True, False]
+        is_asgi = site.kind in ("asgi", "django-asgi")
+        site.options["authorize_replay"] = authorize if is_asgi else lambda request: Allowed()
         site.post(key)
-        with pytest.raises(TypeError, match="True or False, not Allowed"):
-            site.post(key)
+        if is_asgi:
+            assert [site.post(key).status for _ in range(2)] == [403, 200]
+        else:  # WSGI has no event loop
+            with pytest.raises(TypeError, match="True or False, not Allowed"):
+                site.post(key)
+        assert site.requests == 1
 
     @pytest.mark.parametrize("returned", [None, 1, "no", object])
     def test_must_return_true_or_false(self, site: Site, key: str, returned: Any) -> None:
@@ -399,36 +391,22 @@ def test_a_method_in_other_case_needs_a_key(site: Site, key: str, method: str) -
     assert site.requests == 1
 
 
-@pytest.mark.parametrize("error", [KeyReusedError, LeaseLostError])
-def test_an_error_of_the_app_is_not_taken_for_one_of_the_middleware(
+@pytest.mark.parametrize("error", [KeyReusedError, LeaseLostError, ZeroDivisionError])
+def test_an_error_of_the_app_is_raised_and_not_stored(
     site: Site, key: str, error: type[Exception]
 ) -> None:
-    """The app may use other keys, and these may be held or reused."""
+    """The app may use other keys, and these may be held; `replay_errors` are those of tasks."""
 
     def fail() -> Any:
         raise error("of another key")
 
-    site.handler = fail
-    with pytest.raises(error, match="of another key"):
-        site.post(key)
-    assert list(site.idem.records()) == []
-
-
-def test_errors_to_replay_are_those_of_tasks(site: Site, key: str) -> None:
-    def fail() -> Any:
-        raise ZeroDivisionError
-
-    site.idem = Idempotency(
-        site.idem.settings.redis_url,
-        key_prefix=uuid4().hex,
-        name="web",
-        replay_errors=(ZeroDivisionError,),
-    )
+    site.new_engine(replay_errors=(ZeroDivisionError,))
     site.handler = fail
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(error, match="of another key"):
             site.post(key)
     assert site.requests == 2
+    assert list(site.idem.records()) == []
 
 
 def test_store_response_decides_what_is_stored(site: Site, key: str) -> None:
@@ -483,13 +461,7 @@ def test_types_and_retry_after_are_options(site: Site, key: str) -> None:
     assert response.headers["retry-after"] == "7"
 
 
-def test_the_limit_of_bodies_is_an_option(site: Site, key: str) -> None:
-    site.options["max_body_bytes"] = 3
-    assert [site.post(key, body).status for body in (b"1234", b"123")] == [413, 200]
-    assert site.requests == 1
-
-
-def test_neither_key_nor_identity_is_in_the_store(
+def test_the_record_has_neither_key_nor_identity_and_expires_as_the_engine_says(
     site: Site, client: redis.Redis, key: str
 ) -> None:
     site.post(key)
@@ -498,12 +470,5 @@ def test_neither_key_nor_identity_is_in_the_store(
 
     assert key.encode() not in stored
     assert IDENTITY.encode() not in stored
-
-
-def test_a_key_expires_with_the_engines_retention(
-    site: Site, client: redis.Redis, key: str
-) -> None:
     assert site.idem.settings.result_ttl == 24 * 3600
-    site.post(key)
-    (name,) = client.keys(f"{site.idem.settings.key_prefix}:*")
     assert 24 * 3600 - 60 < client.ttl(name) <= 24 * 3600
