@@ -1,4 +1,4 @@
-"""What forgetting and running again have in common: tokens, rights, versions of the record."""
+"""Forgetting, and what it shares with running again: tokens, rights, versions; log and signal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import httpx
 import pytest
 from starlette.requests import HTTPConnection
 
+from celery_idempotent import signals
+from celery_idempotent.core.record import State
 from celery_idempotent.dashboard import Access
 from tests.dashboard.conftest import Open, fields_of
 from tests.monitoring.conftest import Shop
+from tests.waiting import eventually
 
 #: For each form: the request to the API, and the status of its success.
 ACTIONS = {
@@ -148,3 +151,131 @@ def test_the_api_requires_a_token_and_the_etag(
     assert [message["headers"]["task"] for message in shop.published()] == (
         ["shop.charge"] * (action == "rerun")
     )
+
+
+def confirm(web: httpx.Client, query: str, **fields: str) -> httpx.Response:
+    """Opens the question, and answers it with yes."""
+    form = fields_of(web.get(f"/forget?{query}"))
+    return web.post("/forget", data={**form, **fields})
+
+
+@pytest.fixture
+def forgotten() -> Iterator[list[dict[str, Any]]]:
+    """The arguments of the signals `forgotten`."""
+    received: list[dict[str, Any]] = []
+
+    def receive(**details: Any) -> None:
+        received.append(details)
+
+    signals.forgotten.connect(receive)
+    yield received
+    signals.forgotten.disconnect(receive)
+
+
+def test_one_record_is_forgotten_after_a_question(
+    shop: Shop,
+    open_dashboard: Open,
+    forgotten: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "celery_idempotent")
+    shop.charge.apply((42, 999))
+    record = shop.charge.idempotency_record(42, 999)
+    web = open_dashboard(authorize=lambda _: Access("ann\n", forget=True))
+
+    question = web.get(f"/forget?key={record.key}")
+    assert "Forget 1 record?" in question.text
+    assert shop.charge.idempotency_record(42, 999) is not None
+    response = web.post("/forget", data=fields_of(question))
+
+    assert (response.status_code, "1 record forgotten" in response.text) == (200, True)
+    assert shop.charge.idempotency_record(42, 999) is None
+    (details,) = forgotten
+    assert (details["user"], details["key"], details["task_id"], details["sender"]) == (
+        "ann\n",
+        record.key,
+        record.task_id,
+        shop.charge,
+    )
+    (line,) = [line for line in caplog.messages if "forgotten" in line]
+    assert line.startswith(f"{record.key}: task {record.task_id} (attempt 1) is forgotten by ")
+    assert line.endswith("'ann\\n' (COMPLETED)")
+
+
+def test_many_records_are_forgotten_by_a_filter(
+    shop: Shop, web: httpx.Client, forgotten: list[dict[str, Any]]
+) -> None:
+    for number in range(30):
+        shop.charge.apply((number, 13))
+    shop.charge.apply((99, 999))
+
+    question = eventually(
+        lambda: "Forget 30 records?" in (page := web.get("/forget?state=FAILED").text) and page,
+        "the index has the records",
+    )
+    assert "and 10 more" in question
+    assert "30 records forgotten" in confirm(web, "state=FAILED").text
+    assert len(forgotten) == 30
+    assert [record["state"] for record in web.get("/api/records").json()["records"]] == [
+        "COMPLETED"
+    ]
+
+
+def test_records_are_selected_one_by_one(shop: Shop, web: httpx.Client) -> None:
+    for number in range(3):
+        shop.charge.apply((number, 999))
+    keys = [str(shop.charge.idempotency_key_of(number, 999)) for number in range(3)]
+    eventually(
+        lambda: all(f'name="key" value="{key}"' in web.get("/records").text for key in keys),
+        "the page shows the records",
+    )
+
+    response = web.get("/forget", params={"key": keys[:2]})
+    assert "Forget 2 records?" in response.text
+    web.post("/forget", data=fields_of(response))
+
+    left = [shop.charge.idempotency_record(number, 999) is not None for number in range(3)]
+    assert left == [False, False, True]
+
+
+def test_a_filter_is_required(web: httpx.Client) -> None:
+    assert web.get("/forget").status_code == 400
+
+
+def test_a_record_that_is_gone_is_absent(shop: Shop, web: httpx.Client) -> None:
+    shop.charge.apply((42, 999))
+    key = shop.charge.idempotency_key_of(42, 999)
+    form, headers = fields_of(web.get(f"/forget?key={key}")), web.get(f"/api/records/{key}").headers
+    shop.charge.idempotency_forget(42, 999)
+
+    assert "already absent" in web.post("/forget", data=form).text
+    sent = {"x-csrf-token": headers["x-csrf-token"], "if-match": headers["etag"]}
+    assert web.delete(f"/api/records/{key}", headers=sent).status_code == 404
+
+
+def test_a_running_record_is_kept_unless_requested(shop: Shop, web: httpx.Client) -> None:
+    key = shop.begin(shop.charge, 42, 999)
+
+    assert "it is running" in confirm(web, f"key={key}").text
+    assert shop.charge.idempotency_record(42, 999).state is State.STARTED
+    assert "1 record forgotten" in confirm(web, f"key={key}", force="yes").text
+    assert shop.charge.idempotency_record(42, 999) is None
+
+
+def test_an_unreadable_record_is_forgotten(shop: Shop, web: httpx.Client) -> None:
+    key = "shop.charge:" + "x" * 22
+    shop.client.set(f"idem:{key}", "Znewer")
+
+    assert "cannot be read" in web.get(f"/records/{key}").text
+    assert "1 record forgotten" in confirm(web, f"key={key}").text
+    assert not shop.client.exists(f"idem:{key}")
+
+
+class TestApi:
+    def test_a_running_record_is_deleted_by_force(self, shop: Shop, web: httpx.Client) -> None:
+        path = f"/api/records/{shop.begin(shop.charge, 42, 999)}"
+        headers = web.get(path).headers
+        sent = {"x-csrf-token": headers["x-csrf-token"], "if-match": headers["etag"]}
+
+        assert web.delete(path, headers=sent).json()["case"] == "running"
+        assert web.delete(f"{path}?force=true", headers=sent).json()["case"] == "forgotten"
