@@ -461,7 +461,7 @@ def test_types_and_retry_after_are_options(site: Site, key: str) -> None:
     assert response.headers["retry-after"] == "7"
 
 
-def test_the_record_has_neither_key_nor_identity_and_expires_as_the_engine_says(
+def test_a_record_expires_and_has_neither_key_nor_identity(
     site: Site, client: redis.Redis, key: str
 ) -> None:
     site.post(key)
