@@ -11,7 +11,6 @@ from celery_idempotent.core.task.task import IdempotentTask
 from celery_idempotent.errors import (
     ConflictError,
     CorruptRecordError,
-    DecryptionError,
     IdempotencyError,
     KeyReusedError,
     KeyRuleError,
@@ -36,7 +35,6 @@ __all__ = [
     "ConflictError",
     "CorruptRecordError",
     "Decision",
-    "DecryptionError",
     "Idempotency",
     "IdempotencyError",
     "IdempotentTask",

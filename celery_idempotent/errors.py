@@ -107,17 +107,10 @@ class TransactionError(IdempotencyError):
 
 
 class CorruptRecordError(IdempotencyError):
-    """The record is damaged, of another kind, or written by a newer version.
+    """The record is damaged or forged, or a newer version or another configuration has written it.
 
-    Deploy the newer version again if there was a rollback. Otherwise check whether the effect has
+    Deploy that version or restore that configuration. Otherwise check whether the effect has
     happened, then ``forget`` the record by its key.
-    """
-
-
-class DecryptionError(CorruptRecordError):
-    """The payload was encrypted with a key that is not configured, or was tampered with.
-
-    Add the key to ``idempotency_encryption_keys`` again, after the newest one.
     """
 
 

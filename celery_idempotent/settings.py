@@ -12,6 +12,7 @@ from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
+from celery_idempotent.core.record import OFFLOADED
 from celery_idempotent.errors import SettingsError
 
 PREFIX = "idempotency_"
@@ -127,7 +128,8 @@ def _option(
         secret: its value is never part of an error message or of the log.
         extension: the path of its extension, or one for each value that has one.
         more: ``scope``: ``task`` for tasks only, ``function`` for functions only, ``engine`` if no
-            single function can set it. ``since``: the first version that has it.
+            single function can set it. ``since``: the first version that has it. ``mark``: begins
+            the format of a payload that it has changed.
     """
     paths = {None: extension} if isinstance(extension, str) else extension or {}
     metadata = {"validator": (is_valid, expected), "extensions": paths, **more}
@@ -234,6 +236,7 @@ class Settings:
         *_text("the URL of a Celery key-value backend"),
         extension=f"{_EXTENSIONS}.offload:Offload",
         scope="engine",
+        mark=OFFLOADED,
     )
     #: kombu serializer of stored results; by default the app's ``result_serializer``.
     serializer: str | None = _option(None, *_text("the name of a kombu serializer"))
@@ -246,6 +249,7 @@ class Settings:
         "a tuple of Fernet keys, the newest first, or a function that returns it, or its path",
         extension=f"{_EXTENSIONS}.encryption:Encryption",
         scope="engine",
+        mark="!",
     )
     #: Whether the script that stores the result also writes it for Celery's result backend, if both
     #: are in one Redis; this saves two round trips.
@@ -355,6 +359,11 @@ EXTENSIONS: Mapping[tuple[str, str | None], str] = {
     for value, path in option.metadata.get("extensions", {}).items()
 }
 
+#: The marks of the options that change payloads, by option.
+MARKS: Mapping[str, str] = {
+    option.name: mark for option in fields(Settings) if (mark := option.metadata.get("mark"))
+}
+
 #: Without the key rule, which is validated together with the task's signature.
 _VALIDATORS: Mapping[str, _Validator] = {
     **{
@@ -391,10 +400,7 @@ def build(values: Mapping[str, Any], where: str) -> Settings:
         option.removeprefix(PREFIX): check_value(option, value, where)
         for option, value in values.items()
     }
-    for name in ("replay_errors", "encryption_keys"):
-        if isinstance(given.get(name), list):
-            given[name] = tuple(given[name])
-    return Settings(**given)
+    return Settings(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
 
 
 def check_value(option: str, value: Any, where: str) -> Any:

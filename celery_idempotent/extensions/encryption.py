@@ -15,10 +15,12 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent.core.flow.extension import Option
 from celery_idempotent.core.key.canonical import canonical, digest
-from celery_idempotent.core.record import ENCRYPTED, Payload
-from celery_idempotent.errors import DecryptionError, SettingsError
-from celery_idempotent.settings import Settings
+from celery_idempotent.core.payload.codec import PayloadCodec
+from celery_idempotent.core.record import Payload
+from celery_idempotent.errors import CorruptRecordError, SettingsError
+from celery_idempotent.settings import MARKS, Settings
 
+_MARK = MARKS["encryption_keys"]
 _CONTEXT_BYTES = 16
 
 
@@ -62,7 +64,7 @@ class Cipher:
         self._invalid_token = InvalidToken
         self._prefix = prefix
 
-    def encrypt(self, payload: Payload, key: str, field: str) -> Payload:
+    def encode(self, payload: Payload, key: str, field: str) -> Payload:
         """Returns `payload` encrypted for this field of this record; 74 to 89 bytes longer.
 
         It returns `payload` itself if the first key is None.
@@ -72,28 +74,28 @@ class Cipher:
         context = self._digest(key, field, payload.format)
         # Fernet returns base64; records hold bytes.
         body = urlsafe_b64decode(self._fernet.encrypt(context + payload.body))
-        return Payload(ENCRYPTED + payload.format, body)
+        return Payload(_MARK + payload.format, body)
 
-    def decrypt(self, payload: Payload, key: str, field: str) -> Payload:
-        """Returns the payload that :meth:`encrypt` encrypted.
+    def decode(self, payload: Payload, key: str, field: str) -> Payload:
+        """Returns the payload that :meth:`encode` encrypted.
 
         Raises:
-            DecryptionError: if no key fits, the context differs or it was altered; or if it is
+            CorruptRecordError: if no key fits, the context differs or it was altered; or if it is
                 plain, and None is not a key.
         """
-        if not payload.is_encrypted:
+        if not payload.format.startswith(_MARK):
             if self._reads_plain:
                 return payload
-            raise DecryptionError(
+            raise CorruptRecordError(
                 f"the {field} of {key} is not encrypted: it is forged, or older than the keys; "
                 "until older values have expired, end idempotency_encryption_keys with None"
             )
-        plain_format = payload.format.removeprefix(ENCRYPTED)
+        plain_format = payload.format.removeprefix(_MARK)
         with contextlib.suppress(self._invalid_token):
             decrypted = self._fernet.decrypt(urlsafe_b64encode(payload.body))
             if decrypted[:_CONTEXT_BYTES] == self._digest(key, field, plain_format):
                 return Payload(plain_format, decrypted[_CONTEXT_BYTES:])
-        raise DecryptionError(
+        raise CorruptRecordError(
             f"the {field} of {key} cannot be decrypted: its key is not in "
             "idempotency_encryption_keys, or it was tampered with; add the key, or forget the "
             "record to start afresh"
@@ -107,7 +109,6 @@ class Encryption(Option):
     """The option ``idempotency_encryption_keys``."""
 
     option = "encryption_keys"
-    encodes = True
 
     @classmethod
     def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
@@ -121,9 +122,9 @@ class Encryption(Option):
         return settings
 
     @classmethod
-    def codec(cls, settings: Settings, app: Any) -> dict[str, Any]:
-        """Returns a cipher with the current keys; error messages never quote a key."""
-        return {"cipher": Cipher(_read(settings.encryption_keys), settings.key_prefix)}
+    def set_up(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
+        """Adds a cipher with the current keys; error messages never quote a key."""
+        codec.transforms.append(Cipher(_read(settings.encryption_keys), settings.key_prefix))
 
     @classmethod
     def summary(cls, settings: Settings) -> str:

@@ -72,7 +72,7 @@ class Newest(Extension):
         entry, key = TAKES_PLACE, str(publication.key)
         if not publication.is_sent:
             payload = dump(publication.arguments, publication.serializer, settings.compression)
-            payload = publication.codec.encrypt(payload, key, ARGUMENTS)
+            payload = publication.codec.transform(payload, key, ARGUMENTS)
             if len(payload.body) <= MAX_BYTES:
                 entry = steps.write_arguments(payload.format, payload.body)
         return {"arguments": entry, "keep_ms": max(KEEP * 1000, settings.hold_ms)}

@@ -15,6 +15,7 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import ImproperlyConfigured
 
 from celery_idempotent.core.flow.extension import Option
+from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.settings import Settings
 
@@ -115,7 +116,6 @@ class Offload(Option):
     """The option ``idempotency_offload_backend``."""
 
     option = "offload_backend"
-    encodes = True
 
     @classmethod
     def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
@@ -129,9 +129,9 @@ class Offload(Option):
         return settings
 
     @classmethod
-    def codec(cls, settings: Settings, app: Any) -> dict[str, Any]:
-        """Returns the storage."""
-        return {"offload_storage": OffloadStorage(app, settings.offload_backend or "")}
+    def set_up(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
+        """Adds the storage."""
+        codec.offload_storage = OffloadStorage(app, settings.offload_backend or "")
 
     @classmethod
     def summary(cls, settings: Settings) -> str:

@@ -40,7 +40,7 @@ from celery_idempotent.errors import (
     SettingsError,
     StoreUnavailableError,
 )
-from celery_idempotent.settings import Settings
+from celery_idempotent.settings import MARKS, Settings
 
 UNCOUNTED_OUTAGE = Event(ERROR, "runs; shadow counting failed: {error}", decision="unprotected")
 UNCOUNTED = Event(DEBUG, "runs; shadow counting failed: {error}", decision="unprotected")
@@ -73,10 +73,9 @@ class Shadow(Extension):
             settings,
             key_prefix=settings.key_prefix + SHADOW_SUFFIX,
             store_result=False,
-            offload_backend=None,
-            encryption_keys=None,
             redis_timeout=min(settings.redis_timeout, SHADOW_TIMEOUT),
             wait_replicas=0,
+            **dict.fromkeys(MARKS),
         )
 
     @classmethod

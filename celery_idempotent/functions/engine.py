@@ -196,7 +196,7 @@ class Idempotency:
                 f"share its outcomes; use {first} in the key, or pass a function as the key"
             )
         labels = None if label is None else Label(rule, label)
-        # Not those of the executor's codec, which needs the encryption keys.
+        # Not those of the executor's codec, for which its options may read secrets.
         values = ValueCodec(self.app, self._accept)
 
         def as_stored(value: Any) -> Any:

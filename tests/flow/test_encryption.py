@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
-from celery_idempotent import DecryptionError, IdempotentTask
+from celery_idempotent import CorruptRecordError, IdempotentTask
 from tests.servers.redis_server import RedisServer
 
 Make = Callable[..., IdempotentTask]
@@ -101,7 +101,7 @@ def test_keys_can_be_rotated_without_losing_a_result(encrypting: Make, keyring: 
     deploy(task)
 
     assert task.delay("after").get() == {"card": SECRET}
-    with pytest.raises(DecryptionError):
+    with pytest.raises(CorruptRecordError, match="decrypted"):
         task.delay("before")
 
 
@@ -120,7 +120,7 @@ def test_after_a_key_is_lost_calls_fail_until_it_is_restored(
     deploy(task)
 
     for _ in range(2):
-        with pytest.raises(DecryptionError, match="add the key, or forget") as caught:
+        with pytest.raises(CorruptRecordError, match="add the key, or forget") as caught:
             task.delay("1")
         assert SECRET not in str(caught.value)
     assert runs == ["1"]
@@ -138,7 +138,7 @@ def test_forgetting_the_record_recovers_from_a_lost_key(encrypting: Make, keyrin
     keyring.keys = [NEW]
     deploy(task)
     for order in ("1", "fails"):
-        with pytest.raises(DecryptionError):
+        with pytest.raises(CorruptRecordError, match="decrypted"):
             task.delay(order)
 
     assert task.idempotency_forget("1")
@@ -164,7 +164,7 @@ def test_a_record_copied_from_another_prefix_is_rejected(
     type(task).idempotency_key_prefix = "idem"
     deploy(task)
 
-    with pytest.raises(DecryptionError):
+    with pytest.raises(CorruptRecordError, match="decrypted"):
         task.delay("1")
 
 
@@ -178,5 +178,5 @@ def test_a_record_copied_to_another_key_is_rejected(encrypting: Make, server: Re
     assert isinstance(copied, bytes)
     client.set(names[0], copied, px=60_000)
 
-    with pytest.raises(DecryptionError):
+    with pytest.raises(CorruptRecordError, match="decrypted"):
         task.delay("mine")

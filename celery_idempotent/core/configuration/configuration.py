@@ -315,12 +315,12 @@ def codec_of(
         accept: content types that may be decoded.
 
     Raises:
-        SettingsError: if the keys of an encryption cannot be read.
+        SettingsError: if what an option needs for it cannot be read.
     """
-    parts: dict[str, Any] = {}
+    codec = PayloadCodec(results, accept)
     for option in options.options:
-        parts |= option.codec(options, app)
-    return PayloadCodec(results, accept, **parts)
+        option.set_up(codec, options, app)
+    return codec
 
 
 def accepted_content_types(app: Celery) -> frozenset[str]:
@@ -396,8 +396,7 @@ def executor_of(app: Celery, options: Settings) -> Executor:
     """Returns the app's executor for these options; tasks of one store share its connections."""
     try:
         config = store_config_of(app, options)
-        names = [option.option for option in options.options if option.encodes]
-        identity = config, [(name, getattr(options, name)) for name in names]
+        identity = config, [getattr(options, name) for name in settings.MARKS]
         with _executors_lock:
             # A list, because options may not be hashable.
             executors: list[tuple[tuple[StoreConfig, Any], Executor]]

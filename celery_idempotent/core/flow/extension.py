@@ -13,6 +13,7 @@ from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.values import Admission, End, Outcome, Settlement
 from celery_idempotent.core.key import Key
+from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.settings import Settings
 
@@ -22,8 +23,6 @@ class Option:
 
     #: Its name, without prefix.
     option = ""
-    #: Whether tasks with another value of it need another codec.
-    encodes = False
     #: Whether it is an `Extension`.
     in_flow = False
 
@@ -41,9 +40,8 @@ class Option:
         return settings
 
     @classmethod
-    def codec(cls, settings: Settings, app: Any) -> dict[str, Any]:
-        """Returns arguments of the :class:`.PayloadCodec` of its tasks and functions."""
-        return {}
+    def set_up(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
+        """Adds its transform or storage to the codec of its tasks and functions."""
 
     @classmethod
     def takes_newest(cls, settings: Settings) -> bool:

@@ -1,1 +1,1 @@
-"""Converts values to bytes and back: serialization, compression, encryption, offload."""
+"""Converts values to bytes and back: serialization, compression, offload."""

@@ -5,7 +5,7 @@ The format of a payload describes how to read its body, from the outermost layer
 =============================  ================================================================
 ``json``                       serialized by kombu's serializer of that name
 ``json+gzip``                  … and compressed by kombu's compression of that name
-``!json+gzip``                 … and encrypted (`extensions.encryption`)
+``!json+gzip``                 … and changed by the option with that mark (`settings.MARKS`)
 ``@json``, ``@!json+gzip``     … and offloaded: the body is the name of the object
                                (:mod:`celery_idempotent.core.payload.offload`)
 ``=task``                      another task returns the result; the body is its id
@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kombu.exceptions import ContentDisallowed
 from kombu.serialization import registry
@@ -36,7 +37,6 @@ from celery_idempotent.core.payload.value_codec import (
     load,
 )
 from celery_idempotent.core.record import (
-    ENCRYPTED,
     ERROR,
     MESSAGE,
     OFFLOADED,
@@ -52,14 +52,13 @@ from celery_idempotent.core.record import (
 from celery_idempotent.core.record.layout import DELEGATED
 from celery_idempotent.errors import (
     CorruptRecordError,
-    DecryptionError,
     NotReadyError,
     PoisonedTaskError,
     ResultDiscardedError,
     ResultNotStoredError,
     StoreUnavailableError,
 )
-from celery_idempotent.settings import Settings
+from celery_idempotent.settings import MARKS, PREFIX, Settings
 
 #: Fields in JSON, which every process can read.
 _JSON_FIELDS = (ERROR, OUTBOX, MESSAGE)
@@ -73,6 +72,16 @@ _BLOCKING = (OFFLOADED, "=")
 T = TypeVar("T")
 
 
+class Transform(Protocol):
+    """Changes the payloads of an option's tasks; their format then begins with its mark."""
+
+    def encode(self, payload: Payload, key: str, field: str) -> Payload:
+        """Returns `payload`, changed for this field of this record. Never raises."""
+
+    def decode(self, payload: Payload, key: str, field: str) -> Payload:
+        """Returns what :meth:`encode` got; a CorruptRecordError says why it cannot."""
+
+
 class PayloadCodec:
     """Encodes results, errors and steps, and decodes them to what the first caller got.
 
@@ -82,34 +91,26 @@ class PayloadCodec:
     Args:
         result_codec: prepares values and errors as the app's result backend does.
         accept: content types that may be decoded.
-        offload_storage: stores payloads that are too large for Redis.
-        cipher: encrypts every payload.
-        is_async: for event loops: blocking work runs in a thread.
     """
 
-    def __init__(
-        self,
-        result_codec: ResultCodec,
-        accept: Collection[str],
-        offload_storage: Any = None,
-        cipher: Any = None,
-        is_async: bool = False,
-    ) -> None:
+    def __init__(self, result_codec: ResultCodec, accept: Collection[str]) -> None:
         self.values = ValueCodec(result_codec.app, accept)
+        #: Of options, in the order in which a payload is encoded.
+        self.transforms: list[Transform] = []
+        #: Stores payloads that are too large for Redis.
+        self.offload_storage: Any = None
         self._result_codec = result_codec
         self._accept = accept
-        self._storage = offload_storage
-        self._cipher = cipher
-        self._is_async = is_async
+        self.is_async = False
 
     def for_asyncio(self) -> PayloadCodec:
         """Returns this codec for code on an event loop: blocking work runs in a thread."""
-        return PayloadCodec(
-            self._result_codec, self._accept, self._storage, self._cipher, is_async=True
-        )
+        codec = copy.copy(self)
+        codec.is_async = True
+        return codec
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.to_thread(work) if self._is_async else work()
+        return await asyncio.to_thread(work) if self.is_async else work()
 
     async def encode_result(
         self, value: Any, settings: Settings, *, key: str, token: int, field: str = RESULT
@@ -132,25 +133,26 @@ class PayloadCodec:
     async def protect(
         self, payload: Payload, settings: Settings, *, key: str, token: int, field: str = RESULT
     ) -> Payload:
-        """Encrypts and offloads a payload of :class:`ValueCodec`; as :meth:`encode_result`."""
+        """Transforms and offloads a payload of :class:`ValueCodec`; as :meth:`encode_result`."""
         if not payload.format:
             return payload
-        if self._cipher is not None:
-            payload = self._cipher.encrypt(payload, key, field)
+        payload = self.transform(payload, key, field)
         if len(payload.body) <= settings.max_result_size:
             return payload
-        if self._storage is None:
+        if self.offload_storage is None:
             return Payload("", b"it is larger than idempotency_max_result_size")
         from celery_idempotent.core.payload import offload
 
         kind = field.partition(" ")[0]
         seconds = settings.error_ttl if kind in (ERROR, MESSAGE) else settings.result_ttl
-        put = partial(offload.put, self._storage, payload, key, token, field, seconds)
+        put = partial(offload.put, self.offload_storage, payload, key, token, field, seconds)
         return await self._run(put)
 
-    def encrypt(self, payload: Payload, key: str, field: str) -> Payload:
-        """Returns the payload, encrypted if there are keys."""
-        return payload if self._cipher is None else self._cipher.encrypt(payload, key, field)
+    def transform(self, payload: Payload, key: str, field: str) -> Payload:
+        """Returns the payload as the options change it, without offloading it."""
+        for transform in self.transforms:
+            payload = transform.encode(payload, key, field)
+        return payload
 
     async def encode_error(
         self, error: BaseException, settings: Settings, *, key: str, token: int
@@ -177,7 +179,7 @@ class PayloadCodec:
             As :meth:`decode`.
         """
         try:
-            if self._is_async and record.format.startswith(_BLOCKING):
+            if self.is_async and record.format.startswith(_BLOCKING):
                 outcome = await asyncio.to_thread(self.decode, record)
             else:
                 outcome = self.decode(record)
@@ -199,16 +201,16 @@ class PayloadCodec:
         Raises:
             As :meth:`decode`.
         """
-        if self._is_async and payload.format.startswith(OFFLOADED):
+        if self.is_async and payload.format.startswith(OFFLOADED):
             return await asyncio.to_thread(self._decode, payload, key, field, accept)
         return self._decode(payload, key, field, accept)
 
     async def delete_object(self, payload: Payload, key: str, field: str) -> None:
         """Deletes the offloaded object of a payload that no record holds. Never raises."""
-        if payload.format.startswith(OFFLOADED) and self._storage is not None:
+        if payload.format.startswith(OFFLOADED) and self.offload_storage is not None:
             from celery_idempotent.core.payload import offload
 
-            await self._run(partial(offload.delete, self._storage, payload, key, field))
+            await self._run(partial(offload.delete, self.offload_storage, payload, key, field))
 
     async def delete_step_objects(self, body: bytes, key: str) -> None:
         """Deletes the offloaded objects of the steps in `body`. Never raises."""
@@ -235,7 +237,6 @@ class PayloadCodec:
             ResultNotStoredError: if the value was not stored, or no longer exists.
             NotReadyError: if the task's replacement has not finished. If it failed: its error.
             CorruptRecordError: if it cannot be decoded, or the app does not accept its type.
-            DecryptionError: if none of the keys decrypts it.
             StoreUnavailableError: if the offload storage cannot be read.
         """
         if record.state is State.FAILED:
@@ -263,7 +264,7 @@ class PayloadCodec:
             As :meth:`decode`. ResultNotStoredError also if the value is too large, or neither JSON
             nor msgpack.
         """
-        serializer = record.format.lstrip(OFFLOADED + ENCRYPTED).partition("+")[0]
+        serializer = record.format.lstrip("".join(MARKS.values())).partition("+")[0]
         content_type = registry.name_to_type.get(serializer)
         if record.format == DELEGATED:
             app = self._result_codec.app
@@ -311,14 +312,9 @@ class PayloadCodec:
         if payload.format.startswith(OFFLOADED):
             from celery_idempotent.core.payload import offload
 
-            payload = offload.get(self._storage, payload, key, field)
-        if self._cipher is not None:
-            payload = self._cipher.decrypt(payload, key, field)
-        elif payload.is_encrypted:
-            raise DecryptionError(
-                f"the {field} of {key} is encrypted, and this process has no "
-                "idempotency_encryption_keys"
-            )
+            payload = offload.get(self.offload_storage, payload, key, field)
+        for transform in reversed(self.transforms):
+            payload = transform.decode(payload, key, field)
         try:
             of_field = JSON if field.partition(" ")[0] in _JSON_FIELDS else self._accept
             return load(payload, accept or of_field)
@@ -326,6 +322,9 @@ class PayloadCodec:
             reason = "result_accept_content (or accept_content) does not accept it"
         except Exception as error:
             reason = type(error).__name__
+            for option, mark in MARKS.items():
+                if payload.format.startswith(mark):
+                    reason = f"this process has no {PREFIX}{option}"
         raise CorruptRecordError(
             f"the {field} of {key} cannot be read as {payload.format}: {reason}"
         )

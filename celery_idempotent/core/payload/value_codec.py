@@ -91,7 +91,7 @@ def load(payload: Payload, accept: Collection[str]) -> Any:
 
 
 class ValueCodec:
-    """Converts between values and payloads that are neither encrypted nor offloaded.
+    """Converts between values and payloads that are neither transformed nor offloaded.
 
     Args:
         app: as for :class:`ResultCodec`: with an app, a result object becomes its tuple.

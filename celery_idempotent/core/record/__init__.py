@@ -160,8 +160,8 @@ def utc(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, tz=timezone.utc)
 
 
-#: Begins the format of a value that is stored outside Redis, or is encrypted.
-OFFLOADED, ENCRYPTED = "@", "!"
+#: Begins the format of a value that is stored outside Redis.
+OFFLOADED = "@"
 
 #: The fields that hold a payload: in a record, a row (its outbox) or a message.
 RESULT, ERROR, OUTBOX, MESSAGE = "result", "error", "outbox", "message"
@@ -175,11 +175,6 @@ class Payload(NamedTuple):
     format: str
     #: The value, the name of an offloaded object, or the reason why no value is stored.
     body: bytes
-
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether the body is encrypted, and so written by a process that has the keys."""
-        return self.format.removeprefix(OFFLOADED).startswith(ENCRYPTED)
 
     def to_bytes(self) -> bytes:
         """Returns format and body in one value."""

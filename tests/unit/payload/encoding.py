@@ -61,9 +61,10 @@ def make_codec(
     offload_storage: MemoryStorage | None = None,
     cipher: Cipher | None = None,
 ) -> PayloadCodec:
-    return PayloadCodec(
-        ResultCodec(app), prepare_accept_content(list(accept)), offload_storage, cipher
-    )
+    codec = PayloadCodec(ResultCodec(app), prepare_accept_content(list(accept)))
+    codec.offload_storage = offload_storage
+    codec.transforms = [] if cipher is None else [cipher]
+    return codec
 
 
 def encode(

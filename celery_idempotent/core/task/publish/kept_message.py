@@ -1,8 +1,8 @@
 """The message of a task that has ended for good is kept, so that a person can run it again.
 
 It is kept as JSON: task, task id, arguments, and those options that a rerun publishes. A client
-that can write to Redis can forge one that is not encrypted. So it must be of the record's own task
-and task id, its queue must be one of the app's, and a person sees all that is published
+that can write to Redis may be able to forge one. So it must be of the record's own task and task
+id, its queue must be one of the app's, and a person sees all that is published
 (:func:`parts`).
 
 A rerun is a new publish under the old task id, whose result then replaces the failure:
@@ -126,7 +126,7 @@ def find(task: Any, key: Key, task_id: str) -> Signature | None:
     try:
         message = _read(stored, task, key, task_id)
         queue = message.options.get("queue")
-        if queue and not payload.is_encrypted and queue not in _queues(task, message):
+        if queue and queue not in _queues(task, message):
             raise ValueError(f"its queue {queue!r} is not one of the app's: add it to task_queues")
     except Exception as error:
         reason = error if isinstance(error, ValueError) else type(error).__name__
