@@ -254,7 +254,7 @@ class Settings:
     #: Whether the script that stores the result also writes it for Celery's result backend, if both
     #: are in one Redis; this saves two round trips.
     fused_completion: bool = _option(True, *_FLAG)
-    #: Template of a readable name, such as ``"order {order_id}"``, which is stored unencrypted
+    #: Template of a readable name, such as ``"order {order_id}"``, which is stored in plain text
     #: and shown beside the key.
     label: str | None = _option(None, *_text("a template such as 'order {order_id}'"), scope="task")
 
@@ -400,11 +400,11 @@ def build(values: Mapping[str, Any], where: str) -> Settings:
         option.removeprefix(PREFIX): check_value(option, value, where)
         for option, value in values.items()
     }
-    return Settings(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
+    return Settings(**given)
 
 
 def check_value(option: str, value: Any, where: str) -> Any:
-    """Returns a value of the right type and range; a timedelta in seconds.
+    """Returns a value of the right type and range; a timedelta in seconds, a list as a tuple.
 
     Raises:
         SettingsError: naming the option and its valid values.
@@ -416,7 +416,7 @@ def check_value(option: str, value: Any, where: str) -> Any:
         is_secret = option.removeprefix(PREFIX) in _SECRET
         shown = type(value).__name__ if is_secret else _describe(value)
         raise SettingsError(f"{where}: {option} must be {expected}, not {shown}")
-    return value
+    return tuple(value) if isinstance(value, list) else value
 
 
 def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIONS) -> None:

@@ -69,13 +69,14 @@ class Shadow(Extension):
                 f"{where}: idempotency_shadow cannot be used with idempotency_transaction, whose "
                 "body needs a connection: set idempotency_shadow = False on this task"
             )
+        without: dict[str, Any] = dict.fromkeys(MARKS)
         return replace(
             settings,
             key_prefix=settings.key_prefix + SHADOW_SUFFIX,
             store_result=False,
             redis_timeout=min(settings.redis_timeout, SHADOW_TIMEOUT),
             wait_replicas=0,
-            **dict.fromkeys(MARKS),
+            **without,
         )
 
     @classmethod
