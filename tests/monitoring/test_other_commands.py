@@ -360,8 +360,8 @@ class TestKeys:
 
 
 CHANGES = {
-    *("keys-changed", "fingerprints-changed", "calls-refused", "defaults-changed"),
-    *("keys-unknown", "task-removed", "task-added"),
+    *("keys-changed", "fingerprints-changed", "calls-refused"),
+    *("keys-unknown", "task-removed"),
 }
 
 DOCTOR = ("doctor",)

@@ -25,13 +25,13 @@ HEALTH = frozenset(
 CONFIGURATION = frozenset(
     (
         *("acks-late", "bursts", "calls-refused", "clocks", "consumer-timeout"),
-        *("defaults-changed", "delayed-delivery", "delivery-limit", "disabled", "eager"),
+        *("delayed-delivery", "delivery-limit", "disabled", "eager"),
         *("eviction", "fail-open", "fingerprints-changed", "fused-completion", "heartbeat"),
         *("ignore-result", "key-argument", "keys-changed", "keys-unknown", "label-in-clear"),
         *("no-ack", "no-base", "not-canonical", "periodic-key", "persistence", "publishers"),
         *("recovery", "reject-on-worker-lost", "replicas", "result-retry", "result-ttl"),
         *("server-version", "shadow", "socket-timeout", "start-method", "store-result"),
-        *("successful-tasks", "sweep", "task-added", "task-removed", "thread-contexts"),
+        *("successful-tasks", "sweep", "task-removed", "thread-contexts"),
         *("version", "visibility-timeout"),
     )
 )

@@ -18,27 +18,17 @@ from celery_idempotent.operations.doctor.key_snapshot import Sample, Snapshot
 def check(app: Celery, before: Mapping[str, Snapshot]) -> Iterator[Finding]:
     """Yields the changes of each task from the snapshots `before` to this code."""
     tasks = {task.name: task for task in app_tasks.tasks(app)}
-    for name in sorted({*before, *tasks}):
-        yield from applying(
-            name,
-            Check(name not in tasks, "task-removed", Severity.WARNING,
+    for name, snapshot in sorted(before.items()):
+        if name not in tasks:
+            yield Finding(
+                "task-removed", Severity.WARNING, name,
                 "the snapshot has this task, and this code has no idempotent task of that name",
                 "@app.task(name=…) with the old name, if the task was renamed or moved",
                 "workers with this code discard its messages, or run them without a key; "
-                "under another name its keys are new: duplicates of earlier calls run again"),
-            Check(name not in before and _is_enabled(tasks[name]), "task-added", Severity.NOTE,
-                "this code has the task, and the snapshot does not",
-                "nothing, if it is new; if it was renamed, @app.task(name=…) with the old name",
-                "until they are updated, workers of the other version discard its messages, or run "
-                "them without a key"),
-        )  # fmt: skip
-        if name in tasks and name in before and _is_enabled(tasks[name]):
-            yield from _check_task(tasks[name], before[name])
-
-
-def _is_enabled(task: IdempotentTaskLike) -> bool:
-    """Whether the task's keys matter; otherwise the finding `disabled` covers it."""
-    return task.idempotency_configuration.is_protected
+                "under another name its keys are new: duplicates of earlier calls run again",
+            )  # fmt: skip
+        elif tasks[name].idempotency_configuration.is_protected:
+            yield from _check_task(tasks[name], snapshot)
 
 
 def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]:
@@ -46,7 +36,7 @@ def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]
     now = key_snapshot.of_task(task)
     is_known = bool(before.samples and now.samples)
     changes = _changes(task, before) if is_known else ()
-    differences, defaults = _differences(before, now), _changed_defaults(before, now)
+    differences = _differences(before, now)
     retention = f"{task.idempotency_configuration.settings.result_ttl:g} s"
     found = applying(
         task.name,
@@ -72,12 +62,6 @@ def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]
             "the previous names of the parameters; a new parameter with a default changes nothing",
             "a duplicate of a call from the other version is refused with KeyReusedError, until "
             f"the outcome has expired ({retention})"),
-        Check(defaults, "defaults-changed", Severity.WARNING,
-            f"the default of {', '.join(defaults)} has changed, and the keys of calls without it "
-            "have not",
-            "the previous default, or another name for the parameter",
-            "a call that leaves it out means something else, and gets the outcome of an earlier "
-            "call; a call that passes the old default has a new key"),
     )  # fmt: skip
     return islice(found, 1)
 
@@ -98,15 +82,6 @@ def _changes(task: IdempotentTaskLike, before: Snapshot) -> Collection[str]:
     return changes
 
 
-def _changed_defaults(before: Snapshot, now: Snapshot) -> list[str]:
-    """Returns the names of the parameters whose default differs."""
-    return [
-        name
-        for name, default in before.parameters.items()
-        if default and now.parameters.get(name) not in (None, "", default)
-    ]
-
-
 def _differences(before: Snapshot, now: Snapshot) -> str:
     """Describes the code changes that a snapshot shows."""
     parts = []
@@ -117,6 +92,4 @@ def _differences(before: Snapshot, now: Snapshot) -> str:
     ):
         if old != new:
             parts.append(f"{label}: {old or 'none'} → {new or 'none'}")
-    if defaults := _changed_defaults(before, now):
-        parts.append(f"defaults: {', '.join(defaults)}")
     return "; ".join(parts) or "rule, names of parameters and prefix are the same"

@@ -1,8 +1,8 @@
 """Snapshots of the key rules of an app, to compare the keys of two versions of its code.
 
 A snapshot holds sample calls of each task and their keys. The samples are made from the parameters'
-types, never from real calls, so a snapshot contains no user data. It holds the digest of a default,
-not the value. Equal code yields equal snapshots.
+types, never from real calls, so a snapshot contains no user data. Equal code yields equal
+snapshots.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 from kombu.utils import json as kombu_json
 
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.core.key.canonical import NotCanonicalError, canonical, digest
 from celery_idempotent.core.key.parameters import entry_name
 from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.errors import KeyRuleError
@@ -44,7 +43,6 @@ _SAMPLES: dict[type, Any] = {
     tuple: ["sample"],
     dict: {"sample": 7},
 }
-_DEFAULT_BYTES = 8
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
@@ -78,8 +76,8 @@ class Snapshot:
     rule: str
     #: Prefix of names in Redis.
     prefix: str
-    #: Digests of the defaults, by parameter; None for no default.
-    parameters: Mapping[str, str | None]
+    #: Their names.
+    parameters: Sequence[str]
     #: Empty if the rule raised an error for every call.
     samples: Sequence[Sample]
 
@@ -92,18 +90,14 @@ def of_task(task: IdempotentTaskLike) -> Snapshot:
         configuration.rule.description,
         # A task that leaves shadow starts without records, as intended.
         configuration.settings.key_prefix.removesuffix(SHADOW_SUFFIX),
-        {entry_name(parameter): _default_digest(parameter) for parameter in parameters},
+        [*map(entry_name, parameters)],
         list(_samples(task)),
     )
 
 
 def document_of(tasks: Sequence[IdempotentTaskLike]) -> dict[str, Any]:
     """Returns the snapshots of `tasks` as one JSON document."""
-    snapshots = {}
-    for task in tasks:
-        snapshot = of_task(task)
-        parameters = [{"name": n, "default": d} for n, d in snapshot.parameters.items()]
-        snapshots[task.name] = asdict(snapshot) | {"parameters": parameters}
+    snapshots = {task.name: asdict(of_task(task)) for task in tasks}
     # kombu's JSON, as used in messages, also represents dates, decimals and UUIDs.
     encoded = kombu_json.dumps({"celery_idempotent_keys": VERSION, "tasks": snapshots})
     return json.loads(encoded)  # type: ignore[no-any-return]
@@ -121,9 +115,9 @@ def read(text: str) -> dict[str, Snapshot]:
             raise ValueError(f"version {document['celery_idempotent_keys']!r} is not {VERSION}")
         snapshots = {}
         for task, fields in document["tasks"].items():
-            parameters = {each["name"]: each["default"] for each in fields.pop("parameters")}
             samples = [Sample(**sample) for sample in fields.pop("samples")]
-            snapshots[task] = Snapshot(**fields, parameters=parameters, samples=samples)
+            snapshots[task] = Snapshot(**fields, samples=samples)
+            ", ".join(snapshots[task].parameters)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     return snapshots
@@ -183,12 +177,3 @@ class _Mapping(dict[str, Any]):
     def __missing__(self, name: str) -> str:
         self[name] = "sample"
         return "sample"
-
-
-def _default_digest(parameter: Parameter) -> str | None:
-    if parameter.default is Parameter.empty:
-        return None
-    try:
-        return digest(b"default" + canonical(parameter.default), _DEFAULT_BYTES).hex()
-    except NotCanonicalError:
-        return "?"

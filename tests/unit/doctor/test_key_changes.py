@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -65,7 +64,7 @@ class TestChanges:
             (BY_ORDER, renamed, {"idempotency_key": "order:{order}"}, ["fingerprints-changed"]),
             (BY_ORDER, total, BY_ORDER, ["fingerprints-changed"]),
             (BY_ORDER, with_tenant, BY_ORDER, ["calls-refused"]),
-            ({}, in_dollars, {}, ["defaults-changed"]),
+            ({}, in_dollars, {}, []),
             ({"idempotency_key": "{currency}"}, in_dollars, {"idempotency_key": "{currency}"},
              ["keys-changed"]),
             ({"idempotency_key": TASK_ID}, total, {"idempotency_key": TASK_ID}, []),
@@ -101,21 +100,13 @@ class TestChanges:
         by_order.__code__ = (lambda order_id, amount, currency="EUR": amount).__code__
         assert names(findings(before, idempotency_key=by_order)) == ["keys-changed"]
 
-    def test_tasks_that_appear_and_vanish_are_found(self) -> None:
+    def test_a_task_that_vanishes_is_found(self) -> None:
         app = shop()
         add(app, charge, name="shop.pay")
 
-        removed, added = (
-            finding
-            for finding in sorted(
-                key_changes.check(app, key_snapshot.read(snapshot())),
-                key=lambda finding: finding.name,
-                reverse=True,
-            )
-        )
+        (removed,) = key_changes.check(app, key_snapshot.read(snapshot()))
 
         assert (removed.name, removed.subject) == ("task-removed", "shop.charge")
-        assert (added.name, added.subject) == ("task-added", "shop.pay")
 
     def test_a_disabled_task_is_not_compared(self) -> None:
         assert findings(snapshot(), total, idempotency_enabled=False) == []
@@ -164,10 +155,7 @@ class TestSnapshot:
     def test_it_contains_no_defaults(self) -> None:
         def login(user: str, token: str = "hunter2") -> None: ...
 
-        text = snapshot(login)
-
-        assert "hunter2" not in text
-        assert re.search(r'"token", "default": "[0-9a-f]{16}"', text)
+        assert "hunter2" not in snapshot(login)
 
     @pytest.mark.parametrize(
         "text",
