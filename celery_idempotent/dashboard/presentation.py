@@ -15,7 +15,6 @@ from kombu.utils.encoding import safe_repr
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from celery_idempotent.core.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 from celery_idempotent.core.printable import plural
 from celery_idempotent.core.record import layout
 from celery_idempotent.dashboard.history import RANGES, STEP
@@ -100,19 +99,6 @@ def key_path(key: object) -> str:
     return f"/records/{quote(str(key), safe='')}"
 
 
-def _counts(counter: Mapping[str, int]) -> dict[str, tuple[int, str]]:
-    """Returns each counter; refusals are broken down by reason."""
-    rows = {}
-    for name, prefix in (("refused", REFUSED_FOR), ("would_refuse", WOULD_REFUSE_FOR)):
-        parts = {n.removeprefix(prefix): c for n, c in counter.items() if n.startswith(prefix)}
-        rows[name] = ", ".join(f"{reason.replace('_', ' ')} {n:,}" for reason, n in parts.items())
-    return {
-        name: (number, rows.get(name, ""))
-        for name, number in sorted(counter.items())
-        if not name.startswith((REFUSED_FOR, WOULD_REFUSE_FOR))
-    }
-
-
 def _kind(value: Any) -> str:
     """Returns the kind of a value in a tree, or the name of another type."""
     kinds: tuple[tuple[str, Any], ...] = (
@@ -147,7 +133,6 @@ environment.filters.update(
     short_key=lambda key: f"{str(key).rpartition(':')[2][:10]}…",
     number=lambda number: f"{number:,}",
     seconds=formatting.duration,
-    counts=_counts,
     deaths=formatting.deaths,
     is_poisoned=layout.is_poisoned,
     run_time=formatting.run_time,

@@ -103,11 +103,6 @@ class Sampler(threading.Thread):
         self._findings_lock = threading.Lock()
 
     @property
-    def expired(self) -> int:
-        """Number of `running` whose lease has expired."""
-        return sum(view.is_expired for view in self.running)
-
-    @property
     def total(self) -> int:
         """Number of records."""
         return sum(found.states.total() for found in self.records.values())

@@ -16,7 +16,7 @@ from celery.worker.request import Request
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.store import commands
 from celery_idempotent.core.task.message import republished
-from celery_idempotent.extensions import messages
+from celery_idempotent.extensions import outbox
 from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
@@ -154,7 +154,7 @@ def test_the_process_dies_after_the_commit(
     """The next delivery publishes the part that the row has."""
     message = shop.publish()
     with monkeypatch.context() as patch:
-        patch.setattr(messages, "publish", die)
+        patch.setattr(outbox, "publish", die)
         with pytest.raises(SystemExit):
             shop.deliver(message)
     assert shop.deliveries.next() is None
@@ -195,7 +195,7 @@ def test_a_part_that_can_never_be_published_fails_the_task(
         patch.setattr(shop.charge, "s", lambda *_: surplus)
         if dies:
             with monkeypatch.context() as died:
-                died.setattr(messages, "publish", die)
+                died.setattr(outbox, "publish", die)
                 with pytest.raises(SystemExit):
                     shop.deliver(message)
         end = shop.deliver(message)

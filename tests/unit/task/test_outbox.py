@@ -7,7 +7,7 @@ from functools import partial
 
 from celery import Celery, chain
 
-from celery_idempotent.extensions import messages as outbox
+from celery_idempotent.extensions import outbox
 
 
 def test_a_canvas_is_stored_by_the_serializer_of_its_tasks() -> None:
