@@ -13,14 +13,13 @@ import random
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -264,29 +263,6 @@ def is_running(pid: int) -> bool:
     except (ProcessLookupError, FileNotFoundError):  # it has just ended, or the system has no /proc
         return not Path("/proc/self").exists()
     return status.rsplit(")", 1)[1].split()[0] != "Z"
-
-
-def listening_addresses(pids: Iterable[int]) -> set[tuple[str, int]]:
-    """Returns the addresses on which these processes accept TCP connections. Linux only."""
-    sockets: set[str] = set()
-    for pid in pids:
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed in the meantime
-                sockets.add(str(descriptor.readlink()))
-    addresses: set[tuple[str, int]] = set()
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == "0A" and f"socket:[{inode}]" in sockets:
-                host, port = local.split(":")
-                addresses.add((_host(family, bytes.fromhex(host)), int(port, 16)))
-    return addresses
-
-
-def _host(family: socket.AddressFamily, packed: bytes) -> str:
-    """Converts an address, which the kernel prints as 32-bit words in native byte order."""
-    count = len(packed) // 4
-    return socket.inet_ntop(family, struct.pack(f"={count}I", *struct.unpack(f">{count}I", packed)))
 
 
 #: The binary itself: the wrapper in /usr/bin leaves processes behind.

@@ -65,11 +65,9 @@ class RabbitMQ(Stoppable):
 
     Attributes:
         url: the URL for Celery's broker; unchanged by a restart.
-        version: version of the broker, such as "3.10.8".
     """
 
     url: str
-    version: str
 
     def __init__(self, script: Path) -> None:
         ports = Ports(3)
@@ -207,7 +205,6 @@ class RabbitMQ(Stoppable):
             return False
         if not properties["cluster_name"].startswith(f"{self._node_name}@"):
             raise RabbitMQError(f"Another broker listens at {self.url}: choose another port.")
-        self.version = properties["version"]
         return True
 
 

@@ -377,11 +377,6 @@ class Turn:
         """The record of the key, as operators see it."""
         return run_sync(self.harness.store.get(self.harness.key))
 
-    def slot_at_ms(self) -> int:
-        """Return when the message that waits may begin."""
-        raw = self.harness.client.get(self.harness.store.config.slot_name(self.harness.key))
-        return layout.read(raw, "", "").at_ms
-
 
 class Holder:
     """An execution of `key` and its lease."""

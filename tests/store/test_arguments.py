@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
-from celery_idempotent.core.record import Payload, State, layout, steps
+from celery_idempotent.core.record import Payload, layout
 from celery_idempotent.core.store import commands, run_sync, scripts
 from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from tests.store import deployments
-from tests.store.record_harness import FIRST, RETENTION_MS, RecordHarness, raw_record
+from tests.store.record_harness import FIRST, RecordHarness, raw_record
 
 NAMES = ("begin", "extend", "settle", "abandon", "queue", "forget")
 
@@ -91,70 +91,8 @@ def test_any_arguments_give_a_listed_reply_or_an_error_and_every_record_expires(
     any_arguments()
 
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=400)
-task_ids = texts | st.uuids().map(str) | st.just("x" * 65_534)
-lengths_ms = st.integers(10_000, 366 * 86_400_000)
-
-
 class TestThroughTheStore:
     """Arguments of callers, written by Lua and read by Python."""
-
-    @steady
-    @given(
-        task_id=task_ids,
-        worker=texts,
-        execution_id=st.binary(min_size=8, max_size=8),
-        lease_ms=lengths_ms,
-        retention_ms=lengths_ms,
-        form=st.text("abcjson+!@=", max_size=200),
-        body=st.binary(max_size=200),
-        step=texts.filter(bool).map(lambda text: text[:200]),
-    )
-    def test_every_field_is_read_as_it_was_written(
-        self,
-        harness: RecordHarness,
-        task_id: str,
-        worker: str,
-        execution_id: bytes,
-        lease_ms: int,
-        retention_ms: int,
-        form: str,
-        body: bytes,
-        step: str,
-    ) -> None:
-        harness.client.delete(harness.name)
-        begun = run_sync(
-            harness.store.execute(
-                commands.begin(
-                    harness.key,
-                    execution_id=execution_id,
-                    task_id=task_id,
-                    worker=worker,
-                    lease_ms=lease_ms,
-                    retention_ms=retention_ms,
-                )
-            )
-        )
-        record = harness.record()
-        assert begun.case == "begun"
-        assert (record.state, record.task_id, record.attempt) == (State.STARTED, task_id, 1)
-        assert worker.encode().endswith(record.worker.encode())
-        assert record.at_ms == begun.now_ms + lease_ms
-
-        entry = steps.write(step, form, body)
-        run_sync(
-            harness.store.execute(
-                commands.extend(
-                    LeaseExtension(harness.key, record.token, lease_ms, retention_ms), entry
-                )
-            )
-        )
-        assert harness.steps == {step: (form, body)}
-
-        harness.complete(record.token, Payload(form, body))
-        record = harness.record()
-        assert (record.state, record.format, record.body) == (State.COMPLETED, form, body)
-        assert 0 < harness.left_ms() <= RETENTION_MS
 
     def test_a_task_id_that_is_too_long_is_rejected_before_it_is_sent(
         self, harness: RecordHarness

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -32,15 +33,27 @@ def open_shop(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def default_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
     with open_shop() as shop:
+        shop.start_worker(concurrency=4)
+        yield shop
+
+
+@pytest.fixture(scope="module")
+def shared_shop(request: Any, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    """The shop of all modules, or one with the settings in `SHOP` of this module."""
+    settings = getattr(request.module, "SHOP", None)
+    if settings is None:
+        yield request.getfixturevalue("default_shop")
+        return
+    with open_shop(**settings) as shop:
         shop.start_worker(concurrency=4)
         yield shop
 
 
 @pytest.fixture
 def shop(shared_shop: Shop) -> Iterator[Shop]:
-    """The shop that all tests share, unless their module has another; each has its own order."""
+    """The shop that the tests of a module share; each has its own order."""
     shared_shop.app.set_current()
     yield shared_shop
     shared_shop.ledger.release_all()

@@ -18,11 +18,7 @@ from tests.worker.tasks import LONGEST_QUIET, QUIET, debounced
 pytestmark = pytest.mark.worker
 
 
-@pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(idempotency_lease=4.0) as shop:
-        shop.start_worker(concurrency=2)
-        yield shop
+SHOP = {"idempotency_lease": 4.0}
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -108,11 +107,7 @@ with_request = _task("with_request", IdempotentTask, Request=NotingRequest)
 pytestmark = pytest.mark.worker
 
 
-@pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(imports=[__name__]) as shop:
-        shop.start_worker(concurrency=2)
-        yield shop
+SHOP = {"imports": [__name__]}
 
 
 def handlers(ledger: Ledger, order: str, task_id: str) -> list[str]:

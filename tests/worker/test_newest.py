@@ -18,11 +18,7 @@ from tests.worker.tasks import burst_of, pack
 pytestmark = pytest.mark.worker
 
 
-@pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(idempotency_lease=4.0, **COPIED_MESSAGES) as shop:
-        shop.start_worker(concurrency=4)
-        yield shop
+SHOP = {"idempotency_lease": 4.0, **COPIED_MESSAGES}
 
 
 def amounts(shop: Shop, order: str) -> list[str]:

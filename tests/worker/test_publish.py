@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -48,11 +48,7 @@ def unreachable_broker() -> Connection:
     return Connection("redis://127.0.0.1:1/0", transport_options={"max_retries": 1})
 
 
-@pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(idempotency_dedupe_publish=True) as shop:
-        shop.start_worker(concurrency=4)
-        yield shop
+SHOP = {"idempotency_dedupe_publish": True}
 
 
 class TestInFlight:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,11 +18,7 @@ pytestmark = pytest.mark.worker
 TASKS = [replacing, replacing_in_bursts]
 
 
-@pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(idempotency_lease=2.0, task_annotations=REPLACE, **COPIED_MESSAGES) as shop:
-        shop.start_worker(concurrency=4)
-        yield shop
+SHOP = {"idempotency_lease": 2.0, "task_annotations": REPLACE, **COPIED_MESSAGES}
 
 
 def start(shop: Shop, order: str, call: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,13 +108,8 @@ def stop_here(self: Any, order: str) -> str:
 pytestmark = pytest.mark.worker
 
 
-@pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    # With "run", a stored result ends a reservation, but not that of a retry.
-    settings = {"imports": [__name__], "idempotency_on_store_error": "run"}
-    with open_shop(**settings) as shop:
-        shop.start_worker(concurrency=4)
-        yield shop
+# With "run", a stored result ends a reservation, but not that of a retry.
+SHOP = {"imports": [__name__], "idempotency_on_store_error": "run"}
 
 
 @pytest.mark.core

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from tests.worker.tasks import (
     OutOfStockError,
     charge,
     collapsed,
+    final,
     flaky,
     frail,
     leaving,
@@ -39,11 +40,7 @@ REAL = (
 )
 
 
-@pytest.fixture(scope="module")
-def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(idempotency_shadow=True) as shop:
-        shop.start_worker(concurrency=4)
-        yield shop
+SHOP = {"idempotency_shadow": True}
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +86,15 @@ class TestDuplicate:
         assert decisions(ledger, first.id) == ["would_run", "would_conflict"]
         _, copy_signal = ledger.signals(first.id)
         assert copy_signal.details["policy"] == "retry"
+
+    def test_record_holds_the_fact_only(self, shop: Shop, order: str) -> None:
+        receipt = pack.delay(order).get(timeout=SOON)["receipt"]
+
+        record = eventually(lambda: pack.idempotency_record(order), "the record")
+        assert record.state is State.COMPLETED
+        (name,) = shop.redis.scan_iter(f"idem-shadow:{record.key}")
+        assert receipt.encode() not in shop.redis.get(name)
+        assert record.format == ""
 
     def test_execution_is_unprotected_and_has_its_key(self, ledger: Ledger, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
@@ -176,6 +182,15 @@ class TestEnds:
         assert decisions(ledger, again.id) == ["would_run"]
         copy = flaky.apply_async((order,), {"times": 1}, task_id=failed.id)
         ledger.wait_for_signal(copy.id, "would_replay")
+
+    def test_error_that_ends_the_key(self, ledger: Ledger, order: str) -> None:
+        for number in range(2):
+            result = final.delay(order, times=1)
+            if number == 0:
+                with pytest.raises(OutOfStockError):
+                    result.get(timeout=SOON)
+        assert result.get(timeout=SOON) == "found one"
+        assert decisions(ledger, result.id) == ["would_replay"]
 
     def test_retry_runs_and_holds_the_key(self, ledger: Ledger, order: str) -> None:
         result = try_later.delay(order, countdown=1)
