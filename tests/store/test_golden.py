@@ -195,6 +195,8 @@ def test_names_of_messages_are_in_the_slot_of_their_key(harness: RecordHarness) 
     assert harness.name == "idem:shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ"
     assert Turn(harness).first.name == f"idem:{{{harness.name}}}:xMYpJ2mKVu8-QbalnIdbkA"
     assert harness.store.config.slot_name(harness.key) == f"idem:{{{harness.name}}}:"
+    kept = harness.store.config.name(harness.key.kept_message("a task id"))
+    assert kept.startswith(f"idem:{{{harness.name}}}:message:")
 
 
 ALL = {*("get", "set", "del", "time", "pttl", "pexpire"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from datetime import time as time_of_day
 from decimal import Decimal
 from typing import Any
@@ -40,7 +39,6 @@ JSON_VALUES = [
     b"\x00\xff bytes",
     (1, 2),
 ]
-PICKLE_VALUES = [*JSON_VALUES, {1: "one", "1": "text"}, {1, 2}, ((), [()]), timedelta(seconds=1.5)]
 values = pytest.mark.parametrize("value", [None, 0, "", [], False, "all"], ids=repr)
 
 
@@ -75,17 +73,6 @@ class TestValues:
 
         assert exactly(second) == exactly(first)
         assert len(ledger.runs(order)) == 1
-
-    @pytest.mark.exhaustive
-    def test_with_pickle(self, open_shop: Callable[..., Shop], order: str) -> None:
-        pickle = {"task_serializer": "pickle", "result_serializer": "pickle"}
-        with open_shop(**pickle, accept_content=["json", "pickle"]) as shop:
-            # Celery workers reject pickle if they run as root, as in many containers.
-            shop.start_worker(concurrency=1, C_FORCE_ROOT="1")
-            first, second = call_twice(order, PICKLE_VALUES)
-
-            assert exactly(second) == exactly(first) == exactly(PICKLE_VALUES)
-            assert len(shop.ledger.runs(order)) == 1
 
 
 class TestNoValue:

@@ -9,7 +9,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -22,7 +21,6 @@ from celery_idempotent.core.task.receive import request
 from celery_idempotent.redelivery.broker import RedisBroker, shorten_lock
 from celery_idempotent.redelivery.held import HeldMessages
 from tests.faults.proxy import Proxy
-from tests.servers.groups import SentinelServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop
@@ -261,58 +259,27 @@ def test_an_acknowledged_message_takes_no_memory() -> None:
     assert gone() is None
 
 
-@contextmanager
-def with_prefix() -> Iterator[dict[str, Any]]:
-    with RedisServer.start() as server:
-        yield {
-            "broker_url": f"{server.url.rpartition('/')[0]}/0",
-            "broker_transport_options": {"global_keyprefix": "shop:"},
-        }
-
-
-@contextmanager
-def with_tls() -> Iterator[dict[str, Any]]:
-    with RedisServer.start(tls=True) as server:
-        yield {"broker_url": f"{server.url}&ssl_cert_reqs=required"}
-
-
-@contextmanager
-def with_sentinel() -> Iterator[dict[str, Any]]:
-    with SentinelServers.start() as servers:
-        yield {
-            "broker_url": servers.url,
-            "broker_transport_options": {"master_name": servers.master_name},
-        }
-
-
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "broker", [with_prefix, pytest.param(with_tls, marks=pytest.mark.tls), with_sentinel]
-)
-def test_on_other_deployments(open_shop: Callable[..., Shop], broker: Any, order: str) -> None:
+def test_with_priorities_and_a_prefix(open_shop: Callable[..., Shop], order: str) -> None:
     """Messages of all priorities come back, at a visibility timeout of an hour."""
-    with broker() as settings:
-        options = {
-            **settings.pop("broker_transport_options", {}),
-            "queue_order_strategy": "priority",
-        }
-        with open_shop(**SETTINGS, **settings, broker_transport_options=options) as shop:
-            worker = shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            results = [pack.apply_async((order,), priority=6)]
-            shop.ledger.wait_for_run(order)
-            results += [pack.apply_async((f"{order} {n}",), priority=n) for n in (0, 9)]
-            for result in results:
-                worker.wait_for_log(f"[{result.id}] received")
-            worker.kill()
-            killed_at = time.time()
-            shop.ledger.release(order)
-            shop.start_worker(concurrency=1)
+    options = {"global_keyprefix": "shop:", "queue_order_strategy": "priority"}
+    with open_shop(**SETTINGS, broker_transport_options=options) as shop:
+        worker = shop.start_worker(concurrency=1)
+        shop.ledger.hold(order)
+        results = [pack.apply_async((order,), priority=6)]
+        shop.ledger.wait_for_run(order)
+        results += [pack.apply_async((f"{order} {n}",), priority=n) for n in (0, 9)]
+        for result in results:
+            worker.wait_for_log(f"[{result.id}] received")
+        worker.kill()
+        killed_at = time.time()
+        shop.ledger.release(order)
+        shop.start_worker(concurrency=1)
 
-            for result in results:
-                assert result.get(timeout=SOON)["receipt"]
-            started_at = shop.ledger.runs(order)[-1].started_at
-            assert started_at - killed_at < REDELIVER_AFTER + 2 * SLACK
+        for result in results:
+            assert result.get(timeout=SOON)["receipt"]
+        started_at = shop.ledger.runs(order)[-1].started_at
+        assert started_at - killed_at < REDELIVER_AFTER + 2 * SLACK
 
 
 def test_a_worker_that_is_killed_in_a_search_delays_others_by_seconds() -> None:

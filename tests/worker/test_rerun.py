@@ -22,7 +22,6 @@ from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.operations.calls import changes
 from celery_idempotent.operations.cli.command import resolve_records
 from tests.apps import run_command as celery
-from tests.servers.groups import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
@@ -381,27 +380,6 @@ class TestLargeMessages:
         celery(shop.app, "rerun", result.id, "--yes")
         assert succeed(result) == "found one"
         eventually(lambda: kept(shop) == [] and list(self.folder.iterdir()) == [], "it is deleted")
-
-
-@pytest.mark.exhaustive
-def test_on_a_cluster(open_shop: Callable[..., Shop], order: str) -> None:
-    with ClusterServers.start() as cluster, open_shop(idempotency_redis_url=cluster.url) as shop:
-        shop.start_worker()
-        result = final.delay(order, 1)
-        with pytest.raises(OutOfStockError):
-            result.get(timeout=SOON)
-        key, store = final.idempotency_key_of(order, 1), _store()
-        name = store.config.name(key.kept_message(result.id))
-        assert store.client.keyslot(name) == store.client.keyslot(store.config.name(key))
-        eventually(lambda: store.client.get(name), "the message is kept")
-
-        celery(shop.app, "rerun", result.id, "--yes")
-
-        assert succeed(result) == "found one"
-
-
-def _store() -> Any:
-    return final.idempotency_configuration.executor.store
 
 
 @pytest.mark.rabbitmq

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from celery.result import AsyncResult
 
 from tests.apps import run_command
-from tests.servers.groups import ClusterServers, SentinelServers
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, LOST_BROKER, Shop
@@ -210,15 +208,6 @@ class TestRedis:
         store.restart()
         assert_answered_at_once(shop, order, first, duplicates)
 
-    @pytest.mark.exhaustive
-    def test_freezes(self, shop: Shop, store: RedisServer, order: str) -> None:
-        first = shop.ledger.start(pack, order)
-        duplicates = duplicates_of(shop, pack, order)
-        store.pause()
-        time.sleep(3)
-        store.resume()
-        assert_answered_at_once(shop, order, first, duplicates)
-
 
 def test_the_broker_is_lost_and_back(open_shop: Callable[..., Shop], order: str) -> None:
     with open_shop(**LOST_BROKER, broker_transport_options=FAST_REDELIVERY) as shop:
@@ -314,52 +303,3 @@ def test_with_each_pool(open_shop: Callable[..., Shop], order: str, pool: str) -
         assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order))
         if pool != "solo":
             one_at_a_time(shop, 5, 0.1)
-
-
-@contextmanager
-def a_cluster() -> Iterator[tuple[dict[str, Any], Callable[[str], object]]]:
-    with ClusterServers.start() as servers:
-        yield (
-            {"idempotency_redis_url": servers.url},
-            lambda key: servers.kill_master_of(f"idem:{key}"),
-        )
-
-
-@contextmanager
-def sentinels() -> Iterator[tuple[dict[str, Any], Callable[[str], object]]]:
-    with SentinelServers.start() as servers:
-        options = {"master_name": servers.master_name}
-        yield (
-            {"idempotency_redis_url": servers.url, "idempotency_redis_options": options},
-            lambda key: servers.failover(),
-        )
-
-
-@contextmanager
-def with_tls() -> Iterator[tuple[dict[str, Any], Callable[[str], object]]]:
-    with RedisServer.start(tls=True) as server:
-        url = f"{server.url}&ssl_cert_reqs=required"
-        prefix = {"broker_transport_options": {"global_keyprefix": "shop:"}}
-        yield {"idempotency_redis_url": url, **prefix}, lambda key: None
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "deployment", [a_cluster, sentinels, pytest.param(with_tls, marks=pytest.mark.tls)]
-)
-def test_with_each_deployment_and_after_its_failover(
-    open_shop: Callable[..., Shop], order: str, deployment: Any
-) -> None:
-    with deployment() as (settings, fail_over), open_shop(**settings) as shop:
-        shop.start_worker(concurrency=2)
-        first = shop.ledger.start(pack, order)
-        assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order))
-        one_at_a_time(shop, 5, 0.1)
-        first = shop.ledger.start(pack, f"2 {order}")
-        duplicates = duplicates_of(shop, pack, f"2 {order}")
-        fail_over(pack.idempotency_key_of(f"2 {order}"))
-        since = time.monotonic()
-        shop.ledger.release(f"2 {order}")
-        values = [each.get(timeout=SOON) for each in (first, *duplicates)]
-        assert values == [values[0]] * 3
-        assert time.monotonic() - since < 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -21,9 +20,7 @@ from sqlalchemy import create_engine
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.store import commands
-from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.operations.worker.bootstep import describe_settings
-from tests.apps import run_command
 from tests.servers.program import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
@@ -356,27 +353,6 @@ class TestInspect:
         names = {finding["name"] for finding in inspect(shop, "idempotency_doctor")}
 
         assert {"persistence", "fail-open", "recovery"} <= names
-
-    @pytest.mark.exhaustive
-    def test_a_key_rule_that_has_raised_is_found(self, shop: Shop, order: str) -> None:
-        misruled.delay("raises", order).get(timeout=SOON, propagate=False)
-
-        (by_worker,) = (
-            f for f in inspect(shop, "idempotency_doctor") if f["name"] == "rule-raised"
-        )
-        findings = json.loads(run_command(shop.app, "health", "--json", code=1))["findings"]
-        configuration = json.loads(run_command(shop.app, "doctor", "--json", code=1))["findings"]
-
-        sampler = Sampler(shop.app, "")
-        sampler.start()
-        shown = [finding.to_json() for finding in sampler.findings()]
-        sampler.close()
-
-        assert by_worker in findings
-        assert by_worker not in configuration, "it does not block a deployment"
-        assert by_worker in shown
-        assert (by_worker["subject"], by_worker["severity"]) == ("shop.misruled", "error")
-        assert re.match(r"no key could be derived for [1-9]\d* of its calls ", by_worker["what"])
 
 
 CALLS = 40
