@@ -20,6 +20,7 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.core.task.receive import request
 from celery_idempotent.redelivery.broker import RedisBroker, shorten_lock
 from celery_idempotent.redelivery.held import HeldMessages
+from tests.conftest import exhaustive_except
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
@@ -72,44 +73,26 @@ def publish(shop: Shop, order: str) -> list[tuple[str, Any]]:
     return list(zip(orders, results, strict=True))
 
 
-class TestWorkerKilled:
-    @pytest.fixture(
-        scope="class", params=["prefork", pytest.param("threads", marks=pytest.mark.exhaustive)]
-    )
-    @classmethod
-    def course(
-        cls, request: Any, open_shop: Callable[..., Shop]
-    ) -> Iterator[tuple[Shop, float, list[tuple[str, Any]]]]:
-        """The shop, the time of the kill, and the calls that the worker had."""
-        with open_shop(**SETTINGS) as shop:
-            pool = ("--pool", request.param)
-            worker = shop.start_worker(*pool, concurrency=1)
-            calls = publish(shop, f"killed {request.param}")
-            shop.start_worker(*pool, concurrency=1)
-            worker.kill()
-            killed_at = time.time()
-            for order, _ in calls:
-                shop.ledger.release(order)
-            yield shop, killed_at, calls
+@pytest.mark.core
+@pytest.mark.parametrize("pool", exhaustive_except(["prefork", "threads"], "prefork"))
+def test_all_that_a_killed_worker_had_runs_once_more_elsewhere(
+    open_shop: Callable[..., Shop], order: str, pool: str
+) -> None:
+    with open_shop(**SETTINGS) as shop:
+        worker = shop.start_worker("--pool", pool, concurrency=1)
+        calls = publish(shop, order)
+        shop.start_worker("--pool", pool, concurrency=1)
+        worker.kill()
+        killed_at = time.time()
+        for each, _ in calls:
+            shop.ledger.release(each)
 
-    @pytest.mark.core
-    def test_all_that_it_had_runs_elsewhere(self, course: Any) -> None:
-        shop, killed_at, calls = course
-
-        for order, result in calls:
+        for each, result in calls:
             assert result.get(timeout=SOON)["receipt"]
-            run = shop.ledger.runs(order)[-1]
-            assert run.started_at - killed_at < REDELIVER_AFTER + SLACK, order
+            run = shop.ledger.runs(each)[-1]
+            assert run.started_at - killed_at < REDELIVER_AFTER + SLACK, each
             assert run.task_id == result.id
-
-    @pytest.mark.core
-    def test_each_runs_once_more(self, course: Any) -> None:
-        shop, _, calls = course
-        for _, result in calls:
-            result.get(timeout=SOON)
-
-        ends = [[run.end for run in shop.ledger.runs(order)] for order, _ in calls]
-
+        ends = [[run.end for run in shop.ledger.runs(each)] for each, _ in calls]
         assert ends == [[None, "returned"], ["returned"], ["returned"], ["returned"]]
         killed, second = shop.ledger.runs(calls[0][0])
         assert second.recovered

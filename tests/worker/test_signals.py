@@ -57,17 +57,12 @@ def test_replayed(ledger: Ledger, order: str) -> None:
     duplicate = pack.delay(order)
 
     signal = received(ledger, duplicate, "replayed")
-    (run,) = ledger.runs(order)
-    assert signal.details.pop("record") == {
-        "state": "COMPLETED",
-        "key": run.key,
-        "task": "shop.pack",
-        "task_id": first.id,
-        "worker": pack.idempotency_record(order).worker,
-        "token": run.token,
-        "attempt": 1,
-    }
-    assert signal.details == {"task_id": duplicate.id, "key": run.key, "label": ""}
+    stored = pack.idempotency_record(order)
+    names = ("state", "key", "task", "task_id", "worker", "token", "attempt")
+    record = {name: getattr(stored, name) for name in names}
+    assert record["task_id"] == first.id
+    about = {"task_id": duplicate.id, "key": stored.key, "label": ""}
+    assert signal.details == {**about, "record": record}
     assert [signal.name for signal in ledger.signals(duplicate.id)] == ["replayed"]
 
 
@@ -80,12 +75,8 @@ def test_conflicted(ledger: Ledger, order: str) -> None:
     record = signal.details.pop("record")
     assert (record["state"], record["task_id"]) == ("STARTED", first.id)
     assert record["worker"].endswith(f"/{run.pid}")
-    assert signal.details == {
-        "task_id": duplicate.id,
-        "key": run.key,
-        "label": "",
-        "policy": "raise",
-    }
+    about = {"task_id": duplicate.id, "key": run.key, "label": ""}
+    assert signal.details == {**about, "policy": "raise"}
 
 
 def test_released_for_a_retry_has_reserved_seconds(ledger: Ledger, order: str) -> None:
@@ -96,22 +87,16 @@ def test_released_for_a_retry_has_reserved_seconds(ledger: Ledger, order: str) -
     assert signal.details["reserved_seconds"] == pytest.approx(0.5 + 60.0)
 
 
-def test_begin_replied(ledger: Ledger, order: str) -> None:
-    calls = []
+@pytest.mark.usefixtures("shop", "restored_receivers")
+def test_begin_replied(order: str) -> None:
+    calls: list[dict[str, Any]] = []
+    signals.begin_replied.connect(lambda **details: calls.append(details), weak=False)
+    for _ in range(2):
+        pack.apply((order,))
 
-    def receiver(sender: object, **details: object) -> None:
-        calls.append((sender, details))
-
-    signals.begin_replied.connect(receiver)
-    try:
-        for _ in range(2):
-            pack.apply((order,))
-    finally:
-        signals.begin_replied.disconnect(receiver)
-
-    assert [details.pop("case") for _, details in calls] == ["begun", "finished"]
-    for sender, details in calls:
-        assert sender is pack._get_current_object()
+    assert [details.pop("case") for details in calls] == ["begun", "finished"]
+    for details in calls:
+        assert details.pop("sender") is pack._get_current_object()
         assert 0 < details.pop("seconds") < SOON
         assert details.keys() == {"signal", "task_id", "key", "label"}
 

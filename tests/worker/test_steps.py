@@ -15,8 +15,6 @@ from tests.worker.tasks import OutOfStockError
 
 pytestmark = pytest.mark.worker
 
-after_each_step = pytest.mark.parametrize("after", PARTS)
-
 
 def test_each_step_returns_its_value_and_a_duplicate_runs_none(ledger: Ledger, order: str) -> None:
     values = ship.delay(order).get(timeout=SOON)
@@ -26,46 +24,35 @@ def test_each_step_returns_its_value_and_a_duplicate_runs_none(ledger: Ledger, o
     assert ledger.notes(order) == list(PARTS)
 
 
-class TestKilledAfterAStep:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def killed(cls, shared_shop: Shop) -> dict[str, AsyncResult]:
-        """Published together, because the pool may need five seconds to detect a dead process."""
-        shared_shop.app.set_current()
-        return {part: ship.delay(f"killed after {part}", part, "killed") for part in PARTS}
-
-    @after_each_step
-    def test_completed_steps_return_their_values(
-        self, ledger: Ledger, killed: dict[str, AsyncResult], after: str
-    ) -> None:
-        values = killed[after].get(timeout=SOON)
-        assert [value.split()[0] for value in values] == list(PARTS)
-        assert len(set(values)) == 3
-        assert ledger.notes(f"killed after {after}") == list(PARTS)
-        assert [run.attempt for run in ledger.runs(f"killed after {after}")] == [1, 2]
+#: How the first execution ends after a step, and the attempt of the second.
+WAYS = {"killed": (None, 2), "error": ("OutOfStockError", 1), "retry": ("Retry", 1)}
+CASES = [(way, part) for way in WAYS for part in PARTS]
 
 
-@after_each_step
-def test_next_publish_after_an_error_does_not_run_it_again(
-    ledger: Ledger, order: str, after: str
+@pytest.fixture(scope="module")
+def interrupted(shared_shop: Shop) -> dict[tuple[str, str], AsyncResult]:
+    """Published together, because the pool may need five seconds to detect a dead process."""
+    shared_shop.app.set_current()
+    return {(way, part): ship.delay(f"{way} after {part}", part, way) for way, part in CASES}
+
+
+@pytest.mark.parametrize(("way", "after"), CASES)
+def test_the_next_execution_does_not_run_finished_steps(
+    ledger: Ledger, interrupted: dict[tuple[str, str], AsyncResult], way: str, after: str
 ) -> None:
-    with pytest.raises(OutOfStockError):
-        ship.delay(order, after, "error").get(timeout=SOON)
+    result, order = interrupted[way, after], f"{way} after {after}"
+    if way == "error":
+        with pytest.raises(OutOfStockError):
+            result.get(timeout=SOON)
+        result = ship.delay(order, after, way)
 
-    values = ship.delay(order, after, "error").get(timeout=SOON)
+    values = result.get(timeout=SOON)
     assert [value.split()[0] for value in values] == list(PARTS)
+    assert len(set(values)) == 3
     assert ledger.notes(order) == list(PARTS)
+    end, attempt = WAYS[way]
     runs = ledger.runs(order)
-    assert [(run.end, run.attempt) for run in runs] == [("OutOfStockError", 1), ("returned", 1)]
-
-
-@after_each_step
-def test_retry_does_not_run_it_again(ledger: Ledger, order: str, after: str) -> None:
-    values = ship.delay(order, after, "retry").get(timeout=SOON)
-
-    assert [value.split()[0] for value in values] == list(PARTS)
-    assert ledger.notes(order) == list(PARTS)
-    assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
+    assert [(run.end, run.attempt) for run in runs] == [(end, 1), ("returned", attempt)]
 
 
 @pytest.mark.parametrize(
