@@ -287,6 +287,16 @@ class Shop:
             worker.ready()
         return worker
 
+    @property
+    def running(self) -> int:
+        """The number of its workers that run."""
+        return sum(worker.container.status == "running" for worker in self.workers)
+
+    def control(self, command: str, *args: Any) -> Any:
+        """Sends a command of remote control; returns when all workers have replied."""
+        send = getattr(self.app.control, command)
+        return send(*args, reply=True, timeout=SOON, limit=self.running)
+
     def messages(self, queue: str = "celery") -> int:
         """Returns the number of messages in the broker, unacknowledged ones included."""
         return self.redis.llen(queue) + self.redis.hlen("unacked")

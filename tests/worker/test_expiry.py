@@ -91,7 +91,7 @@ class TestCopyOfAMessageThatIsRetried:
         """The operator has revoked both: they have one task id."""
         result, message = publish(shop, try_later, order, 2.0)
         ledger.wait_for_signal(result.id, "released")
-        result.revoke(wait=True, timeout=1)
+        shop.control("revoke", result.id)
 
         shop.redis.lpush("celery", message)
 
@@ -129,7 +129,7 @@ def test_revoked_stamp_does_not_change_the_state_of_a_running_message(
     stamp = [*others, order] if others else order
     result, message = publish(shop, pack, order, stamped_headers=["stamp"], stamp=stamp)
     ledger.wait_for_run(order)
-    shop.app.control.revoke_by_stamped_headers({"stamp": [order]}, reply=True, timeout=1)
+    shop.control("revoke_by_stamped_headers", {"stamp": [order]})
 
     shop.redis.lpush("celery", message)
 
@@ -190,7 +190,7 @@ class TestCopyOfARunningMessage:
     ) -> None:
         result = ledger.start(pack, order)
         pack.update_state(result.id, state="STARTED")
-        result.revoke(wait=True, timeout=1)
+        shop.control("revoke", result.id)
         ledger.wait_for_signal(result.id, "conflicted", number=2)
 
         assert result.state == "STARTED"

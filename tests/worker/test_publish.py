@@ -97,7 +97,7 @@ class TestRaising:
             first.get(timeout=SOON)
         with pytest.raises(ConflictError, match=f"not published: task {first.id} has") as caught:
             pack.delay(order)
-        shop.app.control.add_consumer(f"late {order}", reply=True)
+        shop.control("add_consumer", f"late {order}")
         ledger.release(order)
 
         assert caught.value.task_id == first.id
@@ -222,11 +222,11 @@ class TestDiscardedMessages:
     @pytest.mark.parametrize("countdown", [None, 600], ids=["in its queue", "in a worker"])
     @needs_states_of_the_revoked
     def test_revoked_message_releases_the_key(
-        self, ledger: Ledger, order: str, countdown: int | None
+        self, shop: Shop, ledger: Ledger, order: str, countdown: int | None
     ) -> None:
         queue = "celery" if countdown else UNCONSUMED_QUEUE
         revoked = pack.apply_async((order,), countdown=countdown, queue=queue)
-        revoked.revoke(wait=True, timeout=1)
+        shop.control("revoke", revoked.id)
         next_call = pack.delay(order)
 
         assert next_call.id != revoked.id

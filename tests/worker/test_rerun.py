@@ -236,7 +236,7 @@ class TestTwoPeople:
             for _ in range(2):
                 celery(shop.app, "rerun", key, "--yes")
         finally:
-            shop.app.control.add_consumer("celery", reply=True, timeout=1)
+            shop.control("add_consumer", "celery")
 
         eventually(lambda: len(finished(shop, order)) == 2, "it has run again")
         shop.wait_until_empty()
@@ -260,7 +260,7 @@ class TestTwoPeople:
             else:
                 assert final.idempotency_forget(order, 1)  # and its message is redelivered
         finally:
-            shop.app.control.add_consumer("celery", reply=True, timeout=1)
+            shop.control("add_consumer", "celery")
         assert succeed(result) == "found one"
         shop.wait_until_empty()
         assert len(shop.ledger.runs(order)) == 2

@@ -45,7 +45,7 @@ def ran_without_store(task: Any, shop: Shop, store: RedisServer, order: str) -> 
     """A message that was published with a reservation, and ran while the store was down."""
     result = task.apply_async((order,), queue=f"late {order}")
     store.kill()
-    shop.app.control.add_consumer(f"late {order}", reply=True)
+    shop.control("add_consumer", f"late {order}")
     result.get(timeout=SOON)
     store.restart()
     return result

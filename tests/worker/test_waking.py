@@ -60,8 +60,13 @@ def duplicates_of(shop: Shop, task: Any, order: str, number: int = 2) -> list[As
 
 def waiting(shop: Shop) -> int:
     """Returns how many messages wait in workers."""
-    replies = shop.app.control.inspect(timeout=0.5)._request("idempotency_waiting") or {}
+    replies = inspect(shop)._request("idempotency_waiting") or {}
     return sum(line["messages"] for lines in replies.values() for line in lines)
+
+
+def inspect(shop: Shop) -> Any:
+    """Returns Celery's `Inspect`, which waits for the replies of the workers that run."""
+    return shop.app.control.inspect(timeout=SOON, limit=shop.running)
 
 
 def assert_answered_at_once(shop: Shop, order: str, first: Any, duplicates: list[Any]) -> None:
@@ -73,7 +78,7 @@ def assert_answered_at_once(shop: Shop, order: str, first: Any, duplicates: list
     assert [len(shop.ledger.signals(each.id, "conflicted")) for each in duplicates] == [1] * len(
         duplicates
     )
-    assert not any((shop.app.control.inspect(timeout=0.5).scheduled() or {}).values())
+    assert not any((inspect(shop).scheduled() or {}).values())
 
 
 class TestTheRunEnds:
@@ -152,7 +157,7 @@ def test_revoked_and_expired_messages_are_passed_over(
         expired = flaky.apply_async((order, 1), expires=3)
         shop.ledger.wait_for_signal(expired.id, "conflicted")
         last = shop.ledger.duplicate(flaky, order, 1)
-        shop.app.control.revoke(revoked.id, reply=True)
+        shop.control("revoke", revoked.id)
         time.sleep(3)
         since = time.monotonic()
         shop.ledger.release(order)

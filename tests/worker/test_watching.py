@@ -66,7 +66,7 @@ def monitor(shop: Shop) -> Iterator[Monitor]:
 
 def inspect(shop: Shop, command: str) -> Any:
     """Returns the reply of the only worker to ``celery inspect``."""
-    (reply,) = shop.app.control.broadcast(command, reply=True, timeout=SOON, limit=1)
+    (reply,) = shop.control("broadcast", command)
     (value,) = reply.values()
     return value
 
@@ -131,9 +131,9 @@ def test_events_are_sent_only_while_they_are_enabled(
         monitor = Monitor(shop)
         try:
             assert not sends_replay_event(shop, monitor)
-            shop.app.control.enable_events(reply=True, timeout=SOON, limit=1)
+            shop.control("enable_events")
             eventually(lambda: sends_replay_event(shop, monitor), "the worker sends events")
-            shop.app.control.disable_events(reply=True, timeout=SOON, limit=1)
+            shop.control("disable_events")
             eventually(lambda: not sends_replay_event(shop, monitor), "the worker sends no more")
         finally:
             monitor.stop()
