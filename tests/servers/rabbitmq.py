@@ -114,25 +114,19 @@ class RabbitMQ(Stoppable):
 
     def kill(self) -> None:
         """Kills the broker with SIGKILL, as a crash would; `restart` starts it again."""
-        self._running_server().end(signal.SIGKILL)
+        self._server.end(signal.SIGKILL)
 
     def restart(self) -> None:
         """Shuts the broker down, if it runs, and starts it on the same URL.
 
         Durable queues survive, with the persistent messages that the broker had confirmed.
         """
-        server = self._running_server()
-        server.end(signal.SIGTERM)
-        server.launch()
-        self._wait_for(server, self._server_is_ready)
+        self._server.end(signal.SIGTERM)
+        self._server.launch()
+        self._wait_for(self._server, self._server_is_ready)
 
     def close_connections(self) -> None:
-        """Closes every connection from the broker's side, with CONNECTION_FORCED.
-
-        Raises:
-            RabbitMQError: the broker is not running.
-        """
-        self._running_server()
+        """Closes every connection from the broker's side, with CONNECTION_FORCED."""
         deadline = time.monotonic() + _CONTROL_SECONDS
         while error := self._control_error("close_all_connections", "--global", "for a test"):
             # It accepts clients shortly before it counts as started.
@@ -143,22 +137,14 @@ class RabbitMQ(Stoppable):
         """Stops accepting messages, as when memory or disk space runs out.
 
         Deliveries to consumers continue. Publishers block until `unblock_publishers`.
-
-        Raises:
-            RabbitMQError: the broker is not running.
         """
         self._set_memory_limit("0")
 
     def unblock_publishers(self) -> None:
-        """Accepts messages again.
-
-        Raises:
-            RabbitMQError: the broker is not running.
-        """
+        """Accepts messages again."""
         self._set_memory_limit("0.4")  # RabbitMQ's default
 
     def _set_memory_limit(self, fraction: str) -> None:
-        self._running_server()
         if error := self._control_error("set_vm_memory_high_watermark", fraction):
             raise RabbitMQError(f"The memory limit was not set: {error}")
 
@@ -174,11 +160,6 @@ class RabbitMQ(Stoppable):
             check=False,
         )
         return " ".join(result.stderr.split("\n\n")[0].split()) if result.returncode else ""
-
-    def _running_server(self) -> Program:
-        if not self._discard.alive:
-            raise RabbitMQError("This broker was stopped and its data removed: start a new one.")
-        return self._server
 
     def _wait_for(self, program: Program, is_ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _START_SECONDS

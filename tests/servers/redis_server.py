@@ -154,7 +154,7 @@ class RedisServer(Stoppable):
         Args:
             replica_of: the master from now on; returns when all of its data is copied.
         """
-        program = self._owned_program()
+        program = self._program
         if replica_of:
             append_directives(
                 program.directory / "server.conf", _replication_directives(replica_of)
@@ -195,7 +195,7 @@ class RedisServer(Stoppable):
 
     def _finish_start(self, master: RedisServer | None) -> None:
         if self._clock is not None:
-            self._clock.remove_shared_memory(self._owned_program().pid)
+            self._clock.remove_shared_memory(self._program.pid)
         if master is not None:
             wait_until(lambda: self.is_copy_of(master), "The replica did not get the master's data")
 
@@ -207,7 +207,7 @@ class RedisServer(Stoppable):
     @property
     def running(self) -> bool:
         """Whether its process exists; a paused one does."""
-        return not self._owned_program().ended()
+        return not self._program.ended()
 
     def client(self, **options: Any) -> redis.Redis:
         """Returns a new redis-py client with options of `redis.Redis.from_url`."""
@@ -223,20 +223,15 @@ class RedisServer(Stoppable):
 
     def kill(self) -> None:
         """Kills the server with SIGKILL, as a crash would; `restart` starts it again."""
-        self._owned_program().end(signal.SIGKILL)
+        self._program.end(signal.SIGKILL)
 
     def pause(self) -> None:
         """Suspends the server with SIGSTOP: connections stay open, and no reply is sent."""
-        self._owned_program().send(signal.SIGSTOP)
+        self._program.send(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Resumes a paused server with SIGCONT."""
-        self._owned_program().send(signal.SIGCONT)
-
-    def _owned_program(self) -> Program:
-        if not self._discard.alive:
-            raise RedisServerError("This server was stopped and its data removed: start a new one.")
-        return self._program
+        self._program.send(signal.SIGCONT)
 
     def _wait_until_ready(self) -> None:
         deadline = monotonic() + _START_SECONDS
@@ -301,16 +296,12 @@ def find_tls_servers() -> dict[str, Path]:
 
 
 def _choose(kind: str, *, tls: bool) -> Path:
-    available = find_tls_servers() if tls else find_servers()
-    for name, program in available.items():
+    for name, program in (find_tls_servers() if tls else find_servers()).items():
         if kind in (name, "any"):
             return program
-    description = "Redis-compatible" if kind == "any" else kind
-    description += " server with TLS" if tls else " server"
-    hint = "those from pip packages do not have TLS: apt-get install redis-server"
     raise RedisServerError(
-        f"No {description} here (found: {', '.join(find_servers()) or 'none'}): "
-        f"{hint if tls else 'put valkey-server or redis-server on PATH'}."
+        f"No server of the kind {kind!r}{' with TLS' * tls} here: apt-get install redis-server; "
+        "those of pip packages do not have TLS."
     )
 
 

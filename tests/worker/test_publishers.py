@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from celery_idempotent import KeyRuleError
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
-from tests.worker.harness import Shop
+from tests.worker.harness import REPOSITORY, Shop
 from tests.worker.ledger import Ledger
-from tests.worker.plain_publisher import Call, Outcome, Publisher
 from tests.worker.tasks import charge
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
+
+
+class Outcome(NamedTuple):
+    """What the publisher got."""
+
+    #: Of the result: SUCCESS or FAILURE.
+    state: str
+    #: The result, or the error's message.
+    value: Any
+    #: Name of the error's type.
+    error: str | None
+
 
 Publish = Callable[..., Outcome]
 
@@ -33,20 +48,19 @@ def shared_shop(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) 
         yield shop
 
 
-@pytest.fixture(scope="module")
-def publisher() -> Iterator[Publisher]:
-    with Publisher() as publisher:
-        yield publisher
-
-
 @pytest.fixture
-def publish(shop: Shop, publisher: Publisher) -> Publish:
+def publish(shop: Shop) -> Publish:
     """Publishes a call of `charge` from a process without the library."""
     names = ("broker_url", "result_backend", "task_default_queue")
     settings = {name: shop.settings[name] for name in names if name in shop.settings}
 
-    def publish(order: str, kwargs: dict[str, Any] | None = None, **options: Any) -> Outcome:
-        return publisher.send(Call(settings, "shop.charge", (order,), kwargs or {}, options))
+    def publish(order: str, **options: Any) -> Outcome:
+        call = pickle.dumps((settings, "shop.charge", (order,), options))
+        program = [sys.executable, "-m", "tests.worker.plain_publisher"]
+        run = subprocess.run(
+            program, input=call, stdout=subprocess.PIPE, cwd=REPOSITORY, check=True
+        )
+        return Outcome(*json.loads(run.stdout))
 
     return publish
 

@@ -78,28 +78,6 @@ class TestAtBegin:
         protected = [run.protected for run in shop.ledger.runs(order)]
         assert protected == ([False, False] if task is unguarded else [])
 
-    @pytest.mark.exhaustive
-    def test_outage_is_logged_once_per_process(
-        self, shop: Shop, store: RedisServer, order: str
-    ) -> None:
-        (worker,) = shop.workers
-        worker.children_run(pack, shop.ledger)  # the outage of an earlier test has ended for each
-        worker.new_logs()
-        store.kill()
-        results = [pack.delay(f"{order}-{number}") for number in range(20)]
-        for result in results:
-            shop.ledger.wait_for_signal(result.id, "store_unavailable")
-        store.restart()
-        for result in results:
-            assert result.get(timeout=SOON)
-
-        lines = worker.new_logs().splitlines()
-        errors = [line for line in lines if "ERROR" in line and "cannot begin" in line]
-        assert not [line for line in lines if "is requeued" in line], "one line stands for all"
-        assert 1 <= len(errors) <= 2, "one for each process of the pool"
-        back = [line for line in lines if "is back after" in line]
-        assert 1 <= len(back) <= 2
-
 
 class TestAtComplete:
     def test_complete_is_retried_during_the_lease(
