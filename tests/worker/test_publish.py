@@ -233,6 +233,19 @@ class TestDiscardedMessages:
         assert next_call.get(timeout=SOON)["receipt"]
         assert len(ledger.runs(order)) == 1
 
+    @pytest.mark.exhaustive
+    def test_worker_that_discards_a_revoked_message_releases_the_key(
+        self, shop: Shop, order: str
+    ) -> None:
+        revoked = pack.apply_async((order,), queue=f"late {order}")
+        shop.control("revoke", revoked.id)
+        shop.control("add_consumer", f"late {order}")
+        eventually(lambda: pack.idempotency_record(order) is None, "the key is free")
+
+        next_call = pack.delay(order)
+        assert next_call.id != revoked.id
+        assert next_call.get(timeout=SOON)["receipt"]
+
 
 class TestCallsThatAreNotDeduplicated:
     def test_call_with_a_link(self, ledger: Ledger, order: str) -> None:

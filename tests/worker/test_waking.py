@@ -124,13 +124,16 @@ class TestTheRunEnds:
         assert ids == [first.id, *(each.id for each in duplicates)]
 
 
-def test_explain_shows_what_waits(shop: Shop, order: str) -> None:
+def test_commands_show_what_waits_and_how_soon_it_was_answered(shop: Shop, order: str) -> None:
     first = shop.ledger.start(pack, order)
     duplicates = duplicates_of(shop, pack, order)
     call = "explain", "shop.pack", json.dumps([order])
     assert json.loads(run_command(shop.app, *call, "--json"))["waiting"]["messages"] == 2
     assert "2 messages, since 20" in run_command(shop.app, *call)
     assert_answered_at_once(shop, order, first, duplicates)
+    counts = json.loads(run_command(shop.app, "stats", "--json"))["tasks"]["shop.pack"]["counts"]
+    assert sum(number for name, number in counts.items() if name.startswith("answered_")) >= 2
+    assert "Duplicates that were put back: " in run_command(shop.app, "stats")
 
 
 def test_the_lease_of_a_dead_worker_ends(open_shop: Callable[..., Shop], order: str) -> None:
