@@ -109,12 +109,13 @@ def offer(server: RedisServer) -> Iterator[Offer]:
         )
         app.conf.update(settings)
         apps.append(app)
-        app.connection_for_read().default_channel.queue_purge("celery")
         task = app.task(
             body, base=base, bind=True, shared=False, name="fused.pay", lazy=False,
             **(options or {}),
         )  # fmt: skip
-        return Deliveries(app, task)
+        deliveries = Deliveries(app, task)
+        deliveries.purge()
+        return deliveries
 
     yield make
     for app in apps:

@@ -55,6 +55,10 @@ class Deliveries:
         assert message is not None
         return message
 
+    def purge(self) -> None:
+        """Removes the messages in the broker, which all apps of a process share."""
+        self._channel.queue_purge("celery")
+
     def next(self) -> Request | None:
         """The message in the broker, or None."""
         message = self._channel.basic_get("celery", no_ack=True)
@@ -160,10 +164,6 @@ def receipt(self: Any, order: str) -> str:
 
 def long_text(self: Any, order: str) -> str:
     return order * 100
-
-
-def unserialisable(self: Any, order: str) -> object:
-    return object()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery import Task, signals
 from celery.states import FAILURE, SUCCESS
 from celery.worker.request import Request
 
@@ -76,28 +75,6 @@ def test_the_result_is_as_without_it(
     assert fused == plain
     assert (fused["status"], fused["result"]) == (SUCCESS, RECEIPT)
     assert abs(expires - plain_expires) <= 5
-
-
-def test_signals_are_sent_as_ever(offer: Offer) -> None:
-    deliveries = offer()
-    deliveries.deliver(deliveries.publish("order"))
-    seen = []
-
-    def succeed(sender: Task, result: Any, **_: Any) -> None:
-        seen.append(("task_success", result, sender.AsyncResult(sender.request.id).state))
-
-    def end(retval: Any, state: str, **_: Any) -> None:
-        seen.append(("task_postrun", retval, state))
-
-    signals.task_success.connect(succeed)
-    signals.task_postrun.connect(end)
-    try:
-        deliveries.deliver(deliveries.publish("order"))
-    finally:
-        signals.task_success.disconnect(succeed)
-        signals.task_postrun.disconnect(end)
-
-    assert seen == [("task_success", RECEIPT, SUCCESS), ("task_postrun", RECEIPT, SUCCESS)]
 
 
 @pytest.mark.core

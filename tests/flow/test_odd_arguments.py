@@ -13,8 +13,7 @@ import pytest
 from celery import Task
 from celery.result import EagerResult
 
-from celery_idempotent import IdempotentTask
-from tests.flow.deliveries import Offer
+from tests.flow.deliveries import Deliveries, Offer
 from tests.waiting import SOON
 
 #: Of `apply`, `apply_async` and signatures.
@@ -52,9 +51,9 @@ def test_it_ends_as_in_celery(offer: Offer, name: str, way: str) -> None:
     def body(self: Any, n: int = 0, m: int = 0) -> Any:
         return str(n)
 
-    def end(base: Any, value: Any) -> Any:
+    def end(deliveries: Deliveries, value: Any) -> Any:
         value = (n for n in [1]) if hasattr(value, "__next__") else value
-        deliveries = offer(body, base=base)
+        deliveries.purge()
         try:
             result = CALLS[way](deliveries.task, name, value)
             if isinstance(result, EagerResult):
@@ -64,9 +63,10 @@ def test_it_ends_as_in_celery(offer: Offer, name: str, way: str) -> None:
         except Exception as error:
             return type(error).__name__
 
-    ends = [(value, end(IdempotentTask, value)) for value in ODD[name]]
+    ours, celerys = offer(body), offer(body, base=Task)
+    ends = [(value, end(ours, value)) for value in ODD[name]]
 
-    assert ends == [(value, end(Task, value)) for value in ODD[name]]
+    assert ends == [(value, end(celerys, value)) for value in ODD[name]]
 
 
 #: Of `retry`. In a worker, Celery drops a message with an option of a wrong type.
@@ -97,10 +97,10 @@ def test_a_retry_with_it_ends_as_in_celery(offer: Offer, name: str, is_eager: bo
         options = {"countdown": 0, "exc": LookupError(), "max_retries": 1, name: value}
         return self.retry(**options)
 
-    def end(base: Any, value: Any) -> Any:
+    def end(deliveries: Deliveries, value: Any) -> Any:
         runs.clear()
         values[:] = [value]
-        deliveries = offer(body, base=base)
+        deliveries.purge()
         order = f"first {RETRIES[name].index(value)}"
         if is_eager:
             result = deliveries.task.apply((order,))
@@ -116,9 +116,10 @@ def test_a_retry_with_it_ends_as_in_celery(offer: Offer, name: str, is_eager: bo
 
     runs: list[Any] = []
     values: list[Any] = []
-    ends = [(value, end(IdempotentTask, value)) for value in RETRIES[name]]
+    ours, celerys = offer(body), offer(body, base=Task)
+    ends = [(value, end(ours, value)) for value in RETRIES[name]]
 
-    assert ends == [(value, end(Task, value)) for value in RETRIES[name]]
+    assert ends == [(value, end(celerys, value)) for value in RETRIES[name]]
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["eager", "worker"])

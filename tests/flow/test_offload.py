@@ -213,29 +213,19 @@ class TestSteps:
         with pytest.raises(ValueError, match="each time"):
             task.delay("1")
 
-    def test_are_deleted_with_an_error_that_ends_the_key(
-        self, offloading: Make, directory: Path
+    @pytest.mark.parametrize("is_final", [True, False], ids=["error", "forgotten record"])
+    def test_are_deleted_with_an_error_that_ends_the_key_or_a_forgotten_record(
+        self, offloading: Make, directory: Path, is_final: bool
     ) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
-            self.idempotency.step("a", lambda: LARGE)
-            raise ValueError("for good")
-
-        task = offloading(body, replay_errors=(ValueError,))
-        with pytest.raises(ValueError, match="for good"):
-            task.delay("1")
-
-        assert task.idempotency_record("1").state is State.FAILED
-        assert object_names(directory) == []
-
-    def test_are_deleted_with_a_forgotten_record(self, offloading: Make, directory: Path) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             self.idempotency.step("a", lambda: LARGE)
             raise ValueError("not now")
 
-        task = offloading(body)
+        task = offloading(body, replay_errors=(ValueError,) if is_final else ())
         with pytest.raises(ValueError, match="not now"):
             task.delay("1")
-        assert len(object_names(directory)) == 1
+        assert (task.idempotency_record("1").state is State.FAILED) is is_final
+        assert len(object_names(directory)) == (0 if is_final else 1)
 
         assert task.idempotency_forget("1")
 

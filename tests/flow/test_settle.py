@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -88,7 +89,7 @@ def test_an_execution_gives_way_to_another_that_has_completed(
 
 
 class TestAnotherExecutionRuns:
-    @pytest.mark.parametrize("end", ["returns", "raises", "checks"])
+    @pytest.mark.parametrize("end", ["returns", "raises", "checks", "exits"])
     def test_the_late_one_comes_back_for_its_outcome(
         self, task: Make, idempotency: IsolatedRecords, end: str
     ) -> None:
@@ -96,14 +97,14 @@ class TestAnotherExecutionRuns:
             lose_to_another_that_runs(slow, order, idempotency)
             if end == "checks":
                 wait_for_loss(self)
-            if end == "raises":
-                raise ValueError("late")
+            if end in ("raises", "exits"):
+                raise ValueError("late") if end == "raises" else SystemExit(3)
             return "late"
 
         slow = task(body)
 
         # An eager call cannot come back, so it says why it would have to.
-        with pytest.raises(LeaseLostError):
+        with pytest.raises(SystemExit if end == "exits" else LeaseLostError):
             slow.delay("1")
         record = slow.idempotency_record("1")
         assert (record.state, record.task_id) == (State.STARTED, "the other")
@@ -120,16 +121,6 @@ class TestAnotherExecutionRuns:
         slow = task(body)
 
         with pytest.raises(LeaseLostError):
-            slow.delay("1")
-
-    def test_an_exit_is_not_argued_with(self, task: Make, idempotency: IsolatedRecords) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
-            lose_to_another_that_runs(slow, order, idempotency)
-            raise SystemExit(3)
-
-        slow = task(body)
-
-        with pytest.raises(SystemExit):
             slow.delay("1")
 
 
@@ -178,19 +169,19 @@ class TestNobodyHolds:
         assert slow.delay("1").get() == "taken over"
 
 
-def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list[None]:
-    """Restarts the server before a result is stored again; returns the attempts so far."""
+def at_settle(task: IdempotentTask, action: Callable[[], Any], nth: int = 1) -> list[None]:
+    """Runs `action` before the outcome is sent for the `nth` time; returns the attempts so far."""
     runtime = task.idempotency_configuration.executor.runtime
     execute, tries = runtime.execute, []
 
-    def execute_and_count(command: Command) -> Coroutine[Any, Any, Reply]:
+    def act_and_execute(command: Command) -> Coroutine[Any, Any, Reply]:
         if command.script.name == "settle":
             tries.append(None)
-            if len(tries) == 2:
-                server.restart()
+            if len(tries) == nth:
+                action()
         return execute(command)
 
-    runtime.execute = execute_and_count  # type: ignore[method-assign]
+    runtime.execute = act_and_execute  # type: ignore[method-assign]
     return tries
 
 
@@ -222,75 +213,35 @@ class TestTheStoreIsAway:
             return "kept in the end"
 
         slow = task(body, redis_url=own_server.url, **({"lease": 60} if trusted else {}))
-        tries = restart_at_the_second_try(slow, own_server)
+        tries = at_settle(slow, own_server.restart, nth=2)
 
         assert slow.delay("1").get() == "kept in the end"
         assert len(tries) >= 2
         assert sent_signals == ["begun", "completed"]
         assert slow.idempotency_record("1").result == "kept in the end"
 
-    def test_a_soft_time_limit_meanwhile_loses_no_result(
+    @pytest.mark.parametrize("error", [SoftTimeLimitExceeded, SystemExit])
+    def test_an_interruption_meanwhile_loses_no_result(
         self,
         task: Make,
-        own_server: RedisServer,
         sent_signals: list[str],
         soft_limit: Callable[[], None],
+        error: type[BaseException],
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
-            own_server.kill()
             return "kept in the end"
 
-        slow = task(body, redis_url=own_server.url, lease=60)
-        runtime = slow.idempotency_configuration.executor.runtime
-        execute = runtime.execute
+        def interrupt() -> None:
+            soft_limit() if error is SoftTimeLimitExceeded else sys.exit(3)
 
-        def interrupt_and_execute(command: Command) -> Coroutine[Any, Any, Reply]:
-            if command.script.name == "settle":
-                runtime.execute = execute  # type: ignore[method-assign]
-                own_server.restart()
-                soft_limit()
-            return execute(command)
-
-        runtime.execute = interrupt_and_execute  # type: ignore[method-assign]
+        slow = task(body)
+        at_settle(slow, interrupt)
 
         # An eager call has the limit of the call around it; it is raised when the result is stored.
-        with pytest.raises(SoftTimeLimitExceeded):
+        with pytest.raises(error):
             slow.delay("1")
         assert sent_signals == ["begun", "completed"]
         assert slow.idempotency_record("1").result == "kept in the end"
-
-    def test_an_exit_meanwhile_loses_no_result(self, task: Make) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
-            return "kept in the end"
-
-        slow = task(body)
-        runtime = slow.idempotency_configuration.executor.runtime
-        execute = runtime.execute
-
-        def interrupt(command: Command) -> Coroutine[Any, Any, Reply]:
-            runtime.execute = execute  # type: ignore[method-assign]
-            raise SystemExit(3)
-
-        runtime.execute = interrupt  # type: ignore[method-assign]
-
-        with pytest.raises(SystemExit):
-            slow.delay("1")
-        record = slow.idempotency_record("1")
-        assert record is not None
-        assert record.result == "kept in the end"
-
-    @pytest.mark.exhaustive
-    def test_a_result_that_cannot_be_stored_is_reported(
-        self, task: Make, own_server: RedisServer, sent_signals: list[str]
-    ) -> None:
-        def body(self: IdempotentTask, order: str) -> str:
-            own_server.kill()
-            return "not kept"
-
-        slow = task(body, redis_url=own_server.url)
-
-        assert slow.delay("1").get() == "not kept"
-        assert sent_signals == ["begun", "outcome_unsaved"]
 
     def test_a_key_that_cannot_be_given_back_raises_the_tasks_own_error(
         self, task: Make, own_server: RedisServer, sent_signals: list[str]

@@ -31,6 +31,9 @@ def soft_limit() -> Iterator[None]:
 class Story:
     """One call that is interrupted: its task, its record and the broker."""
 
+    #: Whether its store is available.
+    has_store = True
+
     def __init__(self, task: Make, app: Celery, **options: Any) -> None:
         self.runs: list[str] = []
         self.error: Exception | None = None
@@ -50,14 +53,15 @@ class Story:
 
     @property
     def record(self) -> Any:
-        return self.task.idempotency_record("1")
+        return self.task.idempotency_record("1") if self.has_store else None
 
     def held_by_another(self) -> None:
         begin_elsewhere(self.task, "1")
 
     def forget(self) -> None:
         self.error = None
-        self.task.idempotency_forget("1", force=True)
+        if self.has_store:
+            self.task.idempotency_forget("1", force=True)
         self.runs.clear()
         while self.deliveries.next() is not None:
             pass
@@ -255,6 +259,7 @@ def test_a_store_that_is_away(task: Make, broker_app: Celery) -> None:
     with RedisServer.start(config={}) as gone:
         story = Story(task, broker_app, redis_url=gone.url)
         gone.kill()
+    story.has_store = False
 
     def judge(end: End) -> None:
         assert end.state == "ignored"
@@ -263,19 +268,7 @@ def test_a_store_that_is_away(task: Make, broker_app: Celery) -> None:
         assert story.deliveries.next() is None
         assert story.runs == []
 
-    Sweep(_WithoutRecord(story)).run(judge)
-
-
-class _WithoutRecord:
-    record = None
-
-    def __init__(self, story: Story) -> None:
-        self._story = story
-        self.trigger = story.trigger
-
-    def forget(self) -> None:
-        while self._story.deliveries.next() is not None:
-            pass
+    Sweep(story).run(judge)
 
 
 def test_a_value_whose_serialisation_takes_too_long_is_kept(task: Make, broker_app: Celery) -> None:
@@ -337,23 +330,14 @@ class TestCelerysOwnLines:
         assert story.deliveries.deliver(message).state == "success"
         assert story.result() == "receipt of 1"
 
-    def test_a_call_without_idempotency_is_interrupted(
-        self, task: Make, broker_app: Celery
-    ) -> None:
-        story = Story(task, broker_app)
-        story.task.run = lambda order: signal.raise_signal(signal.SIGUSR1)
-
-        end = story.deliveries.deliver(story.deliveries.publish("1", idempotency_key=False))
-
-        assert isinstance(end.error, SoftTimeLimitExceeded)
-
 
 class TestInTheBody:
-    def test_it_is_raised(self, task: Make, broker_app: Celery) -> None:
+    @pytest.mark.parametrize("options", [{}, {"idempotency_key": False}], ids=["", "unprotected"])
+    def test_it_is_raised(self, task: Make, broker_app: Celery, options: dict[str, Any]) -> None:
         story = Story(task, broker_app)
         story.task.run = lambda order: signal.raise_signal(signal.SIGUSR1)
 
-        end = story.deliveries.deliver(story.deliveries.publish("1"))
+        end = story.deliveries.deliver(story.deliveries.publish("1", **options))
 
         assert isinstance(end.error, SoftTimeLimitExceeded)
         assert story.record is None

@@ -11,7 +11,16 @@ from celery.backends.redis import RedisBackend
 from celery.states import SUCCESS
 
 from celery_idempotent import IdempotentTask
-from tests.flow.deliveries import BY_CELERY, FUSED, Offer, long_text, meta_of, recorded, sent_by
+from tests.flow.deliveries import (
+    BY_CELERY,
+    FUSED,
+    Offer,
+    long_text,
+    meta_of,
+    pay,
+    recorded,
+    sent_by,
+)
 from tests.servers.redis_server import RedisServer
 
 
@@ -73,10 +82,23 @@ class TestWhereItIsOff:
 
         assert reason in deliveries.task.idempotency_configuration.fusion_obstacle
 
-    def test_with_a_client_of_the_user(self, server: RedisServer, offer: Offer) -> None:
-        deliveries = offer(options={"idempotency_redis_client": server.client})
+    @pytest.mark.parametrize(
+        ("how", "commands"),
+        [
+            pytest.param({}, FUSED, marks=pytest.mark.core),
+            ({"idempotency_fused_completion": False}, BY_CELERY),
+            ({"body": long_text, "idempotency_max_result_size": 300}, BY_CELERY),
+            ({"options": {"idempotency_redis_client": True}}, BY_CELERY),
+        ],
+        ids=["on", "off", "a large result", "a client of the user"],
+    )
+    def test_a_run_takes_two_round_trips_or_four(
+        self, server: RedisServer, offer: Offer, how: dict[str, Any], commands: list[str]
+    ) -> None:
+        if "options" in how:
+            how = {"options": {"idempotency_redis_client": server.client}}
 
-        assert sent_by(server, deliveries) == BY_CELERY
+        assert sent_by(server, offer(**{"body": pay, **how})) == commands
 
     def test_with_a_backend_of_the_task(self, server: RedisServer, offer: Offer) -> None:
         deliveries = offer()
@@ -125,11 +147,6 @@ class TestWhereItIsOff:
 
         assert sent[:2] == FUSED
         assert ("SETEX" in sent) == (call not in ("link_error", "ignore_result"))
-
-    def test_for_a_large_result(self, server: RedisServer, offer: Offer) -> None:
-        deliveries = offer(long_text, idempotency_max_result_size=300)
-
-        assert sent_by(server, deliveries) == BY_CELERY
 
     def test_for_an_eager_call(self, offer: Offer) -> None:
         deliveries = offer(task_always_eager=True, task_store_eager_result=True)

@@ -102,8 +102,9 @@ class Calls:
     def close(self, idem: Idempotency) -> None:
         """Closes the connections of `idem` and the event loop."""
         idem.close()
-        self._loop.run_until_complete(idem.aclose())
-        self._loop.close()
+        if not self._loop.is_closed():
+            self._loop.run_until_complete(idem.aclose())
+            self._loop.close()
 
     def function(
         self, idem: Idempotency, body: Callable[[str], Any], **options: Any
@@ -166,3 +167,10 @@ def idem(server: RedisServer) -> Iterator[Idempotency]:
 @pytest.fixture(params=["blocking", "async"])
 def shop(request: pytest.FixtureRequest, idem: Idempotency, run: Run) -> Shop:
     return Shop(idem, run, request.param)
+
+
+@pytest.fixture(params=["blocking", "async"])
+def calls(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Calls]:
+    calls = Calls(request.param)
+    yield calls
+    calls.close(idem)

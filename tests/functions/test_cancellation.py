@@ -13,16 +13,13 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
-from celery_idempotent import Idempotency, State
-from celery_idempotent.core.key import Key
+from celery_idempotent import Idempotency, Record, State
 from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
-from celery_idempotent.core.store import run_sync, scripts
+from celery_idempotent.core.record import layout
+from celery_idempotent.core.store import scripts
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually_async
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
-
 
 #: Seconds by which the proxy delays a reply: longer than TURNS turns of the event loop.
 REPLY_DELAY = 0.3
@@ -114,18 +111,6 @@ WAYS = [
 ]
 
 
-# Moments.
-
-
-class Moment(NamedTuple):
-    """A call, and the event after which it is cancelled."""
-
-    call: Call
-    due: Awaitable[Any]
-    #: The keys that must be released, or completed, in the end.
-    keys: list[Key]
-
-
 class RecordHarness:
     """An engine whose replies from Redis can be delayed, and another one that reads records."""
 
@@ -135,11 +120,8 @@ class RecordHarness:
         self.key = key
         # No lease expires during the test: a free key has been released.
         self.idem = Idempotency(proxy.url, key_prefix=key, lease=300, wait_timeout=300)
-        self.observer = Idempotency(server.url, key_prefix=key)
         self.client = server.client()
-
-    def key_of(self, order: str) -> Key:
-        return self.observer.key_of(order)
+        self.warm: set[bytes] = set()
 
     def delay_reply(self, script: str) -> Coroutine[Any, Any, Any]:
         """Delays the next reply to `script`; the returned coroutine waits for the request.
@@ -159,8 +141,17 @@ class RecordHarness:
 
         return wait()
 
-    def record(self, key: Key) -> Any:
-        return run_sync(self.observer.executor.store.get(key))
+    def records(self) -> list[Record]:
+        """Returns the records of calls, except those that `warm_up` has left."""
+        found = [self.client.get(name) for name in {*self.names()} - self.warm]
+        return [layout.read(raw, "", "") for raw in found if isinstance(raw, bytes)]
+
+    def names(self) -> Iterator[bytes]:
+        return self.client.scan_iter(f"{self.key}:*")
+
+    def has_waiting_client(self) -> bool:
+        clients: Any = self.client.client_list()
+        return any("t" in each["flags"] and each["cmd"] == "getrange" for each in clients)
 
     def connections(self) -> int:
         info: Any = self.client.info("stats")
@@ -168,7 +159,6 @@ class RecordHarness:
 
     def close(self) -> None:
         self.idem.close()
-        self.observer.close()
         self.client.close()
 
 
@@ -182,150 +172,89 @@ def idempotent_function(
     return charge
 
 
+# Calls, whose body or block runs `body`.
+
+Body = Callable[[], Coroutine[Any, Any, Any]]
+
+
 async def done() -> str:
     return "done"
 
 
-def in_the_body(harness: RecordHarness) -> Moment:
+async def fail() -> None:
+    raise ValueError
+
+
+async def call_function(harness: RecordHarness, body: Body) -> None:
+    await idempotent_function(harness, body)("1")
+
+
+async def call_step(harness: RecordHarness, body: Body) -> None:
+    await call_function(harness, lambda: harness.idem.current.step("first", body))  # type: ignore[arg-type, return-value]
+
+
+async def use_block(harness: RecordHarness, body: Body) -> None:
+    async with harness.idem.execution("1") as execution:
+        await body()
+        await execution.complete("done")
+
+
+async def use_step_of_block(harness: RecordHarness, body: Body) -> None:
+    async with harness.idem.execution("1") as execution:
+        await execution.step("first", body)
+
+
+async def use_batch(harness: RecordHarness, body: Body) -> None:
+    async with await harness.idem.abegin_many(["1", "2"]) as batch:
+        await body()
+        await batch.complete_many()
+
+
+async def wait_for_itself(harness: RecordHarness, body: Body) -> None:
+    async with harness.idem.execution("1"), harness.idem.execution("1") as second:
+        raise AssertionError(second.decision)
+
+
+class Moment(NamedTuple):
+    """A call, and the event after which it is cancelled."""
+
+    call: Call
+    due: Awaitable[Any]
+
+
+#: The call, and what its body does; or the script whose reply is delayed, and the states after it.
+MOMENTS: dict[str, tuple[Callable[[RecordHarness, Body], Any], Body, str, list[State]]] = {
+    "beginning": (call_function, done, "begin", []),
+    "completing": (call_function, done, "settle", [State.COMPLETED]),
+    "releasing": (call_function, fail, "settle", []),
+    "storing a step": (call_step, done, "extend", [State.RESERVED]),
+    "beginning a block": (use_block, done, "begin", []),
+    "completing a block": (use_block, done, "settle", [State.COMPLETED]),
+    "storing a step of a block": (use_step_of_block, done, "extend", [State.RESERVED]),
+    "beginning a batch": (use_batch, done, "begin", []),
+    "completing a batch": (use_batch, done, "settle", [State.COMPLETED] * 2),
+    "in the body": (call_function, done, "", []),
+    "in a step": (call_step, done, "", []),
+    "in a block": (use_block, done, "", []),
+    "in a batch": (use_batch, done, "", []),
+    "waiting": (wait_for_itself, done, "", []),
+}
+
+
+def moment(harness: RecordHarness, name: str) -> Moment:
+    call, body, script, _ = MOMENTS[name]
+    if script:
+        return Moment(lambda: call(harness, body), harness.delay_reply(script))
+    if name == "waiting":
+        due = eventually_async(harness.has_waiting_client, "the call waits")
+        return Moment(lambda: call(harness, body), due)
     started = asyncio.Event()
 
-    async def body() -> None:
+    async def wait_forever() -> None:
         started.set()
         await asyncio.sleep(FOREVER)
 
-    charge = idempotent_function(harness, body)
-    return Moment(lambda: charge("1"), started.wait(), [charge.idempotency_key_of("1")])
-
-
-def during(
-    harness: RecordHarness, script: str, body: Callable[[], Awaitable[Any]] = done
-) -> Moment:
-    charge = idempotent_function(harness, body)
-    key = charge.idempotency_key_of("1")
-    return Moment(lambda: charge("1"), harness.delay_reply(script), [key])
-
-
-def beginning(harness: RecordHarness) -> Moment:
-    return during(harness, "begin")
-
-
-def waiting(harness: RecordHarness) -> Moment:
-    async def call() -> None:
-        async with harness.idem.execution("1") as first:
-            async with harness.idem.execution("1") as second:
-                raise AssertionError(second.decision)
-            await first.complete()
-
-    def is_waiting() -> bool:
-        clients: Any = harness.client.client_list()
-        return any("t" in each["flags"] and each["cmd"] == "getrange" for each in clients)
-
-    return Moment(call, eventually_async(is_waiting, "the call waits"), [harness.key_of("1")])
-
-
-def completing(harness: RecordHarness) -> Moment:
-    return during(harness, "settle")
-
-
-def releasing(harness: RecordHarness) -> Moment:
-    async def body() -> None:
-        raise ValueError
-
-    return during(harness, "settle", body)
-
-
-def in_a_step(harness: RecordHarness) -> Moment:
-    started = asyncio.Event()
-
-    async def step() -> None:
-        started.set()
-        await asyncio.sleep(FOREVER)
-
-    charge = idempotent_function(harness, lambda: harness.idem.current.step("first", step))  # type: ignore[attr-defined]
-    return Moment(lambda: charge("1"), started.wait(), [charge.idempotency_key_of("1")])
-
-
-def storing_a_step(harness: RecordHarness) -> Moment:
-    return during(harness, "extend", lambda: harness.idem.current.step("first", done))  # type: ignore[attr-defined]
-
-
-def in_a_block(harness: RecordHarness) -> Moment:
-    started = asyncio.Event()
-
-    async def call() -> None:
-        async with harness.idem.execution("1"):
-            started.set()
-            await asyncio.sleep(FOREVER)
-
-    return Moment(call, started.wait(), [harness.key_of("1")])
-
-
-def beginning_a_block(harness: RecordHarness) -> Moment:
-    async def call() -> None:
-        async with harness.idem.execution("1"):
-            raise AssertionError("the block runs though it was cancelled")
-
-    return Moment(call, harness.delay_reply("begin"), [harness.key_of("1")])
-
-
-def completing_a_block(harness: RecordHarness) -> Moment:
-    async def call() -> None:
-        async with harness.idem.execution("1") as execution:
-            await execution.complete("done")
-
-    return Moment(call, harness.delay_reply("settle"), [harness.key_of("1")])
-
-
-def storing_a_step_of_a_block(harness: RecordHarness) -> Moment:
-    async def call() -> None:
-        async with harness.idem.execution("1") as execution:
-            await execution.step("first", done)
-
-    return Moment(call, harness.delay_reply("extend"), [harness.key_of("1")])
-
-
-def in_a_batch(harness: RecordHarness) -> Moment:
-    started = asyncio.Event()
-
-    async def call() -> None:
-        async with await harness.idem.abegin_many(["1", "2"]):
-            started.set()
-            await asyncio.sleep(FOREVER)
-
-    return Moment(call, started.wait(), [harness.key_of("1"), harness.key_of("2")])
-
-
-def beginning_a_batch(harness: RecordHarness) -> Moment:
-    async def call() -> None:
-        await harness.idem.abegin_many(["1", "2"])
-
-    return Moment(call, harness.delay_reply("begin"), [harness.key_of("1"), harness.key_of("2")])
-
-
-def completing_a_batch(harness: RecordHarness) -> Moment:
-    async def call() -> None:
-        async with await harness.idem.abegin_many(["1", "2"]) as batch:
-            await batch.complete_many()
-
-    return Moment(call, harness.delay_reply("settle"), [harness.key_of("1"), harness.key_of("2")])
-
-
-MOMENTS = [
-    in_the_body,
-    beginning,
-    waiting,
-    completing,
-    releasing,
-    in_a_step,
-    storing_a_step,
-    in_a_block,
-    beginning_a_block,
-    completing_a_block,
-    storing_a_step_of_a_block,
-    in_a_batch,
-    beginning_a_batch,
-    completing_a_batch,
-]
+    return Moment(lambda: call(harness, wait_forever), started.wait())
 
 
 @pytest.fixture
@@ -343,39 +272,37 @@ async def warm_up(harness: RecordHarness) -> None:
         await execution.complete()
     async with harness.idem.execution("also warm"):
         pass
+    harness.warm = {*harness.names()}
 
 
-def is_settled(harness: RecordHarness, moment: Moment) -> bool:
-    """Returns whether no key is STARTED; a released key with steps keeps a record."""
-    records = [harness.record(key) for key in moment.keys]
-    return not any(record and record.state is State.STARTED for record in records)
+def is_settled(harness: RecordHarness) -> bool:
+    return not any(record.state is State.STARTED for record in harness.records())
 
 
-def is_cleaned_up(harness: RecordHarness, moment: Moment) -> bool:
-    return (
-        is_settled(harness, moment)
-        and len(asyncio.all_tasks()) == 1
-        and not asyncio_heartbeat().held()
-    )
+def is_cleaned_up(harness: RecordHarness) -> bool:
+    return is_settled(harness) and len(asyncio.all_tasks()) == 1 and not asyncio_heartbeat().held()
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", MOMENTS)
 def test_a_cancelled_call_ends_and_releases_its_key(
-    harness: RecordHarness, at: Any, way: Any, caplog: pytest.LogCaptureFixture
+    harness: RecordHarness, at: str, way: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    script, states = MOMENTS[at][2:]
+
     async def cancel() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, error: loop_errors.append(error))
         await warm_up(harness)
-        moment = at(harness)
         before = harness.connections()
         started_at = time.thread_time()
-        await way(moment.call, moment.due)
+        await way(*moment(harness, at))
         if way is cancel_once:
-            assert is_settled(harness, moment)
-        await eventually_async(lambda: is_cleaned_up(harness, moment), "the call is cleaned up")
+            assert is_settled(harness)
+        await eventually_async(lambda: is_cleaned_up(harness), "the call is cleaned up")
+        if script:
+            assert [record.state for record in harness.records()] == states
         # A waiting call has two connections, and the call that it waits for has a third.
-        assert harness.connections() - before <= (3 if at is waiting else 1)
+        assert harness.connections() - before <= (3 if at == "waiting" else 1)
         assert time.thread_time() - started_at < 5
         await harness.idem.aclose()
 
@@ -393,9 +320,8 @@ def test_many_cancelled_calls_share_their_connections(harness: RecordHarness, wa
         await warm_up(harness)
         before = harness.connections()
         for _ in range(50):
-            moment = in_the_body(harness)
-            await way(moment.call, moment.due)
-        await eventually_async(lambda: is_cleaned_up(harness, moment), "the call is cleaned up")
+            await way(*moment(harness, "in the body"))
+        await eventually_async(lambda: is_cleaned_up(harness), "the call is cleaned up")
         assert harness.connections() - before <= 6
         await harness.idem.aclose()
 
@@ -430,32 +356,25 @@ def test_a_cancelled_call_does_not_wait_for_a_frozen_store(key: str, way: Any) -
 def test_the_end_of_the_loop_waits_for_the_release_by_a_cancelled_call(
     harness: RecordHarness,
 ) -> None:
-    moments = []
-
     async def cancel() -> None:
         await warm_up(harness)
-        moments.append(beginning(harness))
-        await cancel_by_anyio_timeout(moments[0].call, moments[0].due)
+        await cancel_by_anyio_timeout(*moment(harness, "beginning"))
         assert len(asyncio.all_tasks()) > 1
 
     anyio.run(cancel)
-    assert harness.record(moments[0].keys[0]) is None
+    assert harness.records() == []
 
 
 def test_a_call_that_is_cancelled_with_its_loop_is_completed(harness: RecordHarness) -> None:
-    keys = []
-
     async def cancel() -> None:
         await warm_up(harness)
-        charge = idempotent_function(harness, done)
-        due = harness.delay_reply("settle")
-        keys.append(charge.idempotency_key_of("1"))
-        task = asyncio.create_task(charge("1"))
+        call, due = moment(harness, "completing")
+        task = asyncio.create_task(call())
         await due
         assert not task.done()
 
     asyncio.run(cancel())
-    assert harness.record(keys[0]).result == "done"
+    assert [record.body for record in harness.records()] == [b'"done"']
 
 
 def test_steps_of_several_tasks_are_stored_before_the_key_is_released(
@@ -485,43 +404,3 @@ def test_steps_of_several_tasks_are_stored_before_the_key_is_released(
     counts: list[None] = []
     asyncio.run(cancel())
     assert "has lost its lease" not in caplog.text
-
-
-class TestFunctions:
-    @pytest.mark.parametrize("moment", ["begin", "settle"])
-    def test_a_call_that_is_cancelled_during_a_reply_is_settled(
-        self, idem: Idempotency, run: Run, key: str, moment: str
-    ) -> None:
-        runs = []
-
-        @idem.idempotent(key="{order}", name="shop.slow")
-        async def charge(order: str) -> str:
-            runs.append(order)
-            return "charged"
-
-        async def cancel() -> None:
-            await charge("warm " + key)
-            runs.clear()
-            store = idem.async_executor.store
-            send, commands = store._transport.send, []
-
-            async def cancel_before_return(command: Any, **followup: Any) -> Any:
-                reply = await send(command, **followup)
-                if command[1] == scripts.load(moment).sha:
-                    commands.append(command)
-                    task.cancel()
-                    await asyncio.sleep(0)
-                return reply
-
-            store._transport.send = cancel_before_return  # type: ignore[method-assign]
-            task = asyncio.create_task(charge(key))
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert len(commands) == 1  # the command was neither aborted nor repeated
-
-        run(cancel())
-        record = run_sync(idem.executor.store.get(charge.idempotency_key_of(key)))
-        if moment == "begin":
-            assert (runs, record) == ([], None)
-        else:
-            assert (runs, record.result) == ([key], "charged")

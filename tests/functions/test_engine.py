@@ -119,6 +119,7 @@ class TestConstruction:
         ({"on_store_error": "retry"}, "on_store_error must be 'raise' or 'run' outside tasks"),
         ({"dedupe_publish": True}, "dedupe_publish is for tasks only"),
         ({"serializer": "nonesuch"}, "kombu has no serializer 'nonesuch'"),
+        ({"encryption_keys": (b"secret",)}, "key 1 of 1 is not a Fernet key"),
         ({"offload_backend": "file:///tmp"}, "create Idempotency from the app"),
     ],
 )
@@ -134,6 +135,7 @@ def test_an_invalid_option_is_rejected_in_one_line(options: dict[str, Any], mess
     [
         ({"leas": 1}, "shop.charge: there is no option leas; did you mean lease?"),
         ({"key_prefix": "x"}, "key_prefix can only be set for the whole engine"),
+        ({"encryption_keys": (b"x",)}, "encryption_keys can only be set for the whole engine"),
         ({"serializer": "pickle"}, "'pickle' writes a content type that is not in"),
         ({"key": "order:{number}"}, "idempotency_key names 'number'"),
         ({"idempotency_key": "order:{order}"}, "no option idempotency_key; did you mean key?"),

@@ -18,7 +18,7 @@ from celery_idempotent import (
     StoreUnavailableError,
 )
 from celery_idempotent.errors import SettingsError
-from tests.functions.conftest import Shop
+from tests.functions.conftest import Calls, Shop
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON
 
@@ -134,63 +134,35 @@ class TestConflicts:
 
 
 class TestStoreUnavailable:
-    URL = "redis://127.0.0.1:1"
+    def test_the_default_is_raise_and_run_runs_unprotected(self, calls: Calls) -> None:
+        idem = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2)
 
-    @pytest.mark.parametrize("kind", ["blocking", "async"])
-    def test_the_default_is_raise_and_run_runs_unprotected(self, kind: str) -> None:
-        idem = Idempotency(self.URL, redis_timeout=0.2)
-        for policy, expected_error in ((None, StoreUnavailableError), ("run", None)):
-            options = {"on_store_error": policy} if policy else {}
-            if kind == "blocking":
-                call = idem.idempotent(name="charge", **options)(
-                    lambda order: idem.current.protected
-                )
-            else:
+        def charge(order: str) -> bool:
+            return idem.current.protected
 
-                async def charge(order: str) -> bool:
-                    return idem.current.protected
-
-                idempotent_charge = idem.idempotent(name="charge", **options)(charge)
-                call = lambda order, func=idempotent_charge: asyncio.run(func(order))  # noqa: E731
-            if expected_error:
-                with pytest.raises(expected_error):
-                    call("1")
-            else:
-                assert call("1") is False
+        with pytest.raises(StoreUnavailableError):
+            calls.function(idem, charge)("1")
+        assert calls.function(idem, charge, name="run", on_store_error="run")("1") is False
 
     @pytest.mark.parametrize("warm_up", [True, False], ids=["connected", "connecting"])
-    @pytest.mark.parametrize("kind", ["blocking", "async"])
     def test_a_server_that_does_not_reply_is_unavailable_after_the_timeout(
-        self, kind: str, warm_up: bool
+        self, calls: Calls, warm_up: bool
     ) -> None:
-        def charge() -> None:
-            call = idem.idempotent(name="charge")(lambda order: order)
-            if warm_up:
-                call("1")
-            server.pause()
-            call("2")
-
-        async def acharge(order: str) -> str:
-            return order
-
-        async def charge_async() -> None:
-            call = idem.idempotent(name="charge")(acharge)
-            if warm_up:
-                await call("1")
-            server.pause()
-            await call("2")
-
         with RedisServer.start(config={}) as server:
             idem = Idempotency(server.url, redis_timeout=0.5)
+            charge = calls.function(idem, lambda order: order)
+            if warm_up:
+                charge("1")
+            server.pause()
             resume = threading.Timer(20, server.resume)
             resume.start()
             try:
                 with pytest.raises(StoreUnavailableError):
-                    charge() if kind == "blocking" else asyncio.run(charge_async())
+                    charge("2")
             finally:
                 resume.cancel()
                 server.resume()
-                idem.close()
+                calls.close(idem)
 
 
 def test_a_call_after_the_end_runs(shop: Shop, key: str) -> None:

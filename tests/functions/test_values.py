@@ -5,7 +5,6 @@ A value that cannot be serialized is refused, and its key is completed without i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-import redis
 from celery import Celery
 from cryptography.fernet import Fernet
 from hypothesis import HealthCheck, given, settings
@@ -22,19 +20,11 @@ from redis import Redis
 
 from celery_idempotent import Decision, Idempotency, ResultNotStoredError, State
 from celery_idempotent.core.store import run_sync
-from celery_idempotent.errors import SettingsError
 from celery_idempotent.extensions.offload import OffloadStorage
 from tests.conftest import exhaustive_except
 from tests.functions.conftest import Calls, Money, Point, Shop, same
 from tests.servers.redis_server import RedisServer
 from tests.unit.payload.encoding import SERIALIZERS
-
-
-@pytest.fixture(params=["blocking", "async"])
-def calls(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Calls]:
-    calls = Calls(request.param)
-    yield calls
-    calls.close(idem)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +122,7 @@ def test_any_value_is_equal_or_refused(server: RedisServer, serializer: str, kin
 @pytest.mark.parametrize("storage", ["compressed", "encrypted", "offloaded", "all"])
 def test_a_stored_value_is_restored_without_reading_it_back(
     server: RedisServer,
+    client: Redis,
     key: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -163,6 +154,8 @@ def test_a_stored_value_is_restored_without_reading_it_back(
     assert same(first, duplicate)
     assert first == [{"1": order}, [2, 3]]
     assert len(reads) == len(list(tmp_path.iterdir())) == (storage in ("offloaded", "all"))
+    (name,) = client.scan_iter(f"{key}:*")
+    assert (b"!json" in (client.get(name) or b"")) == (storage in ("encrypted", "all"))
     calls.close(idem)
 
 
@@ -368,40 +361,3 @@ def test_a_step_with_such_a_value_has_finished(calls: Calls, idem: Idempotency, 
         "idempotency_serializer"
     )
     assert message.startswith(str(again.value))
-
-
-OLD, NEW = Fernet.generate_key(), Fernet.generate_key()
-SECRET = "VISA-1111-1111-1111"
-
-
-def engine(server: RedisServer, prefix: str, *keys: bytes) -> Idempotency:
-    return Idempotency(server.url, key_prefix=prefix, encryption_keys=keys)
-
-
-@pytest.mark.parametrize("kind", ["blocking", "async"])
-def test_the_result_of_a_function_is_encrypted(
-    server: RedisServer, client: redis.Redis, key: str, kind: str
-) -> None:
-    idem, calls = engine(server, key, OLD), Calls(kind)
-    runs = []
-    card = calls.function(idem, lambda order: runs.append(order) or SECRET)
-
-    assert card("1") == card("1") == SECRET
-    assert runs == ["1"]
-    (name,) = client.scan_iter(f"{key}:*")
-    stored: Any = client.get(name)
-    assert b"!json" in stored
-    assert b"VISA" not in stored
-    calls.close(idem)
-
-
-def test_an_invalid_encryption_key_is_rejected_at_once(server: RedisServer, key: str) -> None:
-    with pytest.raises(SettingsError, match="key 1 of 1 is not a Fernet key"):
-        engine(server, key, b"secret")
-
-
-def test_encryption_keys_are_rejected_for_a_single_function(server: RedisServer, key: str) -> None:
-    idem = engine(server, key, OLD)
-
-    with pytest.raises(SettingsError, match="encryption_keys can only be set for the whole engine"):
-        idem.idempotent(name="charge", encryption_keys=(NEW,))(lambda: None)
