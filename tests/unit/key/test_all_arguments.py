@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.errors import KeyRuleError
 from tests.unit.conftest import Task
 
 pytestmark = pytest.mark.core
@@ -116,47 +115,3 @@ def test_a_key_is_plain_text_for_any_arguments() -> None:
     name = Task(charge).name("{curly}\n\r\0\x1b[31m " + "megabytes" * 200_000)
 
     assert re.fullmatch(r"shop\.charge:[A-Za-z0-9_-]{22}", name)
-
-
-def contains_itself() -> list[Any]:
-    value: list[Any] = [1]
-    value.append(value)
-    return value
-
-
-def nested(levels: int) -> Any:
-    value: Any = "secret"
-    for _ in range(levels):
-        value = {"secret": [value]}
-    return value
-
-
-class Opaque:
-    def __repr__(self) -> str:
-        return "secret"
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ({"secret": [Opaque()]}, "type Opaque"),
-        (lambda: "secret", "type function"),
-        (iter(["secret"]), "type list_iterator"),
-        ([{"secret": float("nan")}], "NaN"),
-        (contains_itself(), "contains itself"),
-        (nested(20_000), "levels deep"),
-    ],
-    ids=["object", "function", "iterator", "nan", "contains itself", "deep"],
-)
-def test_a_value_without_canonical_form_is_rejected_and_not_quoted(value: Any, reason: str) -> None:
-    with pytest.raises(KeyRuleError) as caught:
-        Task(charge)(1, amount=value)
-
-    sentence = str(caught.value)
-    assert "shop.charge" in sentence
-    assert "'amount'" in sentence
-    assert reason in sentence
-    assert "secret" not in sentence
-    assert "\n" not in sentence
-    assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__

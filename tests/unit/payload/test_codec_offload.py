@@ -26,17 +26,6 @@ from tests.unit.payload.encoding import (
 
 
 class TestOffloadStorage:
-    def test_stores_payloads_that_are_too_large(self) -> None:
-        storage = MemoryStorage()
-        codec = make_codec(offload_storage=storage)
-
-        payload = encode("x" * 1000, max_size=100, codec=codec)
-
-        assert payload.format
-        assert len(payload.body) < 100
-        assert storage.objects == {"shop.charge:digest:17": b'"' + b"x" * 1000 + b'"'}
-        assert decode(payload, codec=codec) == "x" * 1000
-
     def test_that_is_not_configured_is_an_error(self) -> None:
         payload = encode(
             "x" * 1000, max_size=100, codec=make_codec(offload_storage=MemoryStorage())
@@ -93,24 +82,6 @@ class TestOffloadStorage:
             decode(forged, codec=codec)
         run_sync(codec.delete_record_objects(record_with(forged)))
         assert storage.objects == {name: b"1"}
-
-    def test_deletes_the_objects_of_a_deleted_record(self) -> None:
-        storage = MemoryStorage()
-        codec = make_codec(offload_storage=storage)
-        for number, state in enumerate([State.COMPLETED, State.FAILED, State.STARTED]):
-            if state is State.COMPLETED:
-                payload = encode(1, max_size=0, codec=codec)
-            elif state is State.FAILED:
-                payload = encode_error(ValueError(), max_size=0, codec=codec)
-            else:
-                step = encode(1, max_size=0, field=step_field("a"), codec=codec)
-                payload = Payload("", steps.write("a", *step) + steps.write("b", "json", b"1"))
-            storage.objects["another"] = b""
-            assert len(storage.objects) == 2, number
-
-            run_sync(codec.delete_record_objects(record_with(payload, state)))
-
-            assert list(storage.objects) == ["another"]
 
     def test_that_fails_to_delete_is_only_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         storage = MemoryStorage()

@@ -74,32 +74,12 @@ def test_a_closed_breaker_lets_all_commands_pass(breaker: Breaker) -> None:
     assert not breaker.open
 
 
-def test_failures_in_a_row_open_it(breaker: Breaker, redis: Redis) -> None:
-    fail(breaker)
-
-    with pytest.raises(
-        StoreUnavailableError, match=r"not replied 2 times .* next attempt is in [01]\.\d s$"
-    ):
-        run_sync(breaker.check())
-    assert redis.probes == 0
-
-
 def test_a_reply_resets_the_count(breaker: Breaker) -> None:
     fail(breaker, 1)
     breaker.record_success()
     fail(breaker, 1)
 
     assert not refused(breaker)
-
-
-def test_after_a_delay_one_probe_closes_it(breaker: Breaker, redis: Redis, clock: Clock) -> None:
-    fail(breaker)
-    redis.away = False
-    clock.now += module.FIRST_DELAY
-
-    assert not refused(breaker)
-    assert redis.probes == 1
-    assert not breaker.open
 
 
 def test_the_delay_doubles_with_each_failed_probe_up_to_the_maximum(
@@ -138,14 +118,6 @@ def test_during_a_probe_other_commands_fail_at_once(
     reply.set()
     prober.join(10)
     assert not refused(breaker)
-
-
-def test_a_success_elsewhere_closes_it_without_a_probe(breaker: Breaker, redis: Redis) -> None:
-    fail(breaker)
-    breaker.record_success()  # of a heartbeat, for example
-
-    assert not refused(breaker)
-    assert redis.probes == 0
 
 
 def test_a_reply_counts_that_arrives_while_another_thread_opens_it(

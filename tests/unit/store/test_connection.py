@@ -168,22 +168,6 @@ class TestSentinels:
     def master(self, url: str = URL, **options: Any) -> Any:
         return connect(StoreConfig(url=url, options={"master_name": "shop", **options}))
 
-    def test_are_used_to_find_the_master(self) -> None:
-        pool = self.master().connection_pool
-
-        places = [s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels]
-        assert [(p["host"], p["port"]) for p in places] == [
-            ("one", 1),
-            ("two", 26379),
-            ("three", 3),
-        ]
-        assert pool.service_name == "shop"
-
-    def test_the_first_has_the_masters_database_and_credentials(self) -> None:
-        options = self.master().connection_pool.connection_kwargs
-
-        assert (options["db"], options["username"], options["password"]) == (3, "shop", "s@cret")
-
     def test_have_their_own_options(self) -> None:
         client = self.master(sentinel_kwargs={"password": "theirs"}, min_other_sentinels=1)
 
@@ -216,14 +200,6 @@ class TestUserClient:
     def test_with_decode_responses_is_an_error(self) -> None:
         with pytest.raises(SettingsError, match="decode_responses"):
             connect(StoreConfig(client=Redis(decode_responses=True)))
-
-
-def test_options_go_to_the_client() -> None:
-    config = StoreConfig(url="redis://", options={"username": "shop", "socket_keepalive": True})
-
-    connection = connect(config).connection_pool.make_connection()
-
-    assert (connection.username, connection.socket_keepalive) == ("shop", True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery import Celery
 from celery.app.task import Context
 
 from celery_idempotent import IdempotentTask
@@ -14,21 +13,10 @@ from celery_idempotent.core.task.message import republished
 from celery_idempotent.core.task.message.canvas import REPLACED_HEADER, generation_of
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
+from tests.unit.conftest import celery, task_in
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 ID = "8416e7e8-c045-46d0-9617-5bdf6316b681"
-
-
-def task_with(**options: Any) -> IdempotentTask:
-    app = Celery("shop", set_as_current=False)
-    app.conf.update(broker_url="memory://", result_backend="redis://localhost:1/0")
-
-    def charge(order: Any, amount: int = 0) -> None: ...
-
-    task: IdempotentTask = app.task(
-        charge, base=IdempotentTask, name="shop.charge", lazy=False, shared=False, **options
-    )
-    return task
 
 
 def key_of(
@@ -39,7 +27,7 @@ def key_of(
 
 
 def test_without_headers_the_rule_derives_the_key() -> None:
-    task = task_with(idempotency_key="order:{order}")
+    task = task_in(celery(), idempotency_key="order:{order_id}")
 
     assert key_of(task, 1) == task.idempotency_key_of(1)
     assert key_of(task, 1) != key_of(task, 2)
@@ -48,7 +36,7 @@ def test_without_headers_the_rule_derives_the_key() -> None:
 def test_the_key_in_the_message_wins_over_the_rule() -> None:
     headers = republished.with_derived_key(None, KEY, ID, requeue_count=3)
 
-    key, parsed = resolve_key(task_with().idempotency_configuration, ID, headers, (1,), {})
+    key, parsed = resolve_key(task_in(celery()).idempotency_configuration, ID, headers, (1,), {})
 
     assert key == KEY
     assert parsed.requeue_count == 3
@@ -56,7 +44,7 @@ def test_the_key_in_the_message_wins_over_the_rule() -> None:
 
 def test_an_explicit_key_wins_over_the_rule() -> None:
     headers = MessageHeaders("req-7").write("shop.charge", ID)
-    task = task_with(idempotency_key="order:{order}")
+    task = task_in(celery(), idempotency_key="order:{order_id}")
 
     key = key_of(task, 1, headers=headers)
 
@@ -66,18 +54,18 @@ def test_an_explicit_key_wins_over_the_rule() -> None:
 def test_the_key_of_another_message_is_ignored() -> None:
     headers = republished.with_derived_key(None, KEY, "another id")
 
-    assert key_of(task_with(), 1, headers=headers) == key_of(task_with(), 1)
+    assert key_of(task_in(celery()), 1, headers=headers) == key_of(task_in(celery()), 1)
 
 
 @pytest.mark.parametrize("headers", [None, republished.with_derived_key(None, KEY, ID)])
 def test_a_disabled_task_has_no_key(headers: dict[str, Any] | None) -> None:
-    assert key_of(task_with(idempotency_enabled=False), 1, headers=headers) is None
+    assert key_of(task_in(celery(), idempotency_enabled=False), 1, headers=headers) is None
 
 
 def test_an_unprotected_call_has_no_key() -> None:
     headers = MessageHeaders(explicit_key=False).write("shop.charge", ID)
 
-    key, parsed = resolve_key(task_with().idempotency_configuration, ID, headers, (1,), {})
+    key, parsed = resolve_key(task_in(celery()).idempotency_configuration, ID, headers, (1,), {})
 
     assert key is None
     assert parsed.explicit_key is False
@@ -87,7 +75,7 @@ def test_an_unprotected_call_has_no_key() -> None:
 def test_in_a_replacement_only_the_successor_continues_under_the_key(
     successor_id: str, is_part: bool
 ) -> None:
-    task = task_with(idempotency_key="order:{order}")
+    task = task_in(celery(), idempotency_key="order:{order_id}")
     key = task.idempotency_key_of(1)
     headers = {REPLACED_HEADER: {str(key): f"{key.fingerprint.hex()}.{successor_id}"}}
     request = Context(id=ID, headers=headers, replaced_task_nesting=1)

@@ -11,7 +11,6 @@ from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_idempotent import IdempotentTask
 from celery_idempotent.core.task.publish.put_back import (
     LONGEST_PAUSE,
     RequeuePause,
@@ -19,28 +18,16 @@ from celery_idempotent.core.task.publish.put_back import (
     longest_wait,
     seconds_until,
 )
+from tests.unit.conftest import add, shop
 
 MINUTE = 60.0
-
-
-def app_with(url: str = "amqp://", **settings: Any) -> Celery:
-    app = Celery("shop", set_as_current=False)
-    app.finalized = True
-    app.conf.update(broker_url=url, result_backend="redis://localhost:1/0", **settings)
-    return app
-
-
-def task_of(app: Celery) -> Any:
-    def charge() -> None: ...
-
-    return app.task(base=IdempotentTask, lazy=False, shared=False)(charge)
 
 
 def pause(
     deliveries: int | None = None, since: float = 0.0, app: Celery | None = None, **request: Any
 ) -> float:
     """Returns the pause for a message whose task began `since` seconds ago."""
-    task = task_of(app or app_with())
+    task = add(app or shop("amqp://"))
     headers = {} if deliveries is None else {"x-delivery-count": deliveries}
     context = Context(headers=headers, **request)
     return RequeuePause(task, context, time.monotonic() - since)._seconds
@@ -58,13 +45,13 @@ def test_the_pause_ends_well_before_the_hard_time_limit() -> None:
 
 
 def test_the_pause_ends_well_before_the_visibility_timeout() -> None:
-    redis = app_with("redis://", broker_transport_options={"visibility_timeout": 30})
+    redis = shop("redis://", broker_transport_options={"visibility_timeout": 30})
 
     assert pause(20, app=redis) == 15
 
 
 def test_a_soft_time_limit_ends_the_pause() -> None:
-    requeue_pause = RequeuePause(task_of(app_with()), Context(), time.monotonic())
+    requeue_pause = RequeuePause(add(shop("amqp://")), Context(), time.monotonic())
 
     assert not requeue_pause.wait(SoftTimeLimitExceeded())
 
@@ -82,7 +69,7 @@ def test_a_soft_time_limit_ends_the_pause() -> None:
     ],
 )
 def test_the_longest_wait_in_a_worker(url: str, options: dict[str, Any], seconds: float) -> None:
-    assert longest_wait(app_with(url, broker_transport_options=options)) == seconds
+    assert longest_wait(shop(url, broker_transport_options=options)) == seconds
 
 
 IN_A_WEEK = datetime.now(timezone.utc) + timedelta(days=7)
