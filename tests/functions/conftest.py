@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -16,10 +16,23 @@ import pytest
 
 from celery_idempotent import Decision, Idempotency, State
 from celery_idempotent.core.key.rule import KeyRule
-from celery_idempotent.core.store import run_sync
+from celery_idempotent.core.store import commands, run_sync
 from tests.servers.redis_server import RedisServer
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def abandon(idem: Idempotency, key: str) -> None:
+    """Ends the lease of the execution of `key`, as if its process had died."""
+    name, store = idem.key_of(key), idem.executor.store
+    record = run_sync(store.get(name))
+    assert record is not None
+    command = commands.abandon(name, record.task_id, record.worker, grace_ms=0, reason="")
+    run_sync(store.execute(command))
+
+
+def decisions(entries: Iterable[Any]) -> list[Decision]:
+    return [entry.decision for entry in entries]
 
 
 class Shop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from types import FrameType
 from typing import Any
@@ -23,11 +23,10 @@ from celery_idempotent import (
 )
 from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.core.lease.heartbeat import heartbeat
-from celery_idempotent.core.store import commands, run_sync
+from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.functions.block import BlockExecution
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
+from tests.functions.conftest import Run, abandon
 
 
 class Blocking:
@@ -75,14 +74,18 @@ def no_lease_is_held() -> bool:
 
 
 def test_the_first_block_runs_and_the_second_replays(
-    open_context: OpenContext, run: Run, key: str
+    open_context: OpenContext, idem: Idempotency, run: Run, key: str
 ) -> None:
     async def use_context() -> None:
         async with open_context(key) as first:
             assert first.decision is Decision.RUN
             assert (first.token > 0, first.attempt, first.recovered) == (True, 1, False)
             first.check()
+            assert idem.current.token == first.token
             assert await first.complete("charged") == "charged"
+            with pytest.raises(IdempotencyError, match="already completed"):
+                await first.complete("again")
+        assert idem.current.token == 0
         async with open_context(key) as second:
             assert second.decision is Decision.REPLAY
             assert second.replay == "charged"
@@ -179,31 +182,13 @@ def test_another_fingerprint_is_rejected(open_context: OpenContext, run: Run, ke
     run(use_context())
 
 
-def test_completing_twice_is_an_error(open_context: OpenContext, run: Run, key: str) -> None:
-    async def use_context() -> None:
-        async with open_context(key) as execution:
-            await execution.complete(1)
-            with pytest.raises(IdempotencyError, match="already completed"):
-                await execution.complete(2)
-
-    run(use_context())
-
-
 @pytest.mark.parametrize("is_done", [False, True], ids=["it runs", "it has completed"])
 def test_a_completion_after_a_takeover_is_rejected(
     open_context: OpenContext, idem: Idempotency, run: Run, key: str, is_done: bool
 ) -> None:
     async def use_context() -> None:
         async with open_context(key) as late:
-            record = run_sync(idem.executor.store.get(idem.key_of(key)))
-            assert record is not None
-            run_sync(
-                idem.executor.store.execute(
-                    commands.abandon(
-                        idem.key_of(key), record.task_id, record.worker, grace_ms=0, reason=""
-                    )
-                )
-            )
+            abandon(idem, key)
             async with open_context(key) as successor:
                 assert successor.recovered
                 assert successor.token > late.token
@@ -276,24 +261,16 @@ def test_on_store_error_applies_to_blocks(open_context: OpenContext) -> None:
     asyncio.run(use_context())
 
 
-def test_current_is_the_execution_of_the_block(
-    open_context: OpenContext, idem: Idempotency, run: Run, key: str
+def test_signals_are_sent(
+    open_context: OpenContext, idem: Idempotency, run: Run, key: str, restored_receivers: None
 ) -> None:
-    async def use_context() -> None:
-        async with open_context(key) as execution:
-            assert idem.current.token == execution.token
-        assert idem.current.token == 0
-
-    run(use_context())
-
-
-def test_signals_are_sent(open_context: OpenContext, idem: Idempotency, run: Run, key: str) -> None:
     received = []
 
     def receive(signal: Any, sender: Any, **_: Any) -> None:
-        received.append((signal.name, sender is idem))
+        received.append((signal, sender is idem))
 
-    for signal in (signals.begun, signals.completed, signals.replayed):
+    expected = [signals.begun, signals.completed, signals.replayed]
+    for signal in expected:
         signal.connect(receive, weak=False)
 
     async def use_context() -> None:
@@ -302,10 +279,5 @@ def test_signals_are_sent(open_context: OpenContext, idem: Idempotency, run: Run
                 if execution.decision is Decision.RUN:
                     await execution.complete()
 
-    try:
-        run(use_context())
-    finally:
-        for signal in (signals.begun, signals.completed, signals.replayed):
-            signal.disconnect(receive)
-    names = ["idempotency_begun", "idempotency_completed", "idempotency_replayed"]
-    assert received == [(name, True) for name in names]
+    run(use_context())
+    assert received == [(signal, True) for signal in expected]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -20,11 +20,9 @@ from celery_idempotent import (
     ResultNotStoredError,
 )
 from celery_idempotent.core.lease.heartbeat import heartbeat
-from tests.functions.conftest import Money
+from tests.functions.conftest import Money, Run, decisions
 from tests.servers.redis_server import RedisServer
 from tests.store.record_harness import raw_record
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class Hostile:
@@ -97,10 +95,6 @@ class Batches:
 @pytest.fixture(params=["blocking", "async"])
 def batches(request: pytest.FixtureRequest, idem: Idempotency, run: Run) -> Batches:
     return Batches(idem, run, request.param)
-
-
-def decisions(entries: Sequence[Any]) -> list[Decision]:
-    return [entry.decision for entry in entries]
 
 
 BAD_KEYS: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,15 @@ from celery_idempotent import (
     StoreUnavailableError,
 )
 from celery_idempotent.core.lease.heartbeat import heartbeat
-from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.errors import SettingsError
-from tests.functions.conftest import LEASE
+from tests.functions.conftest import LEASE, Run, abandon, decisions
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @pytest.fixture
 def keys(key: str) -> list[str]:
     return [f"{key}:{n}" for n in range(1000)]
-
-
-def decisions(batch: Any) -> list[Decision]:
-    return [entry.decision for entry in batch]
 
 
 def test_begin_complete_and_release_take_one_round_trip_each(
@@ -92,6 +84,8 @@ def test_a_repeated_key_with_another_fingerprint_is_rejected(idem: Idempotency, 
 
 
 def test_the_end_of_the_block_releases_pending_keys(idem: Idempotency, key: str) -> None:
+    with idem.begin_many([]) as empty:
+        assert (len(empty), empty.complete_many()) == (0, {})
     one, two = f"{key}:1", f"{key}:2"
     with idem.begin_many([one, two]) as batch:
         batch.complete_many({one: 1})
@@ -192,14 +186,7 @@ def test_a_batch_that_is_dropped_is_not_renewed(idem: Idempotency, key: str) -> 
 def test_the_error_of_a_key_that_was_taken_over_is_returned(idem: Idempotency, key: str) -> None:
     one, two = f"{key}:1", f"{key}:2"
     batch = idem.begin_many([one, two])
-    store = idem.executor.store
-    record = run_sync(store.get(idem.key_of(two)))
-    assert record is not None
-    run_sync(
-        store.execute(
-            commands.abandon(idem.key_of(two), record.task_id, record.worker, grace_ms=0, reason="")
-        )
-    )
+    abandon(idem, two)
     successor = idem.begin_many([two])
     assert successor[0].attempt == 2
 
@@ -208,12 +195,6 @@ def test_the_error_of_a_key_that_was_taken_over_is_returned(idem: Idempotency, k
     assert list(errors) == [two]
     assert isinstance(errors[two], LeaseLostError)
     successor.release_many()
-
-
-def test_an_empty_batch_is_valid(idem: Idempotency) -> None:
-    with idem.begin_many([]) as batch:
-        assert len(batch) == 0
-        assert batch.complete_many() == {}
 
 
 @pytest.mark.parametrize("policy", ["raise", "run"])
