@@ -162,11 +162,6 @@ class TestRefuses:
         assert len(output.splitlines()) == 1
         assert "cannot listen on 127.0.0.1:" in output
 
-    def test_an_app_without_tasks(self, shop: Shop) -> None:
-        shop.app.tasks.clear()
-
-        assert "has no idempotent task" in shop.celery("dashboard", code=1)
-
     def test_a_missing_library(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in [
             name for name in sys.modules if name.startswith("celery_idempotent.dashboard")

@@ -224,8 +224,6 @@ class TestExplain:
         assert shop.json("explain", "shop.pack", "[1]")["rule"] == "all arguments"
         assert "id of the message" in shop.json("explain", "shop.tidy", "--task-id", "x")["rule"]
         assert "give --task-id" in shop.celery("explain", "shop.tidy", code=2)
-        own = shop.json("explain", "shop.charge", "[42, 999]", "--key", "req-7f3a")
-        assert own["key"] == str(shop.charge.idempotency_key_of(idempotency_key="req-7f3a"))
 
 
 def predicted_case(shop: Shop, *call: str) -> str:

@@ -26,6 +26,7 @@ from celery_idempotent.operations.records.query import records
 from celery_idempotent.operations.records.reader import RecordReader
 from tests.monitoring.conftest import Shop, copy, list_json
 from tests.servers.groups import ClusterServers
+from tests.store.record_harness import raw_record
 
 
 def list_records(shop: Shop, **conditions: Any) -> list[Record]:
@@ -81,15 +82,15 @@ def test_records_are_filtered_by_state_and_task(shop: Shop) -> None:
 
 
 def test_records_are_filtered_by_age(shop: Shop) -> None:
-    shop.charge.apply((1, 999))
-    time.sleep(1.5)
+    ended_ms = int((time.time() - 90) * 1000)
+    old = raw_record(b"V", at_ms=ended_ms, tail=b"json", body=b"1")
+    shop.client.set(f"idem:{shop.charge.idempotency_key_of(1, 999)}", old, px=60_000)
     shop.begin(shop.charge, 2, 999)
 
-    (old,) = list_records(shop, older_than=1.5)
-
-    assert old.state is State.COMPLETED
+    for age in (60, timedelta(seconds=60)):
+        assert [record.state for record in list_records(shop, older_than=age)] == [State.COMPLETED]
     assert len(list_records(shop, older_than=timedelta(0))) == 2
-    assert list_records(shop, older_than=60) == []
+    assert list_records(shop, older_than=120) == []
 
 
 def test_names_that_are_not_records_are_ignored(shop: Shop) -> None:
