@@ -185,9 +185,6 @@ class TestKeyThatRunsAgain:
         assert document["result"] == "x" * 3000
         assert document["key"] == str(shop.pack.idempotency_key_of(42, 3000))
 
-    def test_an_unknown_one_leads_nowhere(self, shop: Shop) -> None:
-        assert "no record has the task id" in shop.celery("show", "third-id", code=1)
-
     @pytest.mark.parametrize(
         "name", ["shop.chrage", f"shop.chrage:{'x' * 22}", "idem:shop.chrage:x"]
     )

@@ -134,6 +134,7 @@ def create_database(
     return create
 
 
+NewShop = Callable[..., Shop]
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
     "postgresql": (pytest.mark.postgresql,),
     "mariadb": (pytest.mark.mariadb,),
@@ -201,6 +202,11 @@ def calls(
 
 
 @pytest.fixture
-def shop(idem: Idempotency, database: TestDatabase) -> Shop:
-    """A function whose transaction is of `database`."""
-    return Shop(idem, database)
+def new_shop(idem: Idempotency, database: TestDatabase) -> NewShop:
+    """``new_shop(**options)``: a function whose transaction is of `database`."""
+    return lambda **options: Shop(idem, database, **options)
+
+
+@pytest.fixture
+def shop(new_shop: NewShop) -> Shop:
+    return new_shop()

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from celery_idempotent import Idempotency
-from tests.sql.conftest import Shop, each_kind, forget_records, hold_row
+from tests.sql.conftest import NewShop, Shop, each_kind, forget_records, hold_row
 from tests.sql.databases import TestDatabase, new_engine
 from tests.waiting import SOON, eventually
 
@@ -39,11 +39,11 @@ class TestTwoExecutions:
         assert (shop.runs, shop.effects(order)) == (1, 1)
 
     def test_all_waiters_go_on_after_a_rollback(
-        self, idem: Idempotency, database: TestDatabase, order: str
+        self, new_shop: NewShop, database: TestDatabase, order: str
     ) -> None:
         """Without Redis, the row alone protects; on MariaDB, all waiters but one deadlock."""
         engine = new_engine(database.url, pool_size=10)
-        shop = Shop(idem, database, transaction=engine, on_store_error="run")
+        shop = new_shop(transaction=engine, on_store_error="run")
         prefix, url = uuid4().hex, "redis://127.0.0.1:1/0"
         shops = [
             Shop(
@@ -80,13 +80,11 @@ class TestTwoExecutions:
 class TestKeysThatRunAgain:
     """``until="finished"``: each message has a row, and one runs after the other."""
 
-    def test_two_messages_run_one_after_the_other(
-        self, idem: Idempotency, database: TestDatabase, order: str
-    ) -> None:
-        shop = Shop(idem, database, until="finished")
+    def test_two_messages_run_one_after_the_other(self, new_shop: NewShop, order: str) -> None:
+        shop = new_shop(until="finished")
         shop.charge(order)
         shop.charge(order)
-        assert (shop.runs, database.effects(order)) == (2, 2)
+        assert (shop.runs, shop.database.effects(order)) == (2, 2)
 
     def test_without_redis_too(self, database: TestDatabase, order: str) -> None:
         """The second one's INSERT waits for the first one's commit, and then succeeds."""

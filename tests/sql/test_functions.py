@@ -20,7 +20,7 @@ from celery_idempotent import (
 )
 from celery_idempotent.errors import SettingsError
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import Shop, each_kind, forget_records
+from tests.sql.conftest import NewShop, Shop, each_kind, forget_records
 from tests.sql.databases import TestDatabase, effects, new_engine
 from tests.waiting import eventually
 
@@ -84,14 +84,12 @@ class TestOutcomes:
 
         assert shop.charge(order) == "x" * 200_000
 
-    def test_the_row_expires_with_the_record(
-        self, idem: Idempotency, database: TestDatabase, order: str
-    ) -> None:
-        shop = Shop(idem, database, result_ttl=1)
+    def test_the_row_expires_with_the_record(self, new_shop: NewShop, order: str) -> None:
+        shop = new_shop(result_ttl=1)
         shop.charge(order)
         eventually(lambda: shop.charge(order)[2] == 2, "the row has expired")
-        assert database.effects(order) == 2
-        assert len(database.rows(shop.charge.idempotency_key_of(order))) == 1, "taken over"
+        assert shop.effects(order) == 2
+        assert len(shop.rows(shop.charge.idempotency_key_of(order))) == 1, "taken over"
 
 
 class TestEncryption:

@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy as sa
 from celery import Celery
 
-from celery_idempotent import Idempotency, IdempotentTask, PoisonedTaskError, StoreUnavailableError
+from celery_idempotent import IdempotentTask, PoisonedTaskError, StoreUnavailableError
 from tests.servers.redis_server import RedisServer
-from tests.sql.conftest import Shop, each_kind, poison
+from tests.sql.conftest import NewShop, Shop, each_kind, poison
 from tests.sql.databases import TestDatabase
 from tests.waiting import SOON
 
@@ -69,9 +69,9 @@ class TestPoisoned:
         assert shop.runs == 1
 
     def test_without_the_database_it_is_not_refused_for_good(
-        self, idem: Idempotency, database: TestDatabase, order: str
+        self, new_shop: NewShop, order: str
     ) -> None:
-        shop = Shop(idem, database, transaction=sa.create_engine("sqlite:////nonexistent/shop.db"))
+        shop = new_shop(transaction=sa.create_engine("sqlite:////nonexistent/shop.db"))
         poison_call(shop, order)
         with pytest.raises(StoreUnavailableError, match="raised OperationalError"):
             shop.charge(order)
