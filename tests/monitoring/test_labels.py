@@ -34,7 +34,7 @@ def reconfigure(task: Any, **options: Any) -> None:
     type(task)._configurations = {}
 
 
-def test_list_has_a_column_of_labels(shop: Shop) -> None:
+def test_list_and_show_print_labels(shop: Shop) -> None:
     shop.app.tasks["shop.refund"].apply((42,))
     shop.charge.apply((1, 999))
 
@@ -43,12 +43,6 @@ def test_list_has_a_column_of_labels(shop: Shop) -> None:
     column = header.index("LABEL")
     assert sorted(line[column:].split("  ")[0].strip() for line in lines) == ["", "order 42"]
     assert [len(line[: line.index("shop.")]) for line in lines] == [header.index("KEY")] * 2
-
-
-def test_list_and_show_print_labels_as_json(shop: Shop) -> None:
-    shop.app.tasks["shop.refund"].apply((42,))
-    shop.charge.apply((1, 999))
-
     assert {record["task"]: record["label"] for record in list_json(shop)} == {
         "shop.refund": "order 42",
         "shop.charge": "",

@@ -64,10 +64,7 @@ class TestForget:
         assert shop.charge.idempotency_record(42, 999) is not None
         assert shop.json("forget", key, "--yes", "--force") == [{"key": key, "case": "forgotten"}]
         assert shop.charge.idempotency_record(42, 999) is None
-
-    def test_forgets_a_record_whose_lease_has_expired(self, shop: Shop) -> None:
         shop.begin(shop.charge, 42, 999, lease_ms=0)
-
         assert "forgotten" in shop.celery("forget", "shop.charge", "[42, 999]", "--yes")
 
     def test_forgets_all_records_that_a_filter_selects(self, shop: Shop) -> None:

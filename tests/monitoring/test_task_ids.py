@@ -34,7 +34,7 @@ def find(shop: Shop, task_id: str) -> RecordView | Reference | None:
     return find_task(app_tasks.stores(app_tasks.tasks(shop.app)), task_id)
 
 
-def test_a_duplicate_is_found_without_a_scan(shop: Shop) -> None:
+def test_a_duplicate_is_found_without_a_scan_and_the_execution_by_one(shop: Shop) -> None:
     record = call_twice(shop, 42, "the first", "a duplicate")
     shop.client.config_resetstat()
 
@@ -44,13 +44,7 @@ def test_a_duplicate_is_found_without_a_scan(shop: Shop) -> None:
     assert found.record.token == record.token
     assert found.reference.task_id == "the first"
     assert "cmdstat_scan" not in shop.client.info("commandstats")
-
-
-def test_the_execution_is_found_by_a_scan(shop: Shop) -> None:
-    call_twice(shop, 42, "the first", "a duplicate")
-
     found = find(shop, "the first")
-
     assert isinstance(found, RecordView)
     assert found.reference is None
     assert find(shop, "unknown") is None
@@ -109,17 +103,12 @@ def test_a_duplicate_leads_to_a_record_that_cannot_be_read(shop: Shop) -> None:
 def test_a_duplicate_s_id_forgets_its_record(shop: Shop) -> None:
     record = call_twice(shop, 42, "first-id", "duplicate-id")
 
+    assert len(shop.celery("list", "--json").splitlines()) == 1, "references are not records"
+    assert shop.json("stats", "--timeout", "0")["tasks"]["shop.charge"]["records"] == 1
     assert shop.json("forget", "duplicate-id", "--yes") == [
         {"key": record.key, "case": "forgotten"}
     ]
     assert "which is absent now" in shop.celery("show", "duplicate-id", code=1)
-
-
-def test_references_are_no_records(shop: Shop) -> None:
-    call_twice(shop, 42, "first-id", "duplicate-id")
-
-    assert len(shop.celery("list", "--json").splitlines()) == 1
-    assert shop.json("stats", "--timeout", "0")["tasks"]["shop.charge"]["records"] == 1
 
 
 class TestOutcomeOf:
@@ -179,11 +168,12 @@ class TestKeyThatRunsAgain:
 
     @pytest.mark.parametrize("task_id", ["first-id", "second-id"])
     def test_every_task_id_leads_to_its_own_record(self, shop: Shop, task_id: str) -> None:
-        document = shop.json("show", task_id)
+        key, document = shop.pack.idempotency_key_of(42, 3000), shop.json("show", task_id)
 
-        assert document["task_id"] == task_id
+        assert (document["task_id"], document["key"]) == (task_id, str(key))
         assert document["result"] == "x" * 3000
-        assert document["key"] == str(shop.pack.idempotency_key_of(42, 3000))
+        outcome = outcome_of(AsyncResult(task_id, app=shop.app), key)
+        assert (outcome.replayed, outcome.task_id) == (False, task_id)
 
     @pytest.mark.parametrize(
         "name", ["shop.chrage", f"shop.chrage:{'x' * 22}", "idem:shop.chrage:x"]
@@ -199,19 +189,6 @@ class TestKeyThatRunsAgain:
     def test_a_mistyped_key_is_not_called_a_task_id(self, shop: Shop) -> None:
         assert shop.celery("show", f"shop.charge:{'x' * 22}", code=1).endswith("is absent\n")
         assert "shop.charge:xyz is not a key" in shop.celery("show", "shop.charge:xyz", code=1)
-
-    def test_each_has_the_outcome_of_its_own_execution(self, shop: Shop) -> None:
-        key = shop.pack.idempotency_key_of(42, 3000)
-
-        outcomes = [
-            outcome_of(AsyncResult(task_id, app=shop.app), key)
-            for task_id in ("first-id", "second-id")
-        ]
-
-        assert [(o.replayed, o.task_id) for o in outcomes if o] == [
-            (False, "first-id"),
-            (False, "second-id"),
-        ]
 
     def test_a_duplicate_that_ran_in_its_turn_leads_to_its_own_record(self, shop: Shop) -> None:
         store = shop.pack.idempotency_configuration.executor.store
