@@ -32,21 +32,19 @@ def test_counts_what_happened_between_two_samples() -> None:
     assert sum(numbers) == 6, "not what happened before the first sample"
 
 
-def test_a_restarted_worker_begins_at_zero() -> None:
+@pytest.mark.parametrize(
+    ("second", "third", "counted"),
+    [({"one": 4}, {"one": 4}, 4), ({}, {"one": 105}, 5)],
+    ids=["a restart begins at zero", "no reply once"],
+)
+def test_a_worker_is_counted_once(
+    second: dict[str, int], third: dict[str, int], counted: int
+) -> None:
     history = History()
-    sample(history, 0, one=100)
-    sample(history, 1, one=4)
+    for now, workers in enumerate(({"one": 100}, second, third)):
+        sample(history, now, **workers)
 
-    assert bars(history, 1, "run")[-1] == 4
-
-
-def test_a_worker_that_did_not_reply_once_is_counted_once() -> None:
-    history = History()
-    sample(history, 0, one=10)
-    sample(history, 1)
-    sample(history, 2, one=15)
-
-    assert bars(history, 2, "run")[-1] == 5
+    assert bars(history, 2, "run")[-1] == counted
 
 
 def test_a_new_task_of_a_known_worker_is_counted_from_zero() -> None:

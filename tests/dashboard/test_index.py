@@ -65,6 +65,7 @@ def test_records_are_found(index: RecordIndex, query: dict[str, str], expected: 
 
     assert rows[: len(expected)] == expected
     assert bool(rows) == bool(expected)
+    assert found(index, 3, **query) + found(index, 3, 3, **query) == rows
 
 
 def test_a_poisoned_call_has_no_run_time(shop: Shop) -> None:
@@ -79,10 +80,6 @@ def test_a_poisoned_call_has_no_run_time(shop: Shop) -> None:
     assert (totals.states, totals.quantile(0.5)) == ({"FAILED": 1}, None)
     assert view.record is not None
     assert formatting.run_time(view.record) == ""
-
-
-def test_pages_follow_each_other(index: RecordIndex) -> None:
-    assert found(index, 3) + found(index, 3, 3) == found(index)
 
 
 def test_a_page_shows_records_as_they_are_now(shop: Shop, index: RecordIndex) -> None:

@@ -157,12 +157,15 @@ class TestRecord:
             {"order": 42, "amount": 999},
         )
 
-    def test_shows_an_error(self, shop: Shop, web: httpx.Client) -> None:
+    def test_shows_an_error_and_cuts_a_large_value(self, shop: Shop, web: httpx.Client) -> None:
         shop.charge.apply((42, 13))
+        shop.pack.apply((1, 9_000))
 
         page = text_of(web.get(f"/records/{shop.charge.idempotency_key_of(42, 13)}"))
-
         assert "DeclinedError : order 42" in page
+        large = web.get(f"/records/{shop.pack.idempotency_key_of(1, 9_000)}").text
+        assert "(9,000 characters)" in large
+        assert "x" * 2_001 not in large
 
     def test_shows_a_takeover_and_the_lease(self, shop: Shop, web: httpx.Client) -> None:
         key = shop.begin(shop.charge, 42, 999, attempt=3)
@@ -174,11 +177,8 @@ class TestRecord:
         assert "Taken over by another execution" in page
         assert "Running; the lease ends" in page
         assert "data-deadline=" in response.text
-
-    def test_shows_an_expired_lease(self, shop: Shop, web: httpx.Client) -> None:
-        key = shop.begin(shop.charge, 42, 999, lease_ms=0)
-
-        assert "LEASE EXPIRED" in text_of(web.get(f"/records/{key}"))
+        expired = shop.begin(shop.charge, 43, 999, lease_ms=0)
+        assert "LEASE EXPIRED" in text_of(web.get(f"/records/{expired}"))
 
     def test_an_absent_one_is_explained(self, shop: Shop, web: httpx.Client) -> None:
         key = shop.charge.idempotency_key_of(42, 999)
@@ -186,14 +186,6 @@ class TestRecord:
         assert "a call with it would run" in text_of(web.get(f"/records/{key}"))
         assert web.get(f"/records/{key}").status_code == 404
         assert "error" in web.get(f"/api/records/{key}").json()
-
-    def test_a_large_value_is_cut(self, shop: Shop, web: httpx.Client) -> None:
-        shop.pack.apply((1, 9_000))
-
-        page = web.get(f"/records/{shop.pack.idempotency_key_of(1, 9_000)}").text
-
-        assert "(9,000 characters)" in page
-        assert "x" * 2_001 not in page
 
 
 class TestSearch:

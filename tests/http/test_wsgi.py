@@ -150,16 +150,28 @@ def test_a_body_is_read_as_far_as_its_length_and_the_limit(
     assert problem.encode() in response.body
 
 
-class TestResponse:
-    def test_write_is_a_part_of_the_body(self, site: Site) -> None:
-        def app(environ: Any, start_response: Any) -> list[bytes]:
-            write = start_response(*OK)
-            write(b"1")
-            write(b"2")
-            return [b"3"]
+def writing(environ: Any, start_response: Any) -> list[bytes]:
+    write = start_response(*OK)
+    write(b"1")
+    write(b"2")
+    return [b"3"]
 
-        for _ in range(2):
-            assert site.post(app).body == b"123"
+
+def starting_late(environ: Any, start_response: Any) -> Iterator[bytes]:
+    start_response(*OK)
+    yield b"12"
+    yield b"3"
+
+
+def sending_a_file(environ: Any, start_response: Any) -> Any:
+    start_response(*OK)
+    return FileWrapper(BytesIO(b"123"))
+
+
+class TestResponse:
+    @pytest.mark.parametrize("app", [writing, starting_late, sending_a_file])
+    def test_it_is_stored_however_it_is_sent(self, site: Site, app: Any) -> None:
+        assert [site.post(app).body for _ in range(2)] == [b"123"] * 2
 
     def test_the_body_is_closed_once_after_it_was_sent(self, site: Site) -> None:
         body = Body(b"1", b"2")
@@ -167,19 +179,6 @@ class TestResponse:
         assert (list(chunks), body.closed) == ([b"12"], 0)
         chunks.close()
         assert body.closed == 1
-
-    def test_a_generator_starts_its_response_late(self, site: Site) -> None:
-        def app(environ: Any, start_response: Any) -> Iterator[bytes]:
-            start_response(*OK)
-            yield b"1"
-            yield b"2"
-
-        assert [site.post(app).body for _ in range(2)] == [b"12"] * 2
-
-    def test_a_file_is_read(self, site: Site) -> None:
-        for _ in range(2):
-            app = App(FileWrapper(BytesIO(b"file")))
-            assert site.post(app).body == b"file"
 
     def test_the_reason_of_a_status_is_replayed(self, site: Site) -> None:
         app = App(status="299 Half Done")
