@@ -47,12 +47,6 @@ def test_others_than_staff_are_refused(site: WebServer, key: str, user: str | No
         assert client.get(f"/ops/api/records/{key}").status_code == 403
 
 
-def test_a_forged_session_is_refused(site: WebServer, key: str) -> None:
-    with browser(site, None) as client:
-        client.cookies.set("sessionid", "x" * 32)
-        assert client.get("/ops/records").status_code == 403
-
-
 def test_staff_without_permissions_sees_records_only(site: WebServer, key: str) -> None:
     with browser(site, "support") as client:
         page = client.get(f"/ops/records/{key}").text

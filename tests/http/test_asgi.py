@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import redis
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, anonymous
@@ -215,23 +212,6 @@ def test_header_names_are_in_lower_case(site: Site, key: str) -> None:
     names = [name for response in others for name, _ in response.messages[0]["headers"]]
     assert {b"content-type", b"idempotency-replayed", b"idempotency-unprotected"} <= set(names)
     assert all(name.islower() for name in names)
-
-
-def test_mounts_with_one_engine_never_answer_for_each_other(site: Site, key: str) -> None:
-    def mount(name: str) -> Mount:
-        async def pay(request: Any) -> PlainTextResponse:
-            return PlainTextResponse(name)
-
-        routes = [Route("/pay", pay, methods=["POST"])]
-        return Mount(f"/{name}", site.protect(Starlette(routes=routes)))
-
-    async def send_all() -> list[Response]:
-        return [await request(app, scope(key, path=f"/{name}/pay")) for name in ("a", "b", "a")]
-
-    app = Starlette(routes=[mount("a"), mount("b")])
-    first, other, again = site.run(send_all())
-    assert (first.status, first.body) == (200, b"a")
-    assert (other.status, again.body) == (422, b"a")
 
 
 @pytest.mark.parametrize("identity", [1, b"alice", ["alice"], True])

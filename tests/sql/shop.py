@@ -179,10 +179,6 @@ def charge(self: Any, order: str, end: str = "return") -> str:
     receipt = uuid4().hex
     if end == "decline":
         raise Declined(receipt)
-    if end == "fail":
-        raise ValueError(receipt)
-    if end == "retry" and self.request.retries == 0:
-        raise self.retry(countdown=0.01)
     reach("body returned")
     return receipt
 

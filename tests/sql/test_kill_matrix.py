@@ -85,18 +85,3 @@ class TestKilledWithAnErrorThatEndsTheKey:
         assert calls[point].effects == 0
         assert type(calls[point].first).__name__ == "Declined"
         assert calls[point].duplicate.args == calls[point].first.args
-
-
-class TestEnds:
-    def test_a_retry_rolls_back(self, shop: Shop, order: str) -> None:
-        receipt = shop.charge(order, "retry").get(timeout=SOON)
-
-        assert shop.database.effects(order) == 1
-        assert shop.charge(order, "retry").get(timeout=SOON) == receipt
-
-    def test_a_failure_rolls_back_and_releases(self, shop: Shop, order: str) -> None:
-        ends = [shop.charge(order, "fail").get(timeout=SOON, propagate=False) for _ in range(2)]
-
-        assert [type(end) for end in ends] == [ValueError] * 2
-        assert ends[0].args != ends[1].args, "the second call has run, too"
-        assert shop.database.effects(order) == 0

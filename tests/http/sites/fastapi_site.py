@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -11,7 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, by_header
 from celery_idempotent.contrib.fastapi import idempotent_route
-from tests.http.sites.common import OPTIONS, answer, count, idem, is_allowed, with_cookies
+from tests.http.sites.common import OPTIONS, answer, is_allowed, with_cookies
 
 
 async def serve(request: Request) -> Response:
@@ -45,21 +44,4 @@ app.add_middleware(
     authorize_replay=authorize_replay,
     **OPTIONS,
 )
-
-
-@idem.idempotent(key="{order}", name="web.endless")
-async def endless(order: str) -> None:
-    count(order)
-    await asyncio.sleep(3600)
-
-
-@app.get("/endless/{order}")
-async def stream_endlessly(order: str) -> StreamingResponse:
-    async def lines() -> AsyncIterator[str]:
-        yield "started\n"
-        await endless(order)
-
-    return StreamingResponse(lines())
-
-
 app.api_route("/{path:path}", methods=["GET", "POST"])(serve)
