@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 import redis
 from asgiref.sync import markcoroutinefunction
@@ -23,9 +24,15 @@ from django.urls import path
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib import asgi
 from celery_idempotent.contrib.django.middleware import IdempotencyMiddleware
+from celery_idempotent.dashboard import asgi as dashboard
+from celery_idempotent.dashboard.django import staff
+from tests.apps import close
+from tests.dashboard.conftest import fields_of, serving
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
 from tests.http.drivers.web_server import CHUNK, request_count
+from tests.monitoring.conftest import Shop
+from tests.monitoring.shop import make_app
 from tests.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.usefixtures("django_project")
@@ -353,3 +360,48 @@ def test_no_customer_gets_the_answer_or_the_session_cookie_of_another(
     for response in (other, again):
         fields = [bytes(value).decode() for _, value in response.messages[0]["headers"]]
         assert not any(browsers["alice"]["sessionid"] in field for field in fields)
+
+
+def test_the_dashboard_is_for_staff_and_permissions_give_further_rights(
+    server: RedisServer, client: redis.Redis, key: str
+) -> None:
+    from django.contrib.auth.models import Permission, User
+
+    shop, order = Shop(make_app(server.url), client), uuid4().int >> 64
+    shop.charge.apply((order, 999))
+    record = shop.charge.idempotency_key_of(order, 999)
+    page = f"/records/{record}"
+    authorize = staff(forget="auth.delete_user", results="auth.view_user")
+    dashboard(shop.app, authorize=authorize)
+    gone = {"is_staff": True, "is_active": False}
+
+    def log_in(name: str, *permissions: str, **attributes: bool) -> None:
+        user = User.objects.create_user(f"{name} {key}", **attributes)
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        browser = Client()
+        browser.force_login(user)
+        web.cookies = httpx.Cookies({"sessionid": browser.cookies["sessionid"].value})
+
+    def statuses(*paths: str) -> list[int]:
+        return [web.get(path).status_code for path in paths]
+
+    with (
+        serving(dashboard(shop.app, authorize=authorize)) as url,
+        httpx.Client(base_url=url) as web,
+    ):
+        assert statuses("/records", f"/api{page}") == [403, 403]
+        web.cookies.set("sessionid", "x" * 32)
+        assert statuses("/records", f"/api{page}") == [403, 403], "the session is forged"
+        for name, attributes in {"customer": {}, "gone": gone}.items():
+            log_in(name, **attributes)
+            assert statuses("/records", f"/api{page}") == [403, 403], name
+        log_in("support", is_staff=True)
+        assert f"support {key} · read-only" in web.get(page).text
+        assert "You may not see results" in web.get(page).text
+        assert statuses(f"/forget?key={record}") == [403]
+        log_in("operator", "delete_user", "view_user", is_staff=True)
+        assert "object of 2" in web.get(page).text
+        response = web.post("/forget", data=fields_of(web.get(f"/forget?key={record}")))
+        assert "1 record forgotten" in response.text
+    assert shop.charge.idempotency_record(order, 999) is None
+    close(shop.app)

@@ -27,6 +27,9 @@ from tests.waiting import SOON, eventually
 
 pytestmark = each_kind_in_full
 
+#: Columns of a row without an outcome.
+CLAIMED: dict[str, Any] = {"state": "CLAIMED", "finished_at": None, "expires_at": None}
+
 
 class Shop:
     """An app with a task that writes one effect for each run, and its command line."""
@@ -67,6 +70,14 @@ class Shop:
         """Runs ``celery -A shop idempotency …``."""
         return run_command(self.app, *arguments, code=code)
 
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.celery(*arguments, "--json"))
+
+    def update_row(self, order: str, **values: Any) -> None:
+        mine = outcomes.c.record_key == str(self.key(order))
+        with self.database.engine.begin() as connection:
+            connection.execute(outcomes.update().where(mine).values(values))
+
 
 @pytest.fixture
 def shop(server: RedisServer, database: TestDatabase) -> Iterator[Shop]:
@@ -78,7 +89,7 @@ def shop(server: RedisServer, database: TestDatabase) -> Iterator[Shop]:
 def test_show_and_forget_have_the_row_beside_the_record(shop: Shop, order: str) -> None:
     shop.charge.apply((order,))
 
-    shown = json.loads(shop.celery("show", str(shop.key(order)), "--json"))
+    shown = shop.json("show", str(shop.key(order)))
 
     assert shown["state"] == shown["sql_outcome"]["state"] == "COMPLETED"
     assert shown["token"] == shown["sql_outcome"]["token"]
@@ -94,10 +105,7 @@ def test_show_and_forget_have_the_row_beside_the_record(shop: Shop, order: str) 
 def test_explain_predicts_by_the_row(shop: Shop, order: str) -> None:
     call = "shop.charge", json.dumps([order])
 
-    def explained() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(shop.celery("explain", *call, "--json"))
-        return found
-
+    explained = partial(shop.json, "explain", *call)
     assert (explained()["prediction"]["case"], "sql_outcome" in explained()) == ("run", False)
     shop.charge.apply((order,), task_id="first-id")
     harness = RecordHarness(shop.executor.store, shop.executor.store.client, shop.key(order))
@@ -107,21 +115,17 @@ def test_explain_predicts_by_the_row(shop: Shop, order: str) -> None:
             harness.silent(task_id="second-id")
         found = explained()
         assert found["prediction"]["case"] == "replay"
-        assert (
-            "replays the result of task first-id in the database "
-            in found["prediction"]["sentence"]
-        )
+        sentence = found["prediction"]["sentence"]
+        assert "replays the result of task first-id in the database " in sentence
         assert found["sql_outcome"]["task_id"] == "first-id"
     assert shop.charge.apply((order,)).get() == f"<b>receipt</b> {order}"
-    mine = outcomes.c.record_key == str(shop.key(order))
     for values, case in (
         ({"fingerprint": "00" * 8}, "reused"),
-        ({"state": "CLAIMED", "finished_at": None, "expires_at": None}, "corrupt"),
+        (CLAIMED, "corrupt"),
         ({"state": "COMPLETED", "finished_at": 1, "expires_at": 1}, "run"),
     ):
         shop.forget_record(order)
-        with shop.database.engine.begin() as connection:
-            connection.execute(outcomes.update().where(mine).values(values))
+        shop.update_row(order, **values)
         assert explained()["prediction"]["case"] == case
 
 
@@ -142,7 +146,7 @@ def test_a_row_without_a_record_is_shown_and_forgotten(shop: Shop, order: str) -
         assert shop.database.effects(order) == runs
         shop.forget_record(order)
 
-        shown = json.loads(shop.celery("show", *name, "--json"))
+        shown = shop.json("show", *name)
         assert shown["state"] == "ABSENT"
         assert shown["result"] == f"<b>receipt</b> {order}"
         assert shown["sql_outcome"]["state"] == "COMPLETED"
@@ -162,12 +166,9 @@ def test_a_row_without_an_outcome_is_shown_and_forgotten(shop: Shop, order: str)
     """It was committed by a connection with autocommit, for example."""
     shop.charge.apply((order,))
     shop.forget_record(order)
-    with shop.database.engine.begin() as connection:
-        claimed = {"state": "CLAIMED", "finished_at": None, "expires_at": None}
-        mine = outcomes.c.record_key == str(shop.key(order))
-        connection.execute(outcomes.update().where(mine).values(claimed))
+    shop.update_row(order, **CLAIMED)
 
-    shown = json.loads(shop.celery("show", str(shop.key(order)), "--json"))
+    shown = shop.json("show", str(shop.key(order)))
     assert "committed without an outcome" in shown["not_stored"]
     assert not shown["sql_outcome"]["expired"]
 
@@ -175,30 +176,22 @@ def test_a_row_without_an_outcome_is_shown_and_forgotten(shop: Shop, order: str)
     assert shop.database.rows(shop.key(order)) == []
 
 
-@pytest.mark.parametrize("with_record", [True, False])
-def test_a_row_that_has_changed_is_kept(shop: Shop, order: str, with_record: bool) -> None:
+@pytest.mark.parametrize("changed", ["row", "row without a record", "record"])
+def test_what_has_changed_is_kept(shop: Shop, order: str, changed: str) -> None:
     shop.charge.apply((order,))
-    key = shop.key(order)
+    key, shown = shop.key(order), shop.charge.idempotency_record(order)
+    forget, owner = partial(forget_call, shop.executor, key), "another owner"
+    if changed == "row without a record":
+        forget()
+    if changed == "record":
+        shop.charge.idempotency_forget(order)
+        shop.charge.apply((order,))
+        forget, owner = partial(forget, shown), ""
 
-    if not with_record:
-        forget_call(shop.executor, key)
-    forget = partial(forget_call, shop.executor, key)
-    assert shop.rows.forget(shop.prefix, key, forget, "another owner") == "changed"
-    assert bool(shop.charge.idempotency_record(order)) is with_record
+    assert shop.rows.forget(shop.prefix, key, forget, owner) == "changed"
+    assert bool(shop.charge.idempotency_record(order)) is (changed != "row without a record")
     (row,) = shop.database.rows(key)
     assert row.state == "COMPLETED"
-
-
-def test_with_a_changed_record_the_row_is_kept(shop: Shop, order: str) -> None:
-    shop.charge.apply((order,))
-    shown = shop.charge.idempotency_record(order)
-    shop.charge.idempotency_forget(order)
-    shop.charge.apply((order,))
-
-    forget = partial(forget_call, shop.executor, shop.key(order), shown)
-    assert shop.rows.forget(shop.prefix, shop.key(order), forget) == "changed"
-
-    assert len(shop.database.rows(shop.key(order))) == 1
 
 
 def test_without_redis_nothing_is_forgotten(shop: Shop, order: str) -> None:
@@ -247,7 +240,7 @@ def test_the_row_of_a_function_is_forgotten_in_the_database_that_is_named(
 def test_rows_whose_messages_are_not_published_are_kept(shop: Shop, database: TestDatabase) -> None:
     insert_rows(database, 1, expires_at=1000, outbox=b"json\n[]")
 
-    assert list(json.loads(shop.celery("purge", "--json"))["deleted"].values()) == [0]
+    assert list(shop.json("purge")["deleted"].values()) == [0]
     with database.engine.begin() as connection:
         deleted = connection.execute(outcomes.delete().where(outcomes.c.outbox.is_not(None)))
         assert deleted.rowcount == 1
