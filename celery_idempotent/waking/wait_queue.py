@@ -11,16 +11,17 @@ from typing import Any
 
 from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.record import layout
+from celery_idempotent.core.record import Record, layout
 from celery_idempotent.core.store import reference, run_sync
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.store.tracking import HEAD, InvalidationListener
+from celery_idempotent.core.store.tracking import InvalidationListener
 from celery_idempotent.core.task.message.message_headers import Waits
+from celery_idempotent.errors import CorruptRecordError
 
 #: Seconds for which a message that was woken keeps others from being woken, in all workers.
 CLAIM_SECONDS = 1.0
-#: Bytes that hold a turn.
-_TURN_BYTES = 1024
+#: Bytes that hold a turn, or a record without its body.
+_SIZE = 2048
 _OUTCOMES, _SENDING = (b"V", b"T", b"t", b"E", b"D", b"X"), (b"T", b"t")
 
 
@@ -63,6 +64,11 @@ class WaitingMessage:
         """Whether it waits for the execution of another copy of itself."""
         return bool(self.waits.task_id == self.request.text_id[:255])
 
+    def continues(self, reservation: Record) -> bool:
+        """Returns whether this message is the retry that `reservation` is for."""
+        is_own = reservation.task_id == self.request.text_id
+        return is_own and bool(reservation.awaited <= self.request.identity[1])
+
     @property
     def is_queued(self) -> bool:
         """Whether it has started, and no process of the pool has taken it yet."""
@@ -98,6 +104,8 @@ class WaitQueue:
         self.is_held = False
         self._listener, self._on_change = listener, partial(changed, self)
         self._names: set[str] = set()
+        #: The record, if the key is reserved for a retry.
+        self._reservation: Record | None = None
         self._token = 0
         self._woken: WaitingMessage | None = None
         self._woken_at = 0.0
@@ -116,25 +124,28 @@ class WaitQueue:
             IdempotencyError: if Redis does not reply.
         """
         previous, self._names, before = self._names, set(), self._token
-        raw, is_tracked = self._read(self.name, _TURN_BYTES if self.key.message else HEAD)
+        raw, is_tracked = self._read(self.name)
         holder = layout.turn_holder(raw)
         if holder is not None:
             self._token = max(self._token, layout.turn_token(raw))
-            raw, is_tracked = self._read(holder, HEAD)
+            raw, is_tracked = self._read(holder)
         self._untrack(previous - self._names)
-        head = layout.read_head(raw)
+        head, self._reservation = layout.read_head(raw), None
+        if head.letter == b"W":
+            with suppress(CorruptRecordError):
+                self._reservation = self.store.record(self.key, raw)
         self._token = max(self._token, head.token)
         self.is_held = head.letter in layout.UNFINISHED and self.seconds_left(head) > 0
         if self.is_held or self._token > before:  # it may have run between two reads
             self._woken = None
         return head, is_tracked
 
-    def _read(self, name: str, size: int) -> tuple[bytes, bool]:
+    def _read(self, name: str) -> tuple[bytes, bool]:
         self._names.add(name)
-        head = run_sync(self._listener.track(name, size, self._on_change))
-        if head is not None:
-            return head, True
-        return self.store.query("GETRANGE", name, 0, size - 1), False
+        raw = run_sync(self._listener.track(name, _SIZE, self._on_change))
+        if raw is not None:
+            return raw, True
+        return self.store.query("GETRANGE", name, 0, _SIZE - 1), False
 
     def untrack(self) -> None:
         """Ends the announcements."""
@@ -153,10 +164,13 @@ class WaitQueue:
         return not self.key.message and head.letter in _OUTCOMES
 
     def ready(self, head: layout.Head) -> list[WaitingMessage]:
-        """Returns the messages that may begin, or are answered, now that the key is not held.
+        """Returns the messages that may begin, or are answered; of a key that is held, its retry.
 
         A copy of a message whose continuation is being sent is not: that takes up to a lease.
         """
+        if self.is_held:
+            record = self._reservation
+            return [message for message in self.messages if record and message.continues(record)]
         if head.letter not in _SENDING or self.seconds_left(head) <= 0:
             return list(self.messages)
         return [message for message in self.messages if not message.is_copy]

@@ -93,7 +93,7 @@ class WaitingMessages:
         return message.entry
 
     def _queue_of(self, request: Any) -> WaitQueue | None:
-        key = request.idempotency_key()
+        key = request.identity[0]
         if key is None:
             return None
         store = request.task.idempotency_configuration.executor.store
@@ -105,7 +105,7 @@ class WaitingMessages:
         with self._changed:
             queue = self._queues.setdefault((queue.store, queue.name), queue)
             queue.add(message)
-            if not queue.is_held:
+            if not queue.is_held or message.is_copy:
                 self._read_later(queue)
             if self._pipe is None and self.consumer.hub is not None:
                 self._open_pipe()
@@ -186,8 +186,6 @@ class WaitingMessages:
             self._read_later(queue, max(POLL_INTERVAL, len(self._queues) / POLLS))
         if head.at_ms and (left := queue.seconds_left(head)) > 0:
             self._read_later(queue, left + _MARGIN)
-        if queue.is_held:
-            return
         with self._changed:
             ready = queue.ready(head)
         if queue.is_answered(head):

@@ -219,6 +219,22 @@ try_later_in_turn = task_of(try_again, "try_later_in_turn", idempotency_until="f
 try_later_in_a_burst = task_of(try_again, "try_later_in_a_burst", idempotency_until="started")
 
 
+def try_early(self: Any, order: str) -> str:
+    """Retries once, and waits, if the order's retry is held, before this execution ends."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if self.request.retries:
+            return uuid4().hex
+        try:
+            raise self.retry(countdown=0)
+        finally:
+            ledger.wait_for_release(f"retry of {order}")
+
+
+try_early_in_turn = task_of(try_early, "try_early_in_turn", idempotency_until="finished")
+try_early = task_of(try_early, "try_early")
+
+
 @shared_task(bind=True, base=IdempotentTask, name="shop.change_then_handle")
 def change_then_handle(self: Any, order: str, amount: int) -> int:
     """Retries once with another amount."""

@@ -26,6 +26,8 @@ from tests.worker.tasks import (
     pack,
     short_lease,
     sleepy_in_turn,
+    try_early,
+    try_early_in_turn,
 )
 
 pytestmark = pytest.mark.worker
@@ -111,6 +113,30 @@ class TestTheRunEnds:
         values = [each.get(timeout=SOON) for each in (first, *duplicates)]
         assert time.monotonic() - since < AT_ONCE
         assert values == [values[0]] * 3
+
+    @pytest.mark.parametrize(
+        ("task", "comes"),
+        [
+            (try_early, "alone"),
+            (try_early, "after a duplicate"),
+            (try_early_in_turn, "before a duplicate"),
+        ],
+    )
+    def test_whose_retry_waits(self, shop: Shop, order: str, task: Any, comes: str) -> None:
+        ledger, first = shop.ledger, shop.ledger.start(task, order)
+        duplicates = duplicates_of(shop, task, order, 1) if comes == "after a duplicate" else []
+        ledger.hold(f"retry of {order}")
+        ledger.release(order)
+        ledger.wait_for_signal(first.id, "conflicted")
+        if comes == "before a duplicate":
+            duplicates = [ledger.duplicate(task, order)]
+        eventually(lambda: waiting(shop) == 1 + len(duplicates), "the retry waits")
+        since = time.monotonic()
+        ledger.release(f"retry of {order}")
+        values = [each.get(timeout=SOON) for each in (first, *duplicates)]
+        assert time.monotonic() - since < AT_ONCE
+        assert [run.end for run in ledger.runs(order)][:2] == ["Retry", "returned"]
+        assert len(set(values)) == (1 if task is try_early else len(values))
 
     def test_one_at_a_time_in_order(self, shop: Shop, order: str) -> None:
         first = shop.ledger.start(in_turn, order)

@@ -61,7 +61,7 @@ def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
     for request in tuple(worker_state.active_requests):
         # A call without a key, or whose key cannot be derived, has no lease.
         with contextlib.suppress(Exception):
-            if (key := request.idempotency_key()) is not None:
+            if (key := request.identity[0]) is not None:
                 store = request.task.idempotency_configuration.executor.store
                 calls[store].append(_ActiveCall(request, key))
     try:

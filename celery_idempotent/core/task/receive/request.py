@@ -141,7 +141,7 @@ class IdempotentRequest(Request):
         if not (discarded or self._configuration.settings.deduplicates):
             return
         with _warning("Cannot end the reservation of task %s; it will expire: %s", self.id):
-            key, generation = self._identity
+            key, generation = self.identity
             if key is not None:
                 last = generation if discarded else None
                 reservations.give_back(self._store, key, self.text_id, last)
@@ -170,7 +170,7 @@ class IdempotentRequest(Request):
         return False
 
     def _has_begun_by_record(self, revoked: bool) -> bool:
-        key, generation = self._identity
+        key, generation = self.identity
         store = self._store
         stored = None if key is None else run_sync(store.read(key))
         if key is None or stored is None:
@@ -249,16 +249,8 @@ class IdempotentRequest(Request):
             return MessageHeaders.read(self.name, self.text_id, self._context.headers).waits
         return None
 
-    def idempotency_key(self) -> Key | None:
-        """Returns the key of the message's record; None if it is not protected.
-
-        Raises:
-            KeyRuleError: if the rule cannot derive a key from the arguments.
-        """
-        return self._identity[0]
-
     @cached_property
-    def _identity(self) -> tuple[Key | None, int]:
+    def identity(self) -> tuple[Key | None, int]:
         """The key of the message's record (None if it is not protected), and its generation.
 
         Raises:
@@ -294,7 +286,7 @@ class IdempotentRequest(Request):
             "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
             self.id,
         ):
-            key, _ = self._identity
+            key, _ = self.identity
             if key is None or self.worker_pid is None:
                 return ""
             worker = worker_name(self.hostname, self.worker_pid)
