@@ -74,7 +74,7 @@ class LeaseLostError(IdempotencyError):
 
 
 class ReplacedError(ConflictError, LeaseLostError):
-    """A newer call has taken over the key (``idempotency_on_conflict="replace"``).
+    """A newer call has taken over the key by the policy ``replace``.
 
     Let the execution end: its outcome is refused. ``AsyncResult(error.task_id)`` is the result of
     the newer call.
@@ -92,13 +92,13 @@ class PoisonedTaskError(IdempotencyError):
 class StoreUnavailableError(IdempotencyError):
     """Redis, the database of a transaction or the storage of a large result is unavailable.
 
-    Restore the server; workers need no restart. With ``idempotency_on_store_error="retry"``, the
-    default, messages are retried. ``doctor`` names the reason.
+    Restore the server; workers need no restart. By default, messages are retried. ``doctor`` names
+    the reason.
     """
 
 
 class TransactionError(IdempotencyError):
-    """A transaction of ``idempotency_transaction`` cannot begin or cannot be committed.
+    """The transaction of a call cannot begin or cannot be committed.
 
     The message names the cause. Leave COMMIT and ROLLBACK to the library, and use savepoints for
     parts that may be rolled back; make calls with a key outside other transactions; to publish on
@@ -124,13 +124,13 @@ class NotReadyError(IdempotencyError):
 class ResultNotStoredError(IdempotencyError):
     """The key has completed, but its result was not stored; the task does not run again.
 
-    Return a value that the serializer supports, below ``idempotency_max_result_size``; or set or
-    restore ``idempotency_offload_backend``. To run the call again, ``forget`` its key.
+    The message names the cause: return a smaller value, or one that the serializer supports, or
+    restore the storage of large values. To run the call again, ``forget`` its key.
     """
 
 
 class ResultDiscardedError(ResultNotStoredError):
-    """The result was discarded: ``idempotency_store_result=False``, or ``ignore_result`` is on.
+    """The result was discarded: the task stores none, or ``ignore_result`` is on.
 
-    Nothing was lost. If duplicates need the result, change that option.
+    Nothing was lost. If duplicates need the result, change the option that the message names.
     """

@@ -19,10 +19,6 @@ PREFIX = "idempotency_"
 #: Also begins misspelt names such as ``idempotent_key``.
 SIMILAR_PREFIX = "idem"
 
-UNTIL = ("expired", "finished", "started")
-ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject", "replace")
-ON_STORE_ERROR = ("retry", "run", "raise")
-
 
 #: Whether a value is valid, and what it must be.
 _Validator = tuple[Callable[[Any], bool], str]
@@ -126,7 +122,7 @@ def _option(
 
     Args:
         secret: its value is never part of an error message or of the log.
-        extension: the path of its extension, or one for each value that has one.
+        extension: the module and class of its extension, or those of each value that has one.
         more: ``scope``: ``task`` for tasks only, ``function`` for functions only, ``engine`` if no
             single function can set it. ``since``: the first version that has it. ``mark``: begins
             the format of a payload that it has changed.
@@ -137,7 +133,6 @@ def _option(
 
 
 _secret = partial(_option, None, secret=True)
-_EXTENSIONS = "celery_idempotent.extensions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,19 +148,21 @@ class Settings:
     #: Whether calls are protected; False runs every call as a plain task.
     enabled: bool = _option(True, *_FLAG)
     #: Whether every call runs as a plain task while the decisions about it are only counted.
-    shadow: bool = _option(False, *_FLAG, extension=f"{_EXTENSIONS}.shadow:Shadow", scope="task")
+    shadow: bool = _option(False, *_FLAG, extension="shadow:Shadow", scope="task")
 
     # Group: The five that most people set
 
     #: The key rule: a template such as ``"order:{order_id}"``, a tuple of argument names, a
     #: function of the arguments, or ``TASK_ID`` (only copies of one message are duplicates). By
     #: default all arguments. As an option of a call: its key, or False for no protection.
-    key: Any = field(default=None, metadata={"scope": "task"})
+    key: Any = _option(None, lambda _: True, "", scope="task")  # noqa: RUF009 - its rule checks it
     #: When a key may run again. ``expired``: once its outcome has expired. ``finished``: once its
     #: run has ended, so its calls run one at a time. ``started``: like ``finished``, but at most
     #: one call waits while another runs, and runs with the newest arguments: it collapses bursts.
     until: str = _option(
-        "expired", *_one_of(*UNTIL), extension={"started": f"{_EXTENSIONS}.newest:Newest"}
+        "expired",
+        *_one_of("expired", "finished", "started"),
+        extension={"started": "newest:Newest"},
     )
     #: The time for which a result is kept. With ``until`` other than ``expired``: the time for
     #: which copies of a message are recognized after its end.
@@ -181,7 +178,9 @@ class Settings:
     #: ``until`` other than ``expired``: it takes the key from the other one, whose outcome is
     #: refused and whose caller gets ReplacedError.
     on_conflict: str = _option(
-        "retry", *_one_of(*ON_CONFLICT), extension={"replace": f"{_EXTENSIONS}.replace:Replace"}
+        "retry",
+        *_one_of("retry", "wait", "raise", "ignore", "reject", "replace"),
+        extension={"replace": "replace:Replace"},
     )
 
     # Group: After a crash
@@ -213,12 +212,12 @@ class Settings:
     #: With ``until="started"``: the waiting call begins when no publish of its key came for that
     #: time.
     debounce: float | None = _option(
-        None, *_seconds_or_none(0.01), extension=f"{_EXTENSIONS}.debounce:Debounce", scope="task"
+        None, *_seconds_or_none(0.01), extension="debounce:Debounce", scope="task"
     )
     #: The longest time that ``debounce`` postpones a call after its first publish; by default ten
     #: times ``debounce``.
     debounce_max_wait: float | None = _option(
-        None, *_seconds_or_none(0.01), extension=f"{_EXTENSIONS}.debounce:MaxWait", scope="task"
+        None, *_seconds_or_none(0.01), extension="debounce:Debounce", scope="task"
     )
 
     # Group: What is stored, and for how long
@@ -234,7 +233,7 @@ class Settings:
     #: URL of a Celery key-value backend for values above ``max_result_size``.
     offload_backend: str | None = _secret(
         *_text("the URL of a Celery key-value backend"),
-        extension=f"{_EXTENSIONS}.offload:Offload",
+        extension="offload:Offload",
         scope="engine",
         mark=OFFLOADED,
     )
@@ -247,7 +246,7 @@ class Settings:
     encryption_keys: Any = _secret(  # noqa: RUF009
         _are_keys,
         "a tuple of Fernet keys, the newest first, or a function that returns it, or its path",
-        extension=f"{_EXTENSIONS}.encryption:Encryption",
+        extension="encryption:Encryption",
         scope="engine",
         mark="!",
     )
@@ -256,7 +255,9 @@ class Settings:
     fused_completion: bool = _option(True, *_FLAG)
     #: Template of a readable name, such as ``"order {order_id}"``, which is stored in plain text
     #: and shown beside the key.
-    label: str | None = _option(None, *_text("a template such as 'order {order_id}'"), scope="task")
+    label: str | None = _option(
+        None, *_text("a template such as 'order {order_id}'"), extension="label:Label", scope="task"
+    )
 
     # Group: Effects in a database
 
@@ -265,7 +266,7 @@ class Settings:
     transaction: Any = _secret(  # noqa: RUF009
         _is_database,
         "a blocking SQLAlchemy engine, the path of one, or the alias of a Django database",
-        extension=f"{_EXTENSIONS}.transaction:RowTransaction",
+        extension="transaction:RowTransaction",
     )
 
     # Group: The Redis of the records
@@ -292,7 +293,7 @@ class Settings:
     )
     #: Decides what happens to calls while Redis is unavailable. ``retry``: the message is retried
     #: later. ``run``: the call runs without protection. ``raise``: StoreUnavailableError.
-    on_store_error: str = _option("retry", *_one_of(*ON_STORE_ERROR))
+    on_store_error: str = _option("retry", *_one_of("retry", "run", "raise"))
     #: Replicas that must acknowledge each begin, step and outcome, within a second.
     wait_replicas: int = _option(0, *_whole(0, 100), scope="engine")
 
@@ -312,10 +313,20 @@ class Settings:
         return self.until != "expired"
 
     @cached_property
+    def collapses(self) -> bool:
+        """Returns whether a publish is deduplicated while another call waits for its turn."""
+        return self.until == "started" and self.deduplicates
+
+    @cached_property
     def deduplicates(self) -> bool:
         """Returns whether publishing reserves the key."""
         by_mode = self.until == "started"
         return by_mode if self.dedupe_publish is None else bool(self.dedupe_publish)
+
+    @cached_property
+    def publish_raises(self) -> bool:
+        """Returns whether the publish of a duplicate raises ConflictError."""
+        return self.dedupe_publish == "raise"
 
     @cached_property
     def hold_ms(self) -> int:
@@ -327,11 +338,11 @@ class Settings:
     def options(self) -> tuple[Any, ...]:
         """Returns the :class:`.extension.Option` of each option that is set, where it has one."""
         chosen = [
-            path
+            f"celery_idempotent.extensions.{path}"
             for (option, value), path in EXTENSIONS.items()
             if (set_to := getattr(self, option)) and value in (None, set_to)
         ]
-        return tuple(map(symbol_by_name, chosen))
+        return tuple(map(symbol_by_name, dict.fromkeys(chosen)))
 
     @cached_property
     def extensions(self) -> tuple[Any, ...]:
@@ -343,6 +354,53 @@ class Settings:
         """Returns the retention of an error in milliseconds."""
         return round(self.error_ttl * 1000)
 
+    def may_run(self, attempt: int) -> bool:
+        """Returns whether the execution with this number runs, or the key is poisoned."""
+        return attempt <= self.max_attempts
+
+    def replays(self, error: BaseException | None) -> bool:
+        """Returns whether `error` ends the key, so that duplicates get it."""
+        return isinstance(error, self.replay_errors)
+
+    def fits(self, body: bytes) -> bool:
+        """Returns whether a record may hold a result, as stored."""
+        return len(body) <= self.max_result_size
+
+
+class TaskOptions:
+    """The options as attributes of a task, whose None stands for the setting of that name."""
+
+    idempotency_enabled: bool | None = None
+    idempotency_shadow: bool | None = None
+    idempotency_key: Any = None
+    idempotency_until: str | None = None
+    idempotency_result_ttl: float | timedelta | None = None
+    idempotency_replay_errors: tuple[type[Exception], ...] | None = None
+    idempotency_on_conflict: str | None = None
+    idempotency_lease: float | timedelta | None = None
+    idempotency_max_attempts: int | None = None
+    idempotency_dedupe_publish: bool | str | None = None
+    idempotency_reservation_ttl: float | timedelta | None = None
+    idempotency_debounce: float | timedelta | None = None
+    idempotency_debounce_max_wait: float | timedelta | None = None
+    idempotency_error_ttl: float | timedelta | None = None
+    idempotency_store_result: bool | None = None
+    idempotency_max_result_size: int | None = None
+    idempotency_offload_backend: str | None = None
+    idempotency_serializer: str | None = None
+    idempotency_compression: str | None = None
+    idempotency_encryption_keys: Any = None
+    idempotency_fused_completion: bool | None = None
+    idempotency_label: str | None = None
+    idempotency_transaction: Any = None
+    idempotency_redis_url: str | None = None
+    idempotency_redis_options: Mapping[str, Any] | None = None
+    idempotency_redis_client: Any = None
+    idempotency_redis_timeout: float | timedelta | None = None
+    idempotency_key_prefix: str | None = None
+    idempotency_on_store_error: str | None = None
+    idempotency_wait_replicas: int | None = None
+
 
 OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Settings))
 
@@ -352,7 +410,8 @@ def in_scope(scope: str) -> frozenset[str]:
     return frozenset(o.name for o in fields(Settings) if o.metadata.get("scope") == scope)
 
 
-#: By option: the path of its extension, which is imported if the option is set, or has this value.
+#: By option: the module and class of its extension, which is imported if the option is set, or has
+#: this value.
 EXTENSIONS: Mapping[tuple[str, str | None], str] = {
     (option.name, value): path
     for option in fields(Settings)
@@ -364,15 +423,9 @@ MARKS: Mapping[str, str] = {
     option.name: mark for option in fields(Settings) if (mark := option.metadata.get("mark"))
 }
 
-#: Without the key rule, which is validated together with the task's signature.
 _VALIDATORS: Mapping[str, _Validator] = {
-    **{
-        option.name: option.metadata["validator"]
-        for option in fields(Settings)
-        if option.name != "key"
-    },
-    "redeliver_after": _seconds_or_none(1),
-}
+    option.name: option.metadata["validator"] for option in fields(Settings)
+} | {"redeliver_after": _seconds_or_none(1)}
 #: Options whose values are never part of an error message.
 _SECRET = frozenset(option.name for option in fields(Settings) if not option.repr)
 

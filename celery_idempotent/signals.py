@@ -2,9 +2,9 @@
 
 Connect to them as to Celery's own: ``sender`` is the task, the function, or the engine of a block
 or batch; every other argument is passed by keyword. Each signal has ``task_id`` (str), ``key``
-(str, as :attr:`Record.key`) and ``label`` (str, empty without ``idempotency_label``); the comment
-on each signal lists its other arguments. Receivers run in the sending process, usually the task's;
-their errors are logged, never raised.
+(str, as :attr:`Record.key`) and ``label`` (str, empty without a template); the comment on each
+signal lists its other arguments. Receivers run in the sending process, usually the task's; their
+errors are logged, never raised.
 """
 
 from __future__ import annotations

@@ -18,6 +18,11 @@ def unknown_option(name: str, where: str, known: Collection[str]) -> SettingsErr
     """
     word = _ANY_PREFIX.sub("", name)
     options = {option.removeprefix("idempotency_"): option for option in known}
+    if word == "wait_timeout" and word not in options:
+        return SettingsError(
+            f"{where}: {name} applies outside tasks only, since a duplicate message does not wait "
+            "in a process: remove it"
+        )
     meant = _MEANT.get(word, word)
     close = [meant] if meant in options else difflib.get_close_matches(word, options, 1)
     hint = f"; did you mean {options[close[0]]}?" if close else ""

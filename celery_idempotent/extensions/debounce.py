@@ -23,12 +23,14 @@ MAX_QUIET_TIMES = 10
 class Debounce(Option):
     """Postpones the call that waits."""
 
-    option = "debounce"
-
     @classmethod
     def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
         """Returns settings with a reservation that ends after the quiet time."""
-        quiet, most = settings.debounce or 0.0, settings.debounce_max_wait
+        quiet, most = settings.debounce, settings.debounce_max_wait
+        if quiet is None:
+            raise SettingsError(
+                f"{where}: idempotency_debounce_max_wait limits idempotency_debounce: set both"
+            )
         if not newest.applies(settings):
             raise SettingsError(
                 f"{where}: idempotency_debounce needs a waiting call to postpone: set "
@@ -50,18 +52,3 @@ class Debounce(Option):
             publication.options.update(eta=None, countdown=quiet)
         quiet, most = max(own, quiet), max(own, most)
         return {"quiet_ms": round(quiet * 1000), "max_wait_ms": round(most * 1000)}
-
-
-class MaxWait(Option):
-    """Limits the quiet times of a call."""
-
-    option = "debounce_max_wait"
-
-    @classmethod
-    def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
-        """Checks that there is something to limit."""
-        if settings.debounce is None:
-            raise SettingsError(
-                f"{where}: idempotency_debounce_max_wait limits idempotency_debounce: set both"
-            )
-        return settings

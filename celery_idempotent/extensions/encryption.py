@@ -108,8 +108,6 @@ class Cipher:
 class Encryption(Option):
     """The option ``idempotency_encryption_keys``."""
 
-    option = "encryption_keys"
-
     @classmethod
     def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
         """Rejects invalid keys that are part of the settings.

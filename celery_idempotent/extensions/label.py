@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from celery_idempotent.core.flow.extension import Option
 from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.core.key.template import Template
 from celery_idempotent.core.printable import printable
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 OPTION = "idempotency_label"
 
 
-class Label:
+class Label(Option):
     """The labels of the calls of one task, from a template with fields as in a key rule.
 
     Args:
@@ -25,6 +26,11 @@ class Label:
     Raises:
         SettingsError: if the template cannot be filled, or names an argument that the task lacks.
     """
+
+    @classmethod
+    def configure(cls, configuration: Any) -> None:
+        """Adds the labels of the task."""
+        configuration.label = cls(configuration.rule, configuration.settings.label)
 
     def __init__(self, rule: KeyRule, template: str) -> None:
         if not isinstance(template, str):

@@ -48,17 +48,15 @@ TAKES_PLACE = b"="
 
 def applies(settings: Settings) -> bool:
     """Returns whether waiting messages get newer arguments."""
-    return settings.until == "started" and settings.dedupe_publish in (None, True)
+    return settings.collapses and not settings.publish_raises
 
 
 class Newest(Extension):
     """Runs the body with the newest arguments, or ends a message that a newer one answers for."""
 
-    option = "until"
-
     def __init__(self, call: Pass) -> None:
         super().__init__(call)
-        if applies(call.settings) and call.key.fingerprint and not call.settings.shadow:
+        if applies(call.settings) and call.key.fingerprint:
             call.replaces = commands.REPLACES_DEAD
 
     @classmethod
@@ -71,7 +69,7 @@ class Newest(Extension):
         """Returns the arguments for the message that waits."""
         entry, key = TAKES_PLACE, str(publication.key)
         if not publication.is_sent:
-            payload = dump(publication.arguments, publication.serializer, settings.compression)
+            payload = dump(publication.arguments, publication.serializer, settings)
             payload = publication.codec.transform(payload, key, ARGUMENTS)
             if len(payload.body) <= MAX_BYTES:
                 entry = steps.write_arguments(payload.format, payload.body)

@@ -115,8 +115,6 @@ def check(app: Celery, url: str) -> None:
 class Offload(Option):
     """The option ``idempotency_offload_backend``."""
 
-    option = "offload_backend"
-
     @classmethod
     def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
         """Checks the URL."""

@@ -20,12 +20,9 @@ from celery_idempotent.settings import Settings
 class Replace(Extension):
     """Takes the key from a running call."""
 
-    option = "on_conflict"
-
     def __init__(self, call: Pass) -> None:
         super().__init__(call)
-        if not call.settings.shadow:
-            call.replaces = commands.REPLACES
+        call.replaces = commands.REPLACES
 
     @classmethod
     def resolve(cls, settings: Settings, where: str, app: Any) -> Settings:
@@ -36,7 +33,7 @@ class Replace(Extension):
                 f"{where}: {option} needs a key that may run again: set idempotency_until to "
                 "'finished' or 'started'"
             )
-        if settings.until == "finished" and settings.deduplicates:
+        if settings.deduplicates and not settings.collapses:
             raise SettingsError(
                 f"{where}: idempotency_dedupe_publish keeps the newer call of {option} from being "
                 "published: remove it, or set idempotency_until = 'started'"

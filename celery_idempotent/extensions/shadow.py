@@ -100,6 +100,7 @@ class Shadow(Extension):
     async def before_begin(self) -> Answer:
         """Returns the outcome of the body, regardless of the record."""
         call, runtime = self.call, self.call.runtime
+        call.replaces = 0
         host: Any = call.host
         request = host.request
         request.idempotency_without_body = False
@@ -129,7 +130,7 @@ async def _begin(call: Pass) -> Lease | None:
         store.node_of(call.key).outage.end()
         settings = call.settings
         begun = layout.begun(reply.raw) if reply.case == "begun" else None
-        if begun is not None and begun.attempt > settings.max_attempts:
+        if begun is not None and not settings.may_run(begun.attempt):
             poison = commands.poison(call.key, begun.token, settings.error_ms)
             await call.runtime.execute(poison)
             reply, begun = await _decide(call), None

@@ -1,4 +1,4 @@
-"""Executions in a database transaction: ``idempotency_transaction``.
+"""Executions in a database transaction.
 
 The row of the key is claimed before the body runs; its outcome is committed with the effects, then
 stored in Redis. From the commit on, the row decides: every caller gets its outcome, regardless of
@@ -73,8 +73,7 @@ MAX_ROLLBACKS = 20
 class RowTransaction(Extension):
     """Claims the row of the key, runs the body in the transaction, and commits it."""
 
-    option = "transaction"
-    blocks = True
+    blocks = "transaction"
     knows_poisoned = True  # its row may be committed
 
     @classmethod

@@ -187,10 +187,10 @@ class DirectHost:
         return run_as_current(execution, self._work)
 
     def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
-        """Returns Fail for errors in ``replay_errors``, and Release for all others."""
+        """Returns Fail for an error that duplicates get, and Release for any other."""
         if not isinstance(outcome, Failure):
             return outcome, Complete()
-        replayed = isinstance(outcome.error, self.data.settings.replay_errors)
+        replayed = self.data.settings.replays(outcome.error)
         if replayed and not isinstance(outcome.error, NotCompletedError):
             return outcome, Fail()
         return outcome, Release()

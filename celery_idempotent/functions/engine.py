@@ -25,7 +25,7 @@ from celery_idempotent.core.flow.flow import execute
 from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.thread import Executor, run_flow
 from celery_idempotent.core.flow.values import restored
-from celery_idempotent.core.key import Key, fingerprint_of
+from celery_idempotent.core.key import KEY_OPTION, Key, fingerprint_of
 from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.core.key.rule import TASK_ID, KeyRule
 from celery_idempotent.core.payload.codec import PayloadCodec
@@ -141,13 +141,13 @@ class Idempotency:
         block their thread.
 
         Args:
-            key: the key rule, like a task's ``idempotency_key``: None for all arguments, a
-                template, a tuple of argument names, or a callable.
+            key: the key rule, as for tasks: None for all arguments, a template, a tuple of
+                argument names, or a callable.
             name: the function's name in keys and records; by default its module and qualified
                 name, so moving the function changes its keys. Required for a lambda, a function
                 inside another one and a callable object. Functions that differ only in their
                 closures need different names.
-            label: a template, like a task's ``idempotency_label``.
+            label: a template, as for tasks.
             options: override the engine's options for this function.
 
         Raises:
@@ -168,7 +168,7 @@ class Idempotency:
         if isinstance(func, Task):
             raise SettingsError(
                 f"{func.name} is a Celery task, whose messages would run unprotected: remove "
-                "@idempotent(), and set base=IdempotentTask and idempotency_key in its decorator"
+                f"@idempotent(), and set base=IdempotentTask and {KEY_OPTION} in its decorator"
             )
         name = self._name_of(func, name)
         own_settings = self.settings_for(options, name)
@@ -520,7 +520,7 @@ class Block:
 
 def _blocking_option(settings: Settings) -> str:
     """Returns the option that is set and needs blocking code; empty without one."""
-    names = (PREFIX + extension.option for extension in settings.extensions if extension.blocks)
+    names = (PREFIX + extension.blocks for extension in settings.extensions if extension.blocks)
     return next(names, "")
 
 

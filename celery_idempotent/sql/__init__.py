@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+#: The option that names the database, for errors.
+OPTION = "idempotency_transaction"
+
 
 def database_of(task: Any) -> Any:
-    """Returns the `Database` that the task names in ``idempotency_transaction``; None without."""
+    """Returns the `Database` of the task's transactions; None without."""
     return task.idempotency_configuration.settings.transaction
 
 

@@ -1,4 +1,4 @@
-"""The database that ``idempotency_transaction`` names."""
+"""The database of a task's or a function's transactions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from celery_idempotent.core.key import Key
 from celery_idempotent.errors import SettingsError, StoreUnavailableError, TransactionError
 from celery_idempotent.settings import imported
+from celery_idempotent.sql import OPTION
 from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import TABLE, Claim, Row, Statements, row_id
 from celery_idempotent.sql.session import Engine, Session
@@ -47,13 +48,13 @@ class Database:
                 from celery_idempotent.sql.django import DjangoEngine
             except ImportError:
                 raise SettingsError(
-                    f"idempotency_transaction {source!r} is the alias of a Django database, and "
+                    f"{OPTION} {source!r} is the alias of a Django database, and "
                     "Django is not installed; a SQLAlchemy engine is named by its path, such as "
                     "'shop.db:engine'"
                 ) from None
             return DjangoEngine(source)
         if isinstance(source, str):
-            source = imported("idempotency_transaction", source)
+            source = imported(OPTION, source)
         from celery_idempotent.sql.sqlalchemy import SQLAlchemyEngine
 
         return SQLAlchemyEngine(source)
@@ -108,7 +109,7 @@ class Database:
     def has_ended(self) -> TransactionError:
         """Returns the error for a body that has ended its transaction."""
         return TransactionError(
-            f"idempotency_transaction {self.engine.name!r}: the body has ended its transaction, or "
+            f"{OPTION} {self.engine.name!r}: the body has ended its transaction, or "
             "gone on after an error in it, so its outcome cannot be committed with it; use "
             "savepoints (begin_nested(), or a nested atomic()) for parts that may fail"
         )
@@ -233,7 +234,7 @@ class Database:
         create = self.engine.create_command
         hint = "" if is_transient(error) else f"; if it has no table {TABLE}: {create}"
         return StoreUnavailableError(
-            f"the database {self.engine.name} (idempotency_transaction) raised {kind}{hint}"
+            f"the database {self.engine.name} ({OPTION}) raised {kind}{hint}"
         )
 
     def check(self) -> None:
@@ -256,13 +257,13 @@ class Database:
             if is_transient(error):
                 raise self.unavailable(error) from error
             raise SettingsError(
-                f"idempotency_transaction: the table {TABLE} of the database {engine.name} cannot "
+                f"{OPTION}: the table {TABLE} of the database {engine.name} cannot "
                 f"be used ({type(error).__name__}); create it: {engine.create_command}"
             ) from error
         finally:
             engine.release_connections()
         if kept:
             raise SettingsError(
-                f"idempotency_transaction: the database {engine.name} does not roll back: use a "
+                f"{OPTION}: the database {engine.name} does not roll back: use a "
                 "connection without autocommit, and tables of a transactional storage engine"
             )

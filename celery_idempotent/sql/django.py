@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction, utils
 
 from celery_idempotent.errors import SettingsError, TransactionError
+from celery_idempotent.sql import OPTION
 from celery_idempotent.sql.session import Answer
 
 
@@ -35,15 +36,14 @@ class DjangoEngine:
         try:
             if alias not in connections:
                 raise SettingsError(
-                    f"idempotency_transaction: DATABASES has no alias {alias!r}; it has "
-                    f"{', '.join(connections)}"
+                    f"{OPTION}: DATABASES has no alias {alias!r}; it has {', '.join(connections)}"
                 )
             self.dialect = str(connections[alias].vendor)
         except ImproperlyConfigured as error:
-            raise SettingsError(f"idempotency_transaction {alias!r}: {error}") from None
+            raise SettingsError(f"{OPTION} {alias!r}: {error}") from None
         if not connections.settings[alias]["AUTOCOMMIT"]:
             raise SettingsError(
-                f"idempotency_transaction: DATABASES[{alias!r}] has AUTOCOMMIT = False, so "
+                f"{OPTION}: DATABASES[{alias!r}] has AUTOCOMMIT = False, so "
                 "atomic() does not commit: remove it"
             )
         self.name = alias
@@ -96,7 +96,7 @@ class DjangoSession:
             if not connection.in_atomic_block:
                 raise
             raise TransactionError(
-                f"idempotency_transaction {self._alias!r} cannot begin inside another transaction, "
+                f"{OPTION} {self._alias!r} cannot begin inside another transaction, "
                 "which would decide whether the outcome is committed: call it outside of atomic() "
                 "(under ATOMIC_REQUESTS: from a view with non_atomic_requests, or on_commit)"
             ) from error

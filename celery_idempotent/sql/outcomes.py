@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Record, State
 from celery_idempotent.errors import SettingsError, TransactionError
+from celery_idempotent.sql import OPTION
 
 TABLE = "celery_idempotency_outcomes"
 
@@ -39,8 +40,7 @@ class Statements:
         dialect = "mysql" if dialect == "mariadb" else dialect
         if dialect not in _NOW:
             raise SettingsError(
-                f"idempotency_transaction: {dialect} is not supported; use PostgreSQL, MySQL, "
-                "MariaDB or SQLite"
+                f"{OPTION}: {dialect} is not supported; use PostgreSQL, MySQL, MariaDB or SQLite"
             )
         now, is_server = _NOW[dialect], dialect != "sqlite"
         # SQLite has one writer at a time.
@@ -95,7 +95,7 @@ class Statements:
 def row_id(prefix: str, key: Key) -> str:
     """Returns the primary key of the row of `key`, in hexadecimal so that no collation matters.
 
-    A key that may run again (``idempotency_until``) has a row for each of its messages.
+    A key that may run again has a row for each of its messages.
     """
     name = f"{prefix}:{key} {key.message}" if key.message else f"{prefix}:{key}"
     return blake2b(name.encode(), digest_size=16).hexdigest()
@@ -134,7 +134,7 @@ class Claim(NamedTuple):
         """Returns the claim of the row of `key`.
 
         Args:
-            prefix: ``idempotency_key_prefix``.
+            prefix: of the names in Redis.
             execution: the columns that describe the execution.
         """
         row, owner = row_id(prefix, key), os.urandom(16).hex()

@@ -19,6 +19,7 @@ import sqlalchemy
 from sqlalchemy import exc
 
 from celery_idempotent.errors import SettingsError, TransactionError
+from celery_idempotent.sql import OPTION
 from celery_idempotent.sql.session import Answer, Session
 
 #: The process that last used each engine, and owns the connections in its pool.
@@ -47,7 +48,7 @@ class SQLAlchemyEngine:
     def __init__(self, engine: Any) -> None:
         if not isinstance(engine, sqlalchemy.Engine):
             raise SettingsError(
-                "idempotency_transaction must be a (blocking) SQLAlchemy Engine, the path of one, "
+                f"{OPTION} must be a (blocking) SQLAlchemy Engine, the path of one, "
                 f"or the alias of a Django database, not {type(engine).__name__}"
             )
         self._engine = engine
@@ -113,7 +114,7 @@ class SQLAlchemySession(Session):
         name = SQLAlchemyEngine(self.engine).name
         if durable:
             raise TransactionError(
-                f"idempotency_transaction {name!r} cannot begin inside another transaction of this "
+                f"{OPTION} {name!r} cannot begin inside another transaction of this "
                 "engine, because it could wait for that one's locks for ever: publish the task, or "
                 "call it as a function, which joins that transaction; call functions, blocks and "
                 "batches with a key before or after it"
@@ -121,7 +122,7 @@ class SQLAlchemySession(Session):
         if self.engine.get_execution_options() != outer.engine.get_execution_options():
             raise TransactionError(
                 f"a plain call cannot join the transaction of {name!r} that is open: it was begun "
-                "with other execution options; set idempotency_transaction to the same engine"
+                f"with other execution options; set {OPTION} to the same engine"
             )
 
     def begin_body(self) -> None:
@@ -139,7 +140,7 @@ class SQLAlchemySession(Session):
         self._refused = True
         name = SQLAlchemyEngine(self.engine).name
         raise TransactionError(
-            f"idempotency_transaction {name!r}: the body must not commit its transaction, which is "
+            f"{OPTION} {name!r}: the body must not commit its transaction, which is "
             "committed with the outcome; use savepoints: connection.begin_nested(), or "
             "Session(bind=connection)"
         )

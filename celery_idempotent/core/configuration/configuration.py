@@ -15,11 +15,9 @@ import click
 from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 from kombu.serialization import dumps, prepare_accept_content, registry
-from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent import settings
-from celery_idempotent.core.configuration.store_config import store_config_of
-from celery_idempotent.core.flow.conflict import POLICIES
+from celery_idempotent.core.configuration.store_config import check_location, store_config_of
 from celery_idempotent.core.flow.thread import Executor
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.key.parameters import normalised
@@ -31,15 +29,12 @@ from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.scripts import Reply
-from celery_idempotent.core.store.url import check as check_url
 from celery_idempotent.core.store.url import names_one_server
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.settings import OPTIONS, PREFIX, SIMILAR_PREFIX, Settings
+from celery_idempotent.settings import OPTIONS, PREFIX, SIMILAR_PREFIX, Settings, TaskOptions
 
 #: The backend whose commands the script repeats; subclasses may write something else.
 _BACKEND = "celery.backends.redis.RedisBackend"
-#: The class of labels.
-_LABEL = "celery_idempotent.extensions.label:Label"
 #: The connection parameters that identify a server, a database and a user, with defaults.
 _IDENTITY = {
     "host": "localhost",
@@ -83,16 +78,11 @@ class TaskConfiguration:
         task_class: Any = task if isinstance(task, type) else type(task)
         try:
             check_option_names(app)
-            settings.check_names(attributes_of(task), task.name)
+            settings.check_names(attributes_of(task), task.name, TaskOptions.__annotations__)
             _check_prefixes(task_class, task.name)
             options = settings.build(dict(_values_of(task, app)), task.name)
             accept = accepted_content_types(app)
             options = resolve(options, task.name, app, app.conf.result_serializer, accept)
-            if getattr(task, "idempotency_wait_timeout", None) is not None:
-                raise SettingsError(
-                    f"{task.name}: idempotency_wait_timeout applies outside tasks only, since a "
-                    "duplicate message does not wait in a process: remove it"
-                )
             if options.on_conflict == "wait":  # as the app configures its functions
                 options = replace(options, on_conflict="retry")
             if options.enabled:
@@ -103,9 +93,6 @@ class TaskConfiguration:
             #: Whether every call runs as a plain task and is only counted.
             self.in_shadow = options.shadow and options.enabled
             self.settings = options
-            self.options = options.options
-            #: Those that take part in the flow of a call.
-            self.extensions = options.extensions
             # Celery 5.7 and later, for a task with ``pydantic=True``.
             dump = getattr(task_class.run, "dump_arguments", None)
             if dump is not None:
@@ -114,8 +101,10 @@ class TaskConfiguration:
             self.rule = KeyRule(task.name, options.key, _signature_of(task_class), normalise)
             #: Whether a warning has named the task as one whose calls in a map are unprotected.
             self.used_in_map = False
-            #: A `Label`; None without ``idempotency_label``.
-            self.label = symbol_by_name(_LABEL)(self.rule, options.label) if options.label else None
+            #: A `Label`; None without one.
+            self.label: Any = None
+            for option in options.options:
+                option.configure(self)
         except SettingsError as error:
             raise ConfigurationError(str(error)) from None
 
@@ -158,7 +147,7 @@ class TaskConfiguration:
         from celery_idempotent.core.flow.forget import forget_call
 
         forget = partial(forget_call, self.executor, key, shown, force=force)
-        for extension in self.extensions:
+        for extension in self.settings.extensions:
             forget = partial(extension.forget, self.settings, key, forget)
         return forget()
 
@@ -266,8 +255,7 @@ def resolve(
         SettingsError: if one of them is unavailable, or the serializer's content type is not
             accepted.
     """
-    if options.redis_url is not None:
-        check_url(options.redis_url, options.redis_options or {})
+    check_location(options)
     serializer = options.serializer or default
     if serializer not in registry.name_to_type:
         raise SettingsError(
@@ -294,11 +282,6 @@ def resolve(
                 f"{where}: idempotency_compression must be gzip, bzip2, lzma or zstd, and installed"
                 f", not {options.compression!r}"
             ) from None
-    policy = options.on_conflict
-    if (needed := POLICIES[policy].needs) and not getattr(options, needed):
-        raise SettingsError(
-            f"{where}: on_conflict {policy!r} needs {needed}: set idempotency_{needed}"
-        )
     options = replace(options, serializer=serializer)
     for option in reversed(options.options):  # shadow, the first, switches others off
         options = option.resolve(options, where, app)

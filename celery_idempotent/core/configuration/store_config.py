@@ -15,7 +15,7 @@ from kombu.utils.imports import symbol_by_name
 from kombu.utils.url import url_to_parts
 
 from celery_idempotent.core.store.config import SENTINEL_OPTIONS, StoreConfig, chosen
-from celery_idempotent.core.store.url import SENTINEL, parts_of, server_urls, socket_url
+from celery_idempotent.core.store.url import SENTINEL, check, parts_of, server_urls, socket_url
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.settings import Settings, imported
 
@@ -25,6 +25,16 @@ _NOT_OPTIONS = (
     *("max_connections", "socket_timeout", "socket_connect_timeout", "retry_on_timeout"),
     *("driver_info", "lib_name", "lib_version"),
 )
+
+
+def check_location(options: Settings) -> None:
+    """Rejects a URL that names no Redis server.
+
+    Raises:
+        SettingsError: as :func:`.url.check`.
+    """
+    if options.redis_url is not None:
+        check(options.redis_url, options.redis_options or {})
 
 
 def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:

@@ -217,10 +217,9 @@ PUBLISHED_IN_SHADOW = Event(
 )
 PUBLISHED_UNCOUNTED = Event(DEBUG, "is published; shadow counting failed: {error}")
 
-#: Decisions about calls in shadow. Without ``idempotency_shadow``, the call would (in this order)
-#: have run; taken over an expired lease; run after the execution that holds its key
-#: (``idempotency_until`` is ``finished`` or ``started``); received the outcome of another call; met
-#: a conflict; failed; not been published (``idempotency_dedupe_publish``).
+#: Decisions about calls in shadow. Without shadow, the call would (in this order) have run; taken
+#: over an expired lease; run after the execution that holds its key, if a key may run again;
+#: received the outcome of another call; met a conflict; failed; not been published.
 SHADOW: Final = tuple(
     event.decision
     for event in (

@@ -60,8 +60,6 @@ class Policy(NamedTuple):
     end: Callable[[Pass, Record, ConflictError], End] = wait
     #: Reported before that end.
     event: Event = Event()
-    #: The option without which it cannot be set.
-    needs: str = ""
 
 
 POLICIES = {
@@ -163,8 +161,8 @@ def requeue(call: Pass, reason: BaseException, longest: float | None = None) -> 
 
 def _half_retention(call: Pass) -> float:
     """Returns half of the seconds for which an outcome is kept that ends a wait."""
-    settings = call.settings
-    return float("inf") if settings.runs_again else min(settings.result_ttl, settings.error_ttl) / 2
+    kept_ms = min(call.settings.result_ms, call.settings.error_ms)
+    return float("inf") if call.settings.runs_again else kept_ms / 2000
 
 
 def requeue_delay(requeue_count: int, longest: float) -> float:

@@ -21,8 +21,6 @@ from celery_idempotent.settings import Settings
 class Option:
     """What an option adds to tasks and functions. A subclass overrides what it needs."""
 
-    #: Its name, without prefix.
-    option = ""
     #: Whether it is an `Extension`.
     in_flow = False
 
@@ -42,6 +40,14 @@ class Option:
     @classmethod
     def set_up(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
         """Adds its transform or storage to the codec of its tasks and functions."""
+
+    @classmethod
+    def configure(cls, configuration: Any) -> None:
+        """Completes the configuration of a task, once its key rule is known.
+
+        Raises:
+            SettingsError: if its option does not fit the task.
+        """
 
     @classmethod
     def takes_newest(cls, settings: Settings) -> bool:
@@ -84,8 +90,8 @@ class Extension(Option):
     """The effect of an option on one call. A subclass overrides the points that it needs."""
 
     in_flow = True
-    #: Whether its connection blocks, so that no coroutine or batch can have it.
-    blocks = False
+    #: The name of the option, if its connection blocks, so that no coroutine or batch can have it.
+    blocks = ""
     #: Whether it may know an outcome of a call whose record is poisoned.
     knows_poisoned = False
 

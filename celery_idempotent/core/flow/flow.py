@@ -40,7 +40,7 @@ from celery_idempotent.core.flow.values import (
     Settlement,
     restored,
 )
-from celery_idempotent.core.payload.codec import RESULT_IGNORED
+from celery_idempotent.core.payload.codec import NOT_STORED, RESULT_IGNORED
 from celery_idempotent.core.record import ERROR, RESULT, Payload, Record, State, layout
 from celery_idempotent.core.record.layout import DELEGATED
 from celery_idempotent.core.store import commands
@@ -208,7 +208,7 @@ async def _granted(call: Pass) -> Admission:
     assert execution is not None
     assert lease is not None
     try:
-        if execution.attempt > call.settings.max_attempts:
+        if not call.settings.may_run(execution.attempt):
             await call.runtime.execute(
                 commands.poison(call.key, call.token, call.settings.error_ms, call.tail)
             )
@@ -394,7 +394,7 @@ def _report_stored(call: Pass, settlement: Settlement) -> None:
         report(table.COMPLETED, call, execution, end=end)
         return
     failed = isinstance(settlement.disposition, Fail)
-    if not payload.format and (failed or call.settings.store_result):
+    if not payload.format and payload.body != NOT_STORED:
         ran = f"ran and raised {type(settlement.error).__name__}" if failed else "ran"
         call.report(table.NOT_STORED, end=ran, reason=payload.body.decode())
     if failed:

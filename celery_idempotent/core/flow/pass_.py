@@ -20,7 +20,7 @@ from celery_idempotent.core.flow.call import Call, Host, Runtime
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.values import Release, Settlement, restore_step
 from celery_idempotent.core.lease import Lease
-from celery_idempotent.core.payload.codec import PayloadCodec, not_stored
+from celery_idempotent.core.payload.codec import NOT_STORED, PayloadCodec, not_stored
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.record.layout import Begun
 from celery_idempotent.core.store import commands, run_sync
@@ -157,7 +157,7 @@ class Pass:
             StoreUnavailableError: if Redis is unavailable.
         """
         assert self._begun is not None
-        if self._begun.orphaned_seconds is None and self.settings.max_attempts > 1:
+        if self._begun.orphaned_seconds is None and self.settings.may_run(2):
             return True
         assert self.lease is not None
         sent_at = lease_now()
@@ -341,10 +341,10 @@ class Pass:
     def not_stored(self) -> ResultNotStoredError | None:
         """Returns the error for duplicates if the record was completed without the value."""
         settlement = self._settlement
-        if settlement is None or not settlement.field or not self.settings.store_result:
+        if settlement is None or not settlement.field:
             return None
         assert settlement.payload is not None
-        if settlement.payload.format:
+        if settlement.payload.format or settlement.payload.body == NOT_STORED:
             return None
         return not_stored(settlement.payload, str(self.key), settlement.field)
 

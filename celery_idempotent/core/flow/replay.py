@@ -86,7 +86,7 @@ def replacement_error(record: Record, settings: Settings) -> Exception | None:
     """Returns the error of a replacement that frees the key of `record`; reads the result backend.
 
     None if no other task has replaced this one, if the replacement has not ended or has a result,
-    or if the error is one of ``replay_errors``.
+    or if duplicates get the error.
     """
     if record.format != DELEGATED:
         return None
@@ -95,5 +95,5 @@ def replacement_error(record: Record, settings: Settings) -> Exception | None:
     except (NotReadyError, ResultNotStoredError, CorruptRecordError, StoreUnavailableError):
         return None
     except Exception as error:
-        return None if isinstance(error, settings.replay_errors) else error
+        return None if settings.replays(error) else error
     return None

@@ -98,7 +98,7 @@ def restored(
     if payload.format:
         return payload, Result(value)
     error = not_stored(payload, key, field)
-    remedy = "return plain types, or set another idempotency_serializer"
+    remedy = "return plain types, or set another serializer"
     if field == RESULT:
         remedy += ", or idempotency_store_result=False"
     error.args = (f"{error}; {remedy}",)

@@ -17,6 +17,8 @@ KEY_BYTES = 16
 FINGERPRINT_BYTES = 8
 #: Begins the digest of an explicit key; not a letter of Base64, nor special in URLs and patterns.
 EXPLICIT_MARK = "~"
+#: The option of the key rule; as an option of a call, its explicit key.
+KEY_OPTION = "idempotency_key"
 
 
 class Key(str):
@@ -136,19 +138,19 @@ def message_form(task: str, value: Any) -> str | list[str]:
     if isinstance(value, Key):
         # The call would run even if a call with that key has run before.
         raise KeyRuleError(
-            f"{task}: idempotency_key is a Key, and would be hashed to another key; leave it out "
+            f"{task}: {KEY_OPTION} is a Key, and would be hashed to another key; leave it out "
             "to derive the key from the arguments, or pass its str()"
         )
     parts = [_part(part) for part in (value if isinstance(value, (list, tuple)) else [value])]
     if not parts or not all(parts):
         raise KeyRuleError(
-            f"{task}: idempotency_key must be non-empty text, an integer, a UUID, a tuple or list "
+            f"{task}: {KEY_OPTION} must be non-empty text, an integer, a UUID, a tuple or list "
             "of these, or False"
         )
     length = sum(map(len, parts))
     if length > MAX_LENGTH:
         raise KeyRuleError(
-            f"{task}: idempotency_key has {length} characters, and {MAX_LENGTH} are allowed: pass "
+            f"{task}: {KEY_OPTION} has {length} characters, and {MAX_LENGTH} are allowed: pass "
             "a digest of it"
         )
     return parts if isinstance(value, (list, tuple)) else parts[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Signature
 from typing import Any, Final, NamedTuple
 
-from celery_idempotent.core.key import Key, as_text, fingerprint_of
+from celery_idempotent.core.key import KEY_OPTION, Key, as_text, fingerprint_of
 from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.core.key.parameters import Argument, Parameters
 from celery_idempotent.core.printable import did_you_mean
@@ -46,7 +46,7 @@ class KeyRule:
 
     Args:
         task: the task's name; equal rules of different tasks never share a key.
-        rule: the value of ``idempotency_key``.
+        rule: the value of the option.
         signature: of the task's function, without ``self``.
         normalise: returns arguments as the task's serializer passes them to the worker.
 
@@ -57,7 +57,8 @@ class KeyRule:
     def __init__(self, task: str, rule: Any, signature: Signature, normalise: Normalise) -> None:
         self.task = task
         self.signature = signature
-        self._rule = rule
+        #: The value of the option.
+        self.source = rule
         self._normalise = normalise
         self._parameters = Parameters(signature, lambda value: normalise((value,), {})[0][0])
         #: The arguments that the rule uses; None if only its own code knows.
@@ -102,12 +103,12 @@ class KeyRule:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], task_id: str | None, explicit_key: Any
     ) -> tuple[Mapping[str, Any], bytes, Key]:
         """Returns the bound arguments (none for a task id), what is hashed, and the key."""
-        if self._rule is TASK_ID and explicit_key is None:
+        if self.source is TASK_ID and explicit_key is None:
             hashed = b"task-id" + canonical(task_id)
             return {}, hashed, Key.of(self.task, hashed)
         args, kwargs = self._normalise(args, kwargs)
         bound = self._bind(args, kwargs)
-        if self._rule is None and explicit_key is None:
+        if self.source is None and explicit_key is None:
             hashed = b"arguments" + self._parameters.encode(bound, self._refuse)
             return bound, hashed, Key.of(self.task, hashed)
         fingerprint = fingerprint_of(self._parameters.encode(bound, _encode_any_type))
@@ -142,8 +143,8 @@ class KeyRule:
             missing = self._parameters.missing(bound)
         names, rule = self.names, self.description
         if explicit_key is not None:
-            names, rule = (), "idempotency_key of the call"
-        elif self._rule is None:
+            names, rule = (), f"{KEY_OPTION} of the call"
+        elif self.source is None:
             names = [name.lstrip("*") for name in bound]
         arguments = tuple(self._parameters.explain(bound, names))
         return Explanation(rule, arguments, hashed, key, missing)
@@ -164,7 +165,7 @@ class KeyRule:
         bound = self._bind(args, kwargs, self._parameters.bind_partial)
         if explicit_key is not None:
             return bound, *self._explicit(explicit_key, b"")
-        if self._rule is None or self.names is None:  # a callable may read any argument
+        if self.source is None or self.names is None:  # a callable may read any argument
             raise error
         for name in self._parameters.missing(bound):
             if name in self.names:
@@ -243,19 +244,19 @@ class KeyRule:
             from celery_idempotent.core.key import function
 
             text = f"the callable {getattr(rule, '__qualname__', type(rule).__name__)}"
-            subject = f"{self.task}: idempotency_key"
+            subject = f"{self.task}: {KEY_OPTION}"
 
             def encode_returned(bound: Any, *given: Any) -> bytes:
                 value = function.call(subject, rule, *given)
-                return b"key" + self._encode_value(value, "the value returned by idempotency_key")
+                return b"key" + self._encode_value(value, f"the value returned by {KEY_OPTION}")
 
             return encode_returned, None, text
         raise SettingsError(
-            f"{self.task}: idempotency_key must be None, a template, a tuple of argument names, "
+            f"{self.task}: {KEY_OPTION} must be None, a template, a tuple of argument names, "
             f"a callable or TASK_ID, not {type(rule).__name__}"
         )
 
-    def check_names(self, names: Sequence[str], option: str = "idempotency_key") -> None:
+    def check_names(self, names: Sequence[str], option: str = KEY_OPTION) -> None:
         """Rejects names that are not arguments of the task.
 
         Args:
@@ -277,7 +278,7 @@ class KeyRule:
         encoded = []
         for name in names:
             if name not in values:
-                raise KeyRuleError(f"{self.task}: idempotency_key needs argument {name!r}")
+                raise KeyRuleError(f"{self.task}: {KEY_OPTION} needs argument {name!r}")
             try:
                 encoded.append(canonical(values[name]))
             except NotCanonicalError as error:
@@ -289,8 +290,8 @@ class KeyRule:
         if isinstance(value, (list, tuple)):
             value = [as_text(part) for part in value]
             if any(part is None for part in value):
-                raise KeyRuleError(f"{self.task}: idempotency_key contains None; {_KINDS}")
-        return b"explicit" + self._encode_value(value, "idempotency_key")
+                raise KeyRuleError(f"{self.task}: {KEY_OPTION} contains None; {_KINDS}")
+        return b"explicit" + self._encode_value(value, KEY_OPTION)
 
     def _encode_value(self, value: Any, name: str) -> bytes:
         """Encodes a key given as a value: an integer or a UUID is the same as its text."""
@@ -305,7 +306,7 @@ class KeyRule:
 
     def _refuse(self, name: str, error: NotCanonicalError) -> bytes:
         raise KeyRuleError(
-            f"{self.task}: argument {name!r} {error}; give the task an idempotency_key that "
+            f"{self.task}: argument {name!r} {error}; give the task an {KEY_OPTION} that "
             "leaves it out"
         ) from None
 

@@ -8,6 +8,7 @@ from enum import Enum
 from string import Formatter
 from typing import Any
 
+from celery_idempotent.core.key import KEY_OPTION
 from celery_idempotent.core.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.errors import KeyRuleError, SettingsError
 
@@ -27,7 +28,7 @@ class Template:
 
     _formatter = Formatter()
 
-    def __init__(self, task: str, template: str, option: str = "idempotency_key") -> None:
+    def __init__(self, task: str, template: str, option: str = KEY_OPTION) -> None:
         self._subject = f"{task}: {option}"
         where = f"{self._subject} {template!r}"
         try:

@@ -137,7 +137,7 @@ class PayloadCodec:
         if not payload.format:
             return payload
         payload = self.transform(payload, key, field)
-        if len(payload.body) <= settings.max_result_size:
+        if settings.fits(payload.body):
             return payload
         if self.offload_storage is None:
             return Payload("", b"it is larger than idempotency_max_result_size")
@@ -162,7 +162,7 @@ class PayloadCodec:
             return Payload("", b"it ends a worker, or controls Celery")
         try:
             prepared = self._result_codec.prepare_error(error)
-            payload = dump(prepared, "json", settings.compression)
+            payload = dump(prepared, "json", settings)
             prepared = load(payload, JSON)
         except Exception:
             return Payload("", b"it cannot be serialized as JSON")

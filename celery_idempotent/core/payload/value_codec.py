@@ -52,11 +52,15 @@ def is_unchanged(value: Any, serializer: str | None) -> bool:
     return is_exact and serializer in _EXACT_SERIALIZERS
 
 
-def dump(value: Any, serializer: str, compression: str | None = None) -> Payload:
+def dump(value: Any, serializer: str, settings: Settings | None = None) -> Payload:
     """Returns the serialized `value`; errors of the serializer are raised unchanged.
 
     Data that is short, very long, or would not shrink is not compressed.
+
+    Args:
+        settings: choose the compression; without them, there is none.
     """
+    compression = settings and settings.compression
     if serializer == "json" and (write := _PLAIN_JSON.get(type(value))):
         body = write(value).encode()
     else:
@@ -113,7 +117,7 @@ class ValueCodec:
         try:
             if isinstance(value, ResultBase) and self._app and serializer != "pickle":
                 value = value.as_tuple()
-            return dump(value, serializer, settings.compression)
+            return dump(value, serializer, settings)
         except Exception as error:
             return self._refusal(value, settings, "serialize", error)
 
@@ -141,8 +145,8 @@ class ValueCodec:
     def _refusal(self, value: Any, settings: Settings, verb: str, error: Exception) -> Payload:
         from celery_idempotent.core.payload.refusal import refusal
 
-        serializer, compression = settings.serializer or "", settings.compression
+        serializer = settings.serializer or ""
         does = f"idempotency_serializer {serializer!r} cannot {verb}"
         return refusal(
-            value, lambda part: self.restore(dump(part, serializer, compression)), does, error
+            value, lambda part: self.restore(dump(part, serializer, settings)), does, error
         )

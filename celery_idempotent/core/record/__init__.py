@@ -41,7 +41,7 @@ class Tail(NamedTuple):
     format: str = ""
     #: The W3C traceparent of the execution that stored the outcome; empty without tracing.
     traceparent: str = ""
-    #: A readable name of the call, from ``idempotency_label``; else empty.
+    #: A readable name of the call, if its task has a template; else empty.
     label: str = ""
 
     def to_bytes(self) -> bytes:

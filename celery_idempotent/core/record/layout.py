@@ -70,7 +70,7 @@ _FIXED = 15
 _MAX_TASK_ID = 1000
 #: As `str` formats a UUID; `UUID` would also accept other forms.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-#: Body of a FAILED record whose executions died ``idempotency_max_attempts`` times in a row.
+#: Body of a FAILED record whose executions died, as often in a row as the settings allow.
 POISONED = b"poisoned"
 #: Later times (year 6429) mean damage.
 _MAX_MS = 2**47

@@ -13,6 +13,12 @@ SENTINEL = "sentinel"
 _CLUSTER = ("redis+cluster", "rediss+cluster")
 SCHEMES = (*_ONE_SERVER, SENTINEL, *_CLUSTER)
 
+#: The error of a URL that redis-py refuses.
+INVALID = (
+    "idempotency_redis_url is invalid: check its port, database and query parameters, and "
+    "idempotency_redis_options, or those of the result backend or broker"
+)
+
 
 def scheme_of(url: str) -> str:
     """Returns the part before ``://``; empty if there is none."""
@@ -24,7 +30,7 @@ def check(url: str, options: Mapping[str, Any]) -> None:
     """Rejects a URL that names no Redis server.
 
     Args:
-        options: ``idempotency_redis_options``.
+        options: of the client.
 
     Raises:
         SettingsError: naming the scheme, never the URL, which may hold a password.

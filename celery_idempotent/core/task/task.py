@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
@@ -46,7 +45,7 @@ from celery_idempotent.errors import (
     KeyRuleError,
     ResultDiscardedError,
 )
-from celery_idempotent.settings import OPTIONS
+from celery_idempotent.settings import OPTIONS, TaskOptions
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +122,7 @@ class _WhileProtected:
         return protected or task.app.conf[self._setting]
 
 
-class IdempotentTask(Task):
+class IdempotentTask(TaskOptions, Task):
     """A task whose duplicates get the outcome of the first execution instead of their own.
 
     ``@app.task(base=IdempotentTask, idempotency_key="order:{order_id}")``. Every option is an
@@ -139,37 +138,6 @@ class IdempotentTask(Task):
 
     #: Celery logs these errors in one line, without a traceback, and Sentry ignores them.
     throws = (ConflictError, ResultDiscardedError)
-
-    idempotency_enabled: bool | None = None
-    idempotency_shadow: bool | None = None
-    idempotency_key: Any = None
-    idempotency_until: str | None = None
-    idempotency_lease: float | timedelta | None = None
-    idempotency_result_ttl: float | timedelta | None = None
-    idempotency_error_ttl: float | timedelta | None = None
-    idempotency_replay_errors: tuple[type[Exception], ...] | None = None
-    idempotency_on_conflict: str | None = None
-    idempotency_max_attempts: int | None = None
-    idempotency_on_store_error: str | None = None
-    idempotency_dedupe_publish: bool | str | None = None
-    idempotency_reservation_ttl: float | timedelta | None = None
-    idempotency_debounce: float | timedelta | None = None
-    idempotency_debounce_max_wait: float | timedelta | None = None
-    idempotency_store_result: bool | None = None
-    idempotency_fused_completion: bool | None = None
-    idempotency_serializer: str | None = None
-    idempotency_compression: str | None = None
-    idempotency_encryption_keys: Any = None
-    idempotency_max_result_size: int | None = None
-    idempotency_offload_backend: str | None = None
-    idempotency_transaction: Any = None
-    idempotency_redis_url: str | None = None
-    idempotency_key_prefix: str | None = None
-    idempotency_redis_options: Mapping[str, Any] | None = None
-    idempotency_redis_client: Any = None
-    idempotency_redis_timeout: float | timedelta | None = None
-    idempotency_wait_replicas: int | None = None
-    idempotency_label: str | None = None
 
     #: By task: instances of one class may have other names and options.
     _configurations: ClassVar[dict[Any, TaskConfiguration]] = {}
@@ -190,7 +158,7 @@ class IdempotentTask(Task):
         chosen = {name for base in cls.__mro__[:place] for name in vars(base)}
         for base in cls.__mro__[place + 1 : -1]:
             hidden = sorted(_HIDING.intersection(vars(base)) - chosen)
-            if hidden and base.__module__.partition(".")[0] != "celery":
+            if hidden and base.__module__.partition(".")[0] not in ("celery", "celery_idempotent"):
                 raise TypeError(
                     f"IdempotentTask hides {', '.join(hidden)} of {base.__name__} in "
                     f"{cls.__name__}: write class {cls.__name__}({base.__name__}, IdempotentTask)"
@@ -264,7 +232,7 @@ class IdempotentTask(Task):
         If a body around it has a transaction in that database, `body` runs in the same one.
         """
         configuration = self.idempotency_configuration
-        if not configuration.extensions:
+        if not configuration.settings.extensions:
             return user_methods.run(self, body, args, kwargs)
         from celery_idempotent.core.flow.extension import run_unprotected
 
@@ -590,7 +558,7 @@ class IdempotentTask(Task):
         configuration = self.idempotency_configuration
         if "idempotency_key" in kwargs:
             return configuration.rule.of_text(message_form(self.name, kwargs["idempotency_key"]))
-        if configuration.settings.key is TASK_ID:
+        if configuration.rule.source is TASK_ID:
             if len(args) != 1 or kwargs or not isinstance(args[0], str):
                 raise TypeError(f"{self.name}: its key is the task id: pass only that, result.id")
             return configuration.rule.derive((), {}, task_id=args[0])

@@ -54,7 +54,7 @@ def predict(
     return prediction._replace(sentence=sentence)
 
 
-#: The cases in which a call with ``idempotency_transaction`` asks for its row.
+#: The cases in which a call with a transaction asks for its row.
 _CLAIMS = ("run", "taken over", "poisoned")
 
 
@@ -99,7 +99,7 @@ def _predict(key: Key, settings: Settings, view: RecordView | None) -> Predictio
         return _conflict(settings, record, collapses=settings.deduplicates)
     if record.state is State.RESERVED:
         return Prediction("run", f"runs: the reservation of {task} has expired")
-    if record.attempt >= settings.max_attempts:
+    if not settings.may_run(record.attempt + 1):
         died = f"{record.attempt} executions have died"
         return Prediction("poisoned", f"fails with PoisonedTaskError: {died}")
     return Prediction("taken over", f"runs: takes over from {task}, whose lease has expired")
@@ -115,7 +115,7 @@ def _predict_turn(
     if view.is_past_deadline:
         what = "reservation" if record.state is State.RESERVED else "lease"
         return Prediction("run", f"runs: the {what} of task {task_id} has expired")
-    if not (settings.until == "started" and settings.deduplicates):
+    if not settings.collapses:
         collapses = settings.deduplicates and not other_arguments
         return _conflict(settings, record, collapses=collapses)
     takes_newest = any(option.takes_newest(settings) for option in settings.options)
@@ -132,7 +132,7 @@ def _predict_turn(
     return Prediction(
         "conflict",
         f"is not published: task {task_id} is already waiting, and the caller gets "
-        + ("ConflictError" if settings.dedupe_publish == "raise" else "its result"),
+        + ("ConflictError" if settings.publish_raises else "its result"),
     )
 
 
@@ -141,7 +141,7 @@ def _conflict(settings: Settings, record: Record, *, collapses: bool) -> Predict
     holder = f"runs on {record.worker}" if record.worker else "has not started yet"
     consequence = POLICIES[settings.on_conflict].sentence
     if collapses:
-        gets = "ConflictError" if settings.dedupe_publish == "raise" else "that task's result"
+        gets = "ConflictError" if settings.publish_raises else "that task's result"
         consequence = f"no message is published, and the caller gets {gets}"
     return Prediction(
         "conflict", f"conflicts with task {record.task_id}, which {holder}: {consequence}"
@@ -230,7 +230,7 @@ def explain_call(
         hint = did_you_mean(str(name), by_name)
         raise KeyRuleError(f"{name!r} is not an idempotent task of this app{hint}")
     configuration = task.idempotency_configuration
-    if configuration.settings.key is TASK_ID and not (explicit_key or task_id):
+    if configuration.rule.source is TASK_ID and not (explicit_key or task_id):
         raise TypeError(f"the key rule of {name} is TASK_ID: give {task_id_named}")
     form = None if explicit_key is None else message_form(task.name, explicit_key)
     explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit_key=form)

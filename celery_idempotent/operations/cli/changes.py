@@ -29,7 +29,7 @@ _FORGET_HELP = f"""Forget records: the next call with their key runs.
 A record is forgotten only if it has not changed since it was read, and, without --force, only if
 it is not running. A running execution is not stopped; its outcome will be refused.
 
-For a task with idempotency_transaction, the outcome in its database is also deleted, even if Redis
+For a task with a transaction, the outcome in its database is also deleted, even if Redis
 has no record: name the call by its key, or by task and arguments. Outcomes of keys that may run
 again stay. Name the database of a function's outcome with --database.
 
@@ -80,10 +80,9 @@ def _described(target: Target) -> str:
 
 _RERUN_HELP = f"""Run ended calls again, with their own messages.
 
-Use it for calls that have failed for good (a poisoned task, an error in idempotency_replay_errors),
-and for rejected duplicates. Their messages are kept for idempotency_error_ttl. The worker forgets
-the outcome when the message arrives, unless it has changed since: if two people run a call again,
-it runs once.
+Use it for calls that have failed for good (a poisoned task, an error that duplicates get), and for
+rejected duplicates. Their messages are kept for as long as errors. The worker forgets the outcome
+when the message arrives, unless it has changed since: if two people run a call again, it runs once.
 
 A completed call needs a second confirmation. Its arguments come from the result backend, which
 stores them with result_extended.
@@ -159,7 +158,7 @@ def _described_call(call: EndedCall) -> str:
 def purge(
     tasks: command.Tasks, batch: int, pause: float, database: Database | None, as_json: bool
 ) -> None:
-    """Delete expired outcomes from the databases of idempotency_transaction, and of --database.
+    """Delete expired outcomes from the databases of all transactions, and of --database.
 
     Rows are deleted in batches, oldest first, each in a short transaction. Run it from cron, at any
     time; several may run at once. Expired rows that are not deleted do no harm.
@@ -177,7 +176,7 @@ def purge(
     for name, number in deleted.items():
         click.echo(f"{name}: deleted {plural(number, 'expired outcome')}")
     if not deleted:
-        click.echo("No task has idempotency_transaction.")
+        click.echo("No task has a transaction.")
 
 
 def _user_name() -> str:

@@ -184,7 +184,7 @@ def _check_databases(app: Celery) -> Iterator[Finding]:
             yield Finding(
                 "database-unreachable", Severity.ERROR, str(database),
                 str(error), "the database, its URL and its table",
-                "tasks with idempotency_transaction cannot run",
+                "tasks with transactions in it cannot run",
             )  # fmt: skip
             continue
         if overdue:

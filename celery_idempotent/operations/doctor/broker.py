@@ -11,6 +11,7 @@ from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration import broker as configured
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.flow.conflict import LONGEST_REQUEUE_DELAY
+from celery_idempotent.core.task.message.message_headers import EXPLICIT_KEY_HEADER
 from celery_idempotent.operations.doctor.finding import Check, Finding, Severity, applying
 from celery_idempotent.redelivery.renewal import RESTORE_INTERVAL
 
@@ -82,8 +83,8 @@ def check(app: Celery) -> Iterator[Finding]:
             "by default"),
         Check(is_amqp, "publishers", Severity.NOTE,
             "AMQP drops what a publisher without celery_idempotent passes as "
-            "send_task(…, idempotency_key=…)",
-            "headers={'idempotency_key': …} in each publisher that sends tasks by name",
+            f"send_task(…, {EXPLICIT_KEY_HEADER}=…)",
+            f"headers={{'{EXPLICIT_KEY_HEADER}': …}} in each publisher that sends tasks by name",
             "such a call runs under the key of the task's rule, and nothing shows it"),
     )  # fmt: skip
     for task in enabled:

@@ -128,7 +128,7 @@ def _samples(task: IdempotentTaskLike) -> Iterator[Sample]:
     configuration = task.idempotency_configuration
     rule = configuration.rule
     # Its arguments are not serialized, which would copy the mappings that record what is read.
-    recording = KeyRule(rule.task, configuration.settings.key, rule.signature, lambda *call: call)
+    recording = KeyRule(rule.task, rule.source, rule.signature, lambda *call: call)
     named = [p for p in rule.signature.parameters.values() if p.kind not in _VARIADIC]
     required = [parameter for parameter in named if parameter.default is Parameter.empty]
     for chosen in (required, named) if required != named else (named,):

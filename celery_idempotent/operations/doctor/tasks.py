@@ -40,7 +40,7 @@ def check(app: Celery) -> Iterator[Finding]:
     periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     for task in app_tasks.tasks(app):
         if task.idempotency_configuration.is_protected:
-            for extension in task.idempotency_configuration.options:
+            for extension in task.idempotency_configuration.settings.options:
                 for name, severity, *words in extension.findings(task):
                     yield Finding(name, Severity[severity.upper()], task.name, *words)
             yield from _check_options(task, is_periodic=task.name in periodic)
@@ -111,18 +111,18 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "idempotency_until is 'started', and idempotency_dedupe_publish is off",
             "idempotency_dedupe_publish = True",
             "every call of a burst is published, and runs"),
-        Check(is_periodic and settings.key is None and not settings.runs_again,
+        Check(is_periodic and configuration.rule.source is None and not settings.runs_again,
             "periodic-key", Severity.WARNING,
             "it is in beat_schedule, and its key consists of its arguments, the same each time",
             "idempotency_key = TASK_ID",
-            f"after one run the next ones are replays, for {settings.result_ttl:g} s"),
+            "after one run the next ones are replays, until its outcome expires"),
     )  # fmt: skip
 
 
 def _check_canonical(task: IdempotentTaskLike) -> Iterator[Finding]:
     """Yields a finding per argument without a canonical form, if there is no key rule."""
     configuration = task.idempotency_configuration
-    if configuration.settings.key is not None or hasattr(task.run, "dump_arguments"):
+    if configuration.rule.source is not None or hasattr(task.run, "dump_arguments"):
         return
     hints = type_hints(task)
     for parameter in configuration.rule.signature.parameters.values():

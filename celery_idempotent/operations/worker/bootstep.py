@@ -89,7 +89,7 @@ def _text(configuration: TaskConfiguration) -> str:
     settings, obstacle = configuration.settings, configuration.fusion_obstacle
     if not settings.enabled:
         return "unprotected (idempotency_enabled is False)"
-    default, options = Settings(), configuration.options
+    default, options = Settings(), settings.options
     if configuration.in_shadow:
         default = options[0].resolve(default, "", None)
     texts = [f"key by {configuration.rule.description}"]

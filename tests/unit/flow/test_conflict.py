@@ -16,8 +16,7 @@ from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Record, State
 from celery_idempotent.core.store.node import OutageLogger
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.settings import ON_CONFLICT, Settings
-from tests.unit.conftest import celery, error_of
+from celery_idempotent.settings import _VALIDATORS, Settings
 
 
 def delays(requeue_count: int, lease: float) -> list[float]:
@@ -44,15 +43,7 @@ def test_up_to_a_quarter_is_left_to_chance() -> None:
 
 
 def test_the_policies_are_those_of_the_option() -> None:
-    assert tuple(POLICIES) == ON_CONFLICT
-
-
-def test_a_policy_is_refused_without_the_option_that_it_needs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(POLICIES, "ignore", POLICIES["ignore"]._replace(needs="label"))
-
-    assert "set idempotency_label" in error_of(celery(), idempotency_on_conflict="ignore")
+    assert _VALIDATORS["on_conflict"][1] == "one of " + ", ".join(map(repr, POLICIES))
 
 
 def test_a_copy_is_not_held_by_itself() -> None:

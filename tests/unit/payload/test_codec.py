@@ -17,6 +17,7 @@ from celery_idempotent.core.payload import value_codec
 from celery_idempotent.core.payload.codec import NOT_STORED
 from celery_idempotent.core.record import Payload, State
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
+from celery_idempotent.settings import Settings
 from tests.unit.payload.encoding import (
     PLAIN,
     SERIALIZERS,
@@ -125,10 +126,10 @@ def test_data_that_does_not_shrink_is_not_compressed(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("compression", ["gzip", "bzip2", "lzma"])
 def test_decompression_ends_at_a_limit(compression: str) -> None:
-    size = value_codec.MAX_DECODED
+    size, settings = value_codec.MAX_DECODED, Settings(compression=compression)
     for length in (size, size + 1):
         text = "x" * (length - 2)  # and two quotation marks
-        is_compressed = value_codec.dump(text, "json", compression).format != "json"
+        is_compressed = value_codec.dump(text, "json", settings).format != "json"
         payload = Payload(f"json+{compression}", compress(f'"{text}"', compression)[0])
         if length == size:
             assert is_compressed

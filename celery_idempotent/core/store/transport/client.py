@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from celery_idempotent.core.store.transport.connection import (
     result_of,
 )
 from celery_idempotent.core.store.transport.server import BaseTransport, with_sources
-from celery_idempotent.core.store.transport.user_code import user_code
+from celery_idempotent.core.store.transport.user_code import of_client
 from celery_idempotent.errors import SettingsError
 
 #: Replies after which the call must be sent again: the script is not loaded, the slot is moving
@@ -74,7 +74,7 @@ class ClientTransport(BaseTransport):
         if len(commands) == 1:
             replies = await self._send_alone(commands[0], followup)
         else:
-            with self._user_code():
+            with of_client(self.config):
                 replies = await self._send_to_nodes(commands)
         if commands and all(isinstance(reply, NO_REPLY) for reply in replies):
             raise replies[0]
@@ -89,13 +89,9 @@ class ClientTransport(BaseTransport):
             return [error]
 
     async def _within_timeout(self, sent: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-        with self._user_code():
+        with of_client(self.config):
             replies: list[Any] = await (result_of(sent, self.timeout) if self.is_async else sent)
         return replies
-
-    def _user_code(self) -> AbstractContextManager[None]:
-        """Returns a context for calls of the client, which may be the user's."""
-        return user_code("idempotency_redis_client") if self.config.client else nullcontext()
 
     async def _call(self, call: Sequence[Any], followup: Sequence[Any]) -> list[Any]:
         client = self._clients.get()
@@ -145,7 +141,7 @@ class ClientTransport(BaseTransport):
             pipeline = node.pipeline(transaction=False)
             for call in calls:
                 pipeline.execute_command(*_dated(call))
-            with self._user_code():
+            with of_client(self.config):
                 sent = pipeline.execute(raise_on_error=False)
                 replies: list[Any] = await result_of(sent, self.timeout)
         except NO_REPLY as error:
@@ -192,7 +188,7 @@ class ClientTransport(BaseTransport):
 
         The next command then gets no reply, and the client looks for the node's successor.
         """
-        with self._user_code():
+        with of_client(self.config):
             client, target = self._clients.get(), {}
             if node:
                 if self.is_async:

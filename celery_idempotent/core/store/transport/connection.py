@@ -28,7 +28,7 @@ CONNECTION_ERRORS = (RedisError, RedisClusterException, OSError)
 #: Errors that mean that a server did not reply, or that a cluster has none for a slot.
 NO_REPLY = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError)
 
-#: Seconds that connecting may take, unless ``idempotency_redis_options`` sets another limit.
+#: Seconds that connecting may take, unless the options set another limit.
 CONNECT_TIMEOUT = 2.0
 
 #: As in redis-py 8, which has them by default: a balancer drops connections that are idle for some
@@ -103,9 +103,7 @@ def connect(
         # Without redis-py's message, which may contain a password.
         unknown = isinstance(error, TypeError) and re.search(r"argument '(\w+)'", str(error))
         raise SettingsError(
-            "idempotency_redis_url is invalid: check its port, database and query parameters, and "
-            "idempotency_redis_options, or those of the result backend or broker"
-            + (f"; redis-py does not accept {unknown[1]!r}" if unknown else "")
+            urls.INVALID + (f"; redis-py does not accept {unknown[1]!r}" if unknown else "")
         ) from None
     return client
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError
 
 from celery_idempotent.core.printable import one_line
+from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.errors import IdempotencyError, SettingsError
 
 
@@ -25,6 +26,11 @@ def user_code(name: str) -> Iterator[None]:
     except Exception as error:
         raised = f"{type(error).__name__}: {one_line(str(error))}"
         raise RedisConnectionError(f"{name} raised {raised}") from error
+
+
+def of_client(config: StoreConfig) -> AbstractContextManager[None]:
+    """Returns a context for calls of a client, which may be the user's."""
+    return user_code("idempotency_redis_client") if config.client else nullcontext()
 
 
 def guarded(

@@ -75,7 +75,7 @@ def publish(
     """Reserves the key, and sends the message.
 
     If another call has the key, it sends nothing, and returns the result of that call or raises an
-    error, as ``idempotency_dedupe_publish`` says.
+    error, as the option says.
 
     Args:
         options: of the call; the headers in it are replaced.
@@ -85,12 +85,12 @@ def publish(
 
     Raises:
         KeyReusedError: if the key was used with other arguments.
-        ConflictError: if another call has the key, and ``idempotency_dedupe_publish`` is "raise".
+        ConflictError: if another call has the key, and the option is "raise".
         CorruptRecordError: if the record of the key cannot be read.
     """
     configuration = task.idempotency_configuration
     settings, in_shadow = configuration.settings, configuration.in_shadow
-    takes_newest = any(option.takes_newest(settings) for option in configuration.options)
+    takes_newest = any(option.takes_newest(settings) for option in settings.options)
     is_continued = any(map(options.get, _CANVAS_OPTIONS))
     if any(map(options.get, _CONTINUING)):
         return send(args, kwargs, **options)
@@ -119,7 +119,7 @@ def publish(
                 publication = Publication(
                     key, codec, (args, kwargs), serializer, options, seconds, is_sent
                 )
-                for option in configuration.options:
+                for option in settings.options:
                     more |= option.reserving(settings, publication)
             case, record = _reserve(about, options, more)
             if case == "reused" and takes_newest:
@@ -148,16 +148,16 @@ def publish(
             options["headers"] = message_headers.with_finding(headers, DEDUPLICATED, task_id)
     if in_shadow or record is None:
         return send(args, kwargs, **options)
-    takes_turn = settings.until == "finished" or (settings.runs_again and is_sent)
+    takes_turn = settings.runs_again and (is_sent or not settings.collapses)
     if case == "reused" and not takes_turn:
         difference = partial(configuration.rule.difference, args, kwargs, about.key)
         raise report_publish_refused(about, conflict.reused(record, difference))
     if is_sent or case == "reused":
         return send(args, kwargs, **options)
-    if layout.is_poisoned(record) and any(e.knows_poisoned for e in configuration.extensions):
+    if layout.is_poisoned(record) and any(e.knows_poisoned for e in settings.extensions):
         return send(args, kwargs, **options)
     report(table.DEDUPLICATED, about, record=record)
-    if settings.dedupe_publish == "raise":
+    if settings.publish_raises:
         raise conflict.error(
             f"{about.key} is not published: task {record.task_id} has the key", record
         )
@@ -188,7 +188,7 @@ def _reserve(
         about.task_id,
         hold_ms=round(hold * 1000),
         tail=Tail(label=about.label),
-        after_running=settings.until == "started",
+        after_running=settings.collapses,
         **more,
     )
     for may_free in (True, False):

@@ -74,11 +74,11 @@ _MAX_NUMBER = 10**9
 
 
 def keep(call: Pass, request: Context) -> None:
-    """Keeps the message of `request` for ``idempotency_error_ttl``. Never raises."""
+    """Keeps the message of `request` for as long as an error. Never raises."""
     settings, key, task_id = call.settings, call.key, call.task_id
     try:
         message = _written(call.sender, request)
-        payload = dump(message, "json", settings.compression)
+        payload = dump(message, "json", settings)
         if load(payload, JSON) != message:
             raise TypeError("JSON would change its arguments")
         token = call.token or time.time_ns() // 1000

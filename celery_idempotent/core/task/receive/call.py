@@ -124,7 +124,7 @@ class TaskCall:
             continues=not configuration.in_shadow and canvas.has_continuation(request),
             soft_limit=None if request.is_eager else soft_limit_of(request),
         )
-        self._waits, extensions = headers.waits, configuration.extensions
+        self._waits, extensions = headers.waits, configuration.settings.extensions
         #: The token of the outcome that a rerun replaces; 0 without one.
         self.forgets = headers.forgets
         if self.forgets and not configuration.in_shadow:
@@ -215,14 +215,14 @@ class TaskCall:
             name, encoded = backend.get_key_for_task(self._message_id), backend.encode(meta)
         except Exception:
             return None  # Celery will report that it cannot be encoded
-        fits = len(encoded) <= self.data.settings.max_result_size
+        fits = self.data.settings.fits(encoded)
         return BackendResult(name, encoded, backend.expires or 0) if fits else None
 
     def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
         """Returns the outcome of the body, and the consequence for the key.
 
-        A retry reserves the key for its task id. Errors of ``idempotency_replay_errors`` are
-        stored. All others release the key.
+        A retry reserves the key for its task id. An error for all duplicates is stored. Any other
+        releases the key.
         """
         if isinstance(outcome, Result):
             if self.rescheduled is not None:
@@ -242,7 +242,7 @@ class TaskCall:
             return outcome, self._reserved_for(error)
         if isinstance(error, (Ignore, Reject)):
             return outcome, Release()
-        if isinstance(error, self.data.settings.replay_errors):
+        if self.data.settings.replays(error):
             return outcome, Fail()
         return outcome, Release(died=not self.request.is_eager and _exits_by_itself(error))
 
@@ -323,7 +323,7 @@ class TaskCall:
         """Returns whether the execution of this task id has ended the key with `error`."""
         record = answer.record
         if record is None:
-            return answer.is_own and isinstance(error, self.data.settings.replay_errors)
+            return answer.is_own and self.data.settings.replays(error)
         is_own = record.state is State.FAILED and record.task_id == self.data.task_id
         return is_own and not layout.is_replaced(record)
 
