@@ -13,7 +13,7 @@ import click
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.core.key import Key
+from celery_idempotent.core.key import KEY_OPTION, Key
 from celery_idempotent.core.printable import did_you_mean, one_line, plural
 from celery_idempotent.core.record import State
 from celery_idempotent.core.store.scan import key_of
@@ -248,7 +248,7 @@ def resolve_records(
 def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], explicit_key: CallKey) -> Key:
     args, kwargs = parse_arguments(texts)
     if explicit_key is not None:
-        kwargs["idempotency_key"] = explicit_key
+        kwargs[KEY_OPTION] = explicit_key
     try:
         return task.idempotency_key_of(*args, **kwargs)
     except (TypeError, ValueError) as error:
