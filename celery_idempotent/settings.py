@@ -324,6 +324,11 @@ class Settings:
         return by_mode if self.dedupe_publish is None else bool(self.dedupe_publish)
 
     @cached_property
+    def takes_newest(self) -> bool:
+        """Returns whether a message that waits runs with the arguments of later publishes."""
+        return self.collapses and not self.publish_raises
+
+    @cached_property
     def publish_raises(self) -> bool:
         """Returns whether the publish of a duplicate raises ConflictError."""
         return self.dedupe_publish == "raise"

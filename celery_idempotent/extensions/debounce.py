@@ -13,7 +13,6 @@ from typing import Any
 from celery_idempotent.core.flow.extension import Option
 from celery_idempotent.core.task.publish.dedupe import Publication
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.extensions import newest
 from celery_idempotent.settings import Settings
 
 #: The longest wait after the first publish, in quiet times, if no option limits it.
@@ -31,7 +30,7 @@ class Debounce(Option):
             raise SettingsError(
                 f"{where}: idempotency_debounce_max_wait limits idempotency_debounce: set both"
             )
-        if not newest.applies(settings):
+        if not settings.takes_newest:
             raise SettingsError(
                 f"{where}: idempotency_debounce needs a waiting call to postpone: set "
                 "idempotency_until = 'started', and leave idempotency_dedupe_publish on"

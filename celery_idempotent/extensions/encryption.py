@@ -135,8 +135,8 @@ class Encryption(Option):
         if task.idempotency_configuration.label:
             yield (
                 *("label-in-clear", "note"),
-                "idempotency_label is stored unencrypted, although results are encrypted",
-                "idempotency_label: only fields that are not secret, or None",
+                "its label is stored in plain text, although results are encrypted",
+                "a label with only fields that are not secret, or none",
                 "anyone who can read Redis, the logs or the events can read labels",
             )
 

@@ -46,23 +46,13 @@ KEEP = 7 * 86400
 TAKES_PLACE = b"="
 
 
-def applies(settings: Settings) -> bool:
-    """Returns whether waiting messages get newer arguments."""
-    return settings.collapses and not settings.publish_raises
-
-
 class Newest(Extension):
     """Runs the body with the newest arguments, or ends a message that a newer one answers for."""
 
     def __init__(self, call: Pass) -> None:
         super().__init__(call)
-        if applies(call.settings) and call.key.fingerprint:
+        if call.settings.takes_newest and call.key.fingerprint:
             call.replaces = commands.REPLACES_DEAD
-
-    @classmethod
-    def takes_newest(cls, settings: Settings) -> bool:
-        """Returns whether waiting messages get newer arguments."""
-        return applies(settings)
 
     @classmethod
     def reserving(cls, settings: Settings, publication: Publication) -> dict[str, Any]:

@@ -520,8 +520,7 @@ class Block:
 
 def _blocking_option(settings: Settings) -> str:
     """Returns the option that is set and needs blocking code; empty without one."""
-    names = (PREFIX + extension.blocks for extension in settings.extensions if extension.blocks)
-    return next(names, "")
+    return next((PREFIX + each.blocks for each in settings.extensions if each.blocks), "")
 
 
 def _configured_options(app: Celery) -> dict[str, Any]:

@@ -48,9 +48,8 @@ class Database:
                 from celery_idempotent.sql.django import DjangoEngine
             except ImportError:
                 raise SettingsError(
-                    f"{OPTION} {source!r} is the alias of a Django database, and "
-                    "Django is not installed; a SQLAlchemy engine is named by its path, such as "
-                    "'shop.db:engine'"
+                    f"{OPTION} {source!r} is the alias of a Django database, and Django is not "
+                    "installed; a SQLAlchemy engine is named by its path, such as 'shop.db:engine'"
                 ) from None
             return DjangoEngine(source)
         if isinstance(source, str):

@@ -308,7 +308,7 @@ def test_the_error_names_function_type_serializer_and_remedy(
     assert message.startswith("shop.charge:")
     assert message.endswith(
         f": idempotency_serializer 'json' cannot {reason}; return plain types, or set another "
-        "idempotency_serializer, or idempotency_store_result=False"
+        "serializer, or idempotency_store_result=False"
     )
     assert message.startswith(str(duplicate.value))
     assert shop.runs == [key]
@@ -358,6 +358,6 @@ def test_a_step_with_such_a_value_has_finished(calls: Calls, idem: Idempotency, 
     assert message.startswith("step 'book' of calls:")
     assert message.endswith(
         f"the type {MONEY}, inside a value of type list; return plain types, or set another "
-        "idempotency_serializer"
+        "serializer"
     )
     assert message.startswith(str(again.value))

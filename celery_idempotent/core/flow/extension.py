@@ -50,13 +50,8 @@ class Option:
         """
 
     @classmethod
-    def takes_newest(cls, settings: Settings) -> bool:
-        """Returns whether a message that waits runs with the arguments of later publishes."""
-        return False
-
-    @classmethod
     def reserving(cls, settings: Settings, publication: Any) -> dict[str, Any]:
-        """Returns options of `commands.reserve` for a publish, if `takes_newest`.
+        """Returns options of `commands.reserve` for a publish, if `Settings.takes_newest`.
 
         Args:
             publication: a `dedupe.Publication`.

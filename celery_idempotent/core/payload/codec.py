@@ -144,8 +144,8 @@ class PayloadCodec:
         from celery_idempotent.core.payload import offload
 
         kind = field.partition(" ")[0]
-        seconds = settings.error_ttl if kind in (ERROR, MESSAGE) else settings.result_ttl
-        put = partial(offload.put, self.offload_storage, payload, key, token, field, seconds)
+        ms = settings.error_ms if kind in (ERROR, MESSAGE) else settings.result_ms
+        put = partial(offload.put, self.offload_storage, payload, key, token, field, ms / 1000)
         return await self._run(put)
 
     def transform(self, payload: Payload, key: str, field: str) -> Payload:

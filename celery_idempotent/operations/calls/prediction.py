@@ -118,7 +118,6 @@ def _predict_turn(
     if not settings.collapses:
         collapses = settings.deduplicates and not other_arguments
         return _conflict(settings, record, collapses=collapses)
-    takes_newest = any(option.takes_newest(settings) for option in settings.options)
     if record.state is State.STARTED:
         waiting = run_sync(view.store.slot(view.key.turn))
         if waiting is None and settings.on_conflict == "replace":
@@ -126,7 +125,7 @@ def _predict_turn(
         if waiting is None:
             return Prediction("conflict", f"waits for its turn, after task {task_id}")
         task_id = waiting.task_id
-    elif other_arguments and not takes_newest:
+    elif other_arguments and not settings.takes_newest:
         waits = f"task {task_id} waits, with other arguments"
         return Prediction("reused", f"fails with KeyReusedError: {waits}")
     return Prediction(

@@ -90,7 +90,7 @@ def publish(
     """
     configuration = task.idempotency_configuration
     settings, in_shadow = configuration.settings, configuration.in_shadow
-    takes_newest = any(option.takes_newest(settings) for option in settings.options)
+    takes_newest = settings.takes_newest
     is_continued = any(map(options.get, _CANVAS_OPTIONS))
     if any(map(options.get, _CONTINUING)):
         return send(args, kwargs, **options)
