@@ -9,10 +9,13 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import make_url
 
-from celery_idempotent import ConflictError, Idempotency, StoreUnavailableError, TransactionError
+from celery_idempotent import ConflictError, Idempotency, StoreUnavailableError
+from celery_idempotent.core.key import Key
 from celery_idempotent.sql.database import Database
-from tests.servers.redis_server import RedisServer
+from celery_idempotent.sql.outcomes import Claim
+from celery_idempotent.sql.transaction import Transaction
 from tests.sql.conftest import case
 from tests.sql.databases import TestDatabase, effects, new_engine
 
@@ -90,26 +93,25 @@ def test_calls_that_update_one_row(
 @pytest.mark.postgresql
 @pytest.mark.pgbouncer
 def test_no_setting_of_a_session_remains(
-    server: RedisServer, create_database: Callable[..., TestDatabase], order: str
+    create_database: Callable[..., TestDatabase], order: str
 ) -> None:
     """The claim after an unknown commit limits its wait, and a purge sets its isolation."""
-    engine = new_engine(create_database("pgbouncer").pooled_url, **POOLED)
-    Database(engine).check()
-    idem = Idempotency(server.url, key_prefix=uuid4().hex)
-
-    @idem.idempotent(name="charge", transaction=engine)
-    def charge(order: str) -> None:
-        idem.current.connection.commit()
-
+    pooled = create_database("pgbouncer")
+    name, level = make_url(pooled.url).database, "repeatable read"
+    with pooled.engine.begin() as connection:
+        default = f"ALTER DATABASE {name} SET default_transaction_isolation TO '{level}'"
+        connection.exec_driver_sql(default)
+    engine = new_engine(pooled.pooled_url, **POOLED)
+    database = Database(engine)
+    database.check()
     for number in range(5):
-        with pytest.raises(TransactionError):
-            charge(f"{order} {number}")
-        Database(engine).purge(1)
-    idem.close()
+        claim = Claim.of(Key("charge", f"{order} {number}"), "")
+        assert Transaction(database).find(claim) is None
+        database.purge(1)
 
     engine.dispose()
     connections = [engine.connect() for _ in range(3)]
-    for setting, expected in (("lock_timeout", "0"), ("transaction_isolation", "read committed")):
+    for setting, expected in (("lock_timeout", "0"), ("transaction_isolation", level)):
         # Each has a transaction open, so each runs on a connection of its own.
         shown = [each.exec_driver_sql(f"SHOW {setting}").scalar_one() for each in connections]
         assert shown == [expected] * 3
