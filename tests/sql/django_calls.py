@@ -21,11 +21,12 @@ from tests.sql.databases import dump_failures, set_up_django
 
 set_up_django(sys.argv[1])
 
+from django.core import checks  # noqa: E402 - Django has to be set up
 from django.core.management import call_command  # noqa: E402 - Django has to be set up
-from django.db import IntegrityError, OperationalError, connection, connections, router, transaction  # noqa: E402  # noqa: E402
+from django.db import IntegrityError, OperationalError, connection, connections, router, transaction  # noqa: E402
 from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import RequestFactory  # noqa: E402
-from django.test.utils import CaptureQueriesContext  # noqa: E402
+from django.test.utils import CaptureQueriesContext, override_settings  # noqa: E402
 
 from celery_idempotent.contrib.django.models import Outcome  # noqa: E402
 from celery_idempotent.sql.django import DjangoSession  # noqa: E402
@@ -435,6 +436,78 @@ def test_a_message_that_can_never_be_published_holds_up_no_other() -> None:
         lambda name: (on_commit(partial(bill.delay, name, 2)), on_commit(partial(notify.delay, 1)))
     )
     assert call.result() == [1, 1, 1, ["notify"]]
+
+
+def ship(order: str) -> str:
+    return order
+
+
+def messages(settings: dict[str, Any]) -> list[list[str]]:
+    """Returns id, text and hint of each of our messages of ``manage.py check``."""
+    plain = settings.pop("PLAIN", {})
+    database = {"ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, **settings.pop("DATABASE", {})}
+    connections.settings["default"].update(database)
+    with override_settings(**{"CELERY_IDEMPOTENCY_TRANSACTION": "default", **settings}):
+        app = Celery("shop", broker=sys.argv[2], backend=sys.argv[2])  # the current one from now on
+        app.config_from_object("django.conf:settings", namespace="CELERY")
+        app.task(name="shop.ship", base=IdempotentTask)(ship)
+        app.task(name="shop.bill", shared=False, **plain)(ship)
+        found = checks.run_checks(databases=["default"])
+    ours = [message for message in found if str(message.id).startswith("celery_idempotent.")]
+    return [[message.id.rpartition(".")[2], message.msg, message.hint] for message in ours]
+
+
+OURS = "celery_idempotent.contrib.django.middleware.IdempotencyMiddleware"
+AUTH = "django.contrib.auth.middleware.AuthenticationMiddleware"
+CSRF = "django.middleware.csrf.CsrfViewMiddleware"
+OTHERS = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+ENGINE = {"ENGINE": Idempotency(sys.argv[2], name="checks")}
+CORRECT = {"MIDDLEWARE": [*OTHERS, CSRF, AUTH, OURS], "IDEMPOTENCY_MIDDLEWARE": ENGINE}
+
+MISTAKES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
+    ({"CELERY_IDEMPOTENCY_LEASE": -1}, "E001", ("idempotency_lease",)),
+    ({"CELERY_IDEMPOTENCY_LEESE": 1}, "E001", ("idempotency_leese", "idempotency_lease")),
+    ({"CELERY_IDEMPOTENCY_TRANSACTION": "other"}, "E002", ("'other'", "default")),
+    ({"CELERY_IDEMPOTENCY_TRANSACTION": "no.module:engine"}, "E002", ("no.module:engine",)),
+    ({"DATABASE": {"AUTOCOMMIT": False}}, "E002", ("AUTOCOMMIT",)),
+    ({"DATABASE": {"ATOMIC_REQUESTS": True}}, "W002", ("non_atomic_requests", "default")),
+    ({"MIDDLEWARE": [*OTHERS, AUTH, OURS]}, "E003", ("ENGINE",)),
+    ({**CORRECT, "MIDDLEWARE": [*OTHERS, OURS, AUTH]}, "E004", ("AuthenticationMiddleware",)),
+    ({**CORRECT, "MIDDLEWARE": [*OTHERS, AUTH, OURS, CSRF]}, "E003", ("CsrfViewMiddleware",)),
+    ({"PLAIN": {"idempotency_key": "{order}"}}, "E005", ("shop.bill", "base=IdempotentTask")),
+    (
+        {**CORRECT, "IDEMPOTENCY_MIDDLEWARE": {**ENGINE, "RETRY_AFTERR": 3}},
+        "E003",
+        ("RETRY_AFTER?",),
+    ),
+]
+
+
+def test_each_mistake_has_one_message_of_the_system_checks() -> None:
+    for settings, number, texts in MISTAKES:
+        ((found, text, hint),) = messages(dict(settings))
+        assert found == number, settings
+        assert all(each in f"{text} {hint}" for each in texts), text
+    assert messages(dict(CORRECT)) == []
+
+
+def rename(table: str, name: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME TO {name}")
+
+
+def test_a_missing_table_is_a_warning() -> None:
+    names = ["celery_idempotency_outcomes", "hidden"]
+    rename(*names)
+    ((found, text, hint),) = messages({})
+    rename(*reversed(names))
+    assert found == "W001"
+    assert "celery_idempotency_outcomes" in text
+    assert "manage.py migrate celery_idempotent --database default" in hint
+    assert messages({}) == []
 
 
 dump_failures(vars())

@@ -38,6 +38,7 @@ class Shop:
         database_url: str | None = None,
         workers: int = 1,
         concurrency: int = 4,
+        lease: float = 20.0,
         options: Sequence[Sequence[str]] = (),
         **settings: Any,
     ) -> None:
@@ -52,6 +53,7 @@ class Shop:
             "SHOP_DATABASE": database_url or database.url,
             "SHOP_LIBRARY": library,
             "SHOP_BREAKPOINTS": str(self.breakpoints),
+            "SHOP_LEASE": str(lease),
             "SHOP_SETTINGS": json.dumps(settings),
         }
         self.workers = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import pytest
 from celery.result import AsyncResult
@@ -12,7 +13,6 @@ from celery.result import AsyncResult
 from tests.servers.groups import SentinelServers
 from tests.servers.program import wait_until
 from tests.servers.redis_server import RedisServer
-from tests.sql.databases import TestDatabase
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually
 
@@ -27,28 +27,10 @@ DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 
 
 @pytest.fixture(scope="module")
-def database(create_database: Callable[..., TestDatabase]) -> TestDatabase:
-    return create_database("postgresql")
-
-
-@pytest.fixture(scope="module")
-def shop_with(
-    server: RedisServer, database: TestDatabase, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Shop]]:
+def shop_with(start_shop: Callable[..., Shop]) -> Callable[..., Shop]:
     """Starts the workers of a shop with the settings of its store."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHOP_LEASE", f"{LEASE}")
-
-        def start(**settings: object) -> Shop:
-            directory: Path = tmp_path_factory.mktemp("shop")
-            return Shop(
-                *(server, database, "sqlalchemy", directory),
-                concurrency=2 + DUPLICATES,
-                **SETTINGS,
-                **settings,
-            )
-
-        yield start
+    options: dict[str, Any] = {"lease": LEASE, "concurrency": 2 + DUPLICATES, **SETTINGS}
+    return partial(start_shop, "sqlalchemy", "postgresql", **options)
 
 
 def charge_unprotected(shop: Shop, order: str) -> list[AsyncResult]:

@@ -29,15 +29,8 @@ FIRST_QUEUE = "first"
 
 @pytest.fixture(scope="module")
 def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHOP_LEASE", f"{LEASE}")
-        shop = start_shop(
-            *request.param,
-            workers=2,
-            concurrency=3,
-            options=(("--queues", FIRST_QUEUE), ("--queues", "celery")),
-        )
-    with shop:
+    options = (("--queues", FIRST_QUEUE), ("--queues", "celery"))
+    with start_shop(*request.param, lease=LEASE, workers=2, concurrency=3, options=options) as shop:
         yield shop
 
 
