@@ -8,9 +8,10 @@ returned twice.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -23,6 +24,7 @@ from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.reference import MARK, Reference
 from celery_idempotent.core.store.server_info import Primary, primaries, server_info, write_error
 from celery_idempotent.core.store.transport.connection import (
+    CONNECTION_ERRORS,
     aclose_client,
     connect,
     translated_errors,
@@ -32,6 +34,8 @@ from celery_idempotent.errors import (
     ResultNotStoredError,
     StoreUnavailableError,
 )
+
+logger = logging.getLogger(__name__)
 
 #: Names in one call of SCAN: a few tenths of a millisecond of server time.
 PAGE = 500
@@ -138,12 +142,13 @@ class RecordReader:
         """
         prefix = self.store.config.prefix
         match = scan.pattern(prefix, task)
-        with translated_errors():
+        with _outages() as outages:
             for node in primaries(self.client):
-                cursor = None
-                while cursor != 0:
-                    cursor, names = node.client.scan(cursor or 0, match=match, count=PAGE)
-                    yield self._scanned(node.client, map(_text, names), task, expiry=expiry)
+                with outages.of(node):
+                    cursor = None
+                    while cursor != 0:
+                        cursor, names = node.client.scan(cursor or 0, match=match, count=PAGE)
+                        yield self._scanned(node.client, map(_text, names), task, expiry=expiry)
 
     def get(self, keys: Iterable[Key], *, whole: bool = False) -> dict[Key, RecordView]:
         """Returns the records of `keys` that exist, in two round trips to each node.
@@ -153,17 +158,18 @@ class RecordReader:
         """
         size, config = WHOLE if whole else HEAD, self.store.config
         views: dict[Key, RecordView] = {}
-        with translated_errors():
+        with _outages() as outages:
             for node, its_keys in self._by_node(keys):
-                names = [(config.name(key), key) for key in its_keys]
-                found = {each.key: each for each in self._views(node.client, names, size=size)}
-                slots = [
-                    (config.slot_name(key), key)
-                    for key in its_keys
-                    if not key.message and (key not in found or found[key].is_finished)
-                ]
-                waiting = self._views(node.client, slots, are_slots=True)
-                views |= found | {each.key: each for each in waiting}
+                with outages.of(node):
+                    names = [(config.name(key), key) for key in its_keys]
+                    found = {each.key: each for each in self._views(node.client, names, size=size)}
+                    slots = [
+                        (config.slot_name(key), key)
+                        for key in its_keys
+                        if not key.message and (key not in found or found[key].is_finished)
+                    ]
+                    waiting = self._views(node.client, slots, are_slots=True)
+                    views |= found | {each.key: each for each in waiting}
         return views
 
     def _scanned(
@@ -273,23 +279,25 @@ class RecordReader:
         Only keys that may run again have such records. Scans all names, but reads no record.
         """
         match = scan.message_pattern(self.store.config.prefix, task_id)
-        with translated_errors():
+        with _outages() as outages:
             for node in primaries(self.client):
-                for name in node.client.scan_iter(match=match, count=PAGE):
-                    key = scan.key_of_message(_text(name), self.store.config.prefix)
-                    if key is not None:
-                        return key.of_message(task_id)
+                with outages.of(node):
+                    for name in node.client.scan_iter(match=match, count=PAGE):
+                        key = scan.key_of_message(_text(name), self.store.config.prefix)
+                        if key is not None:
+                            return key.of_message(task_id)
         return None
 
     def bytes_used(self, keys: Sequence[Key]) -> list[int]:
         """Returns the memory that each record of `keys` uses; deleted ones are left out."""
         replies: list[Any] = []
-        with translated_errors():
+        with _outages() as outages:
             for node, its_keys in self._by_node(keys):
-                pipeline = node.client.pipeline(transaction=False)
-                for key in its_keys:
-                    pipeline.memory_usage(self.store.config.name(key))
-                replies += pipeline.execute(raise_on_error=False)
+                with outages.of(node):
+                    pipeline = node.client.pipeline(transaction=False)
+                    for key in its_keys:
+                        pipeline.memory_usage(self.store.config.name(key))
+                    replies += pipeline.execute(raise_on_error=False)
         return [size for size in replies if isinstance(size, int)]
 
     def server_infos(self) -> Iterator[tuple[str, dict[str, Any] | StoreUnavailableError]]:
@@ -330,6 +338,39 @@ class RecordReader:
         for name, node in self._by_name(by_name):
             nodes[node].append(by_name[name])
         return nodes.items()
+
+
+class _Outages:
+    """The nodes of a cluster that do not reply while the others are read."""
+
+    def __init__(self) -> None:
+        self._has_replied = False
+        self._errors: dict[str, Exception] = {}
+
+    @contextmanager
+    def of(self, node: Primary) -> Iterator[None]:
+        """Keeps the error of `node`."""
+        try:
+            yield
+        except CONNECTION_ERRORS as error:
+            self._errors[node.name] = error
+        else:
+            self._has_replied = True
+
+    def report(self) -> None:
+        """Logs the errors, or raises one if no node has replied."""
+        for name, error in self._errors.items():
+            if not self._has_replied:
+                raise error
+            logger.warning("The records of the Redis node %s are missing: %s", name, error)
+
+
+@contextmanager
+def _outages() -> Iterator[_Outages]:
+    outages = _Outages()
+    with translated_errors():
+        yield outages
+        outages.report()
 
 
 def _text(name: bytes) -> str:
