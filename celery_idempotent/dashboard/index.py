@@ -32,10 +32,14 @@ from celery_idempotent.operations.records.reader import RecordReader, RecordView
 MAX_RECORDS = 2_000_000
 #: Maximum characters of a task id, or of another text to search in.
 MAX_WORD = 500
+#: Maximum names of tasks in one query.
+MAX_VALUES = 1_000
 #: Seconds that Redis may take to reply.
 READ_TIMEOUT = 2.0
 #: Longest pass, in seconds, that a request waits for.
 QUICK = 0.2
+#: Fraction of all records below which a task's records are read by the index `by_task`.
+RARE = 0.02
 #: Maximum selections per page: one is repeated if its records differ from the index.
 SELECTIONS = 4
 
@@ -80,8 +84,11 @@ class Query(NamedTuple):
         """Whether it leaves any records out."""
         return any(self._replace(sort=""))
 
-    def sql(self) -> tuple[str, list[Any]]:
+    def sql(self, counts: Mapping[str, int]) -> tuple[str, list[Any]]:
         """Returns the SQL after FROM, and its parameters.
+
+        Args:
+            counts: the number of records by task.
 
         Raises:
             ValueError: if a field is invalid.
@@ -92,26 +99,41 @@ class Query(NamedTuple):
             raise ValueError(f"{self.state!r} is not one of {', '.join(STATES)}")
         if column not in SORTS:
             raise ValueError(f"{sort!r} is not one of {', '.join(SORTS)}")
-        conditions: dict[str, Any] = {}
+        hint = ""
+        conditions: list[str] = ["1"]
+        values: list[Any] = []
         if state:
-            conditions["state = ?"] = STATES.index(state)
-        if self.task:
-            conditions["instr(lower(task), lower(?))"] = self.task
+            conditions.append("state = ?")
+            values.append(STATES.index(state))
+        if self.task and len(counts) > MAX_VALUES:
+            conditions.append("instr(lower(task), ?)")
+            values.append(self.task.casefold())
+        elif self.task:
+            tasks = [task for task in counts if self.task.casefold() in task.casefold()]
+            # SQLite does not know how rare a value is.
+            is_rare = sum(counts[task] for task in tasks) <= RARE * sum(counts.values())
+            hint = "INDEXED BY by_task" if is_rare else hint
+            # A "+" keeps SQLite from using the index.
+            places = ", ".join("?" * len(tasks))
+            conditions.append(f"{'' if is_rare else '+'}task IN ({places})")
+            values += tasks
         if self.label:
-            conditions["instr(label, ?)"] = self.label.casefold()
+            conditions.append("instr(label, ?)")
+            values.append(self.label.casefold())
         if self.text:
             digest = self.text.rpartition(":")[2] if _KEY.fullmatch(self.text) else self.text
-            conditions["instr(text, ?)"] = digest.casefold()
+            conditions.append("instr(text, ?)")
+            values.append(digest.casefold())
         if self.older_than:
             age = parse_duration(self.older_than).total_seconds()
-            conditions["since < ?"] = (time.time() - age) * 1000
-        where, values = " AND ".join(conditions) or "1", [*conditions.values()]
+            conditions.append("since < ?")
+            values.append((time.time() - age) * 1000)
         order = column + " DESC" * sort.startswith("-")
         if self.text and not self.sort:
             # A digest or a task id may contain any short text.
             order = f"instr(label, ?) OR instr(lower(task), ?) DESC, {order}"
             values += [self.text.casefold()] * 2
-        return f"records WHERE {where} ORDER BY {order}", values
+        return f"records {hint} WHERE {' AND '.join(conditions)} ORDER BY {order}", values
 
 
 @dataclass
@@ -235,7 +257,8 @@ class RecordIndex:
             StoreUnavailableError: if Redis does not reply.
             ValueError: if the query is invalid.
         """
-        source, values = query.sql()
+        counts = {task: found.states.total() for task, found in self.totals().items()}
+        source, values = query.sql(counts)
         sql = f"SELECT store, task, digest, state, since FROM {source} LIMIT ? OFFSET ?"
         for _ in range(SELECTIONS):
             rows = self._database.read(sql, (*values, limit, offset))
