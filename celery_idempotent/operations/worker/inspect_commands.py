@@ -12,8 +12,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -92,6 +91,17 @@ def idempotency_waiting(state: Any) -> list[dict[str, Any]]:
 
 
 @inspect_command()
+def idempotency_state(state: Any) -> dict[str, Any]:
+    """Reply to all commands above at once."""
+    return {
+        "leases": idempotency_leases(state),
+        "counts": idempotency_counts(state),
+        "redelivery": idempotency_redelivery(state),
+        "waiting": idempotency_waiting(state),
+    }
+
+
+@inspect_command()
 def idempotency_doctor(state: Any) -> list[dict[str, str]]:
     """Run the checks of `doctor` and `health` in the worker, with its clock and its network."""
     leases = idempotency_leases(state)
@@ -108,13 +118,14 @@ COMMANDS = tuple(
         idempotency_counts,
         idempotency_redelivery,
         idempotency_waiting,
+        idempotency_state,
         idempotency_doctor,
     )
 )
 
 
 class Worker(NamedTuple):
-    """A worker's replies."""
+    """A worker's reply to `idempotency_state`."""
 
     leases: list[dict[str, Any]]
     #: Counters by task.
@@ -127,30 +138,27 @@ class Worker(NamedTuple):
     waiting: Sequence[dict[str, Any]] = ()
 
     @classmethod
-    def of(
-        cls, leases: Any, counts: Any, redelivery: Any, waiting: Any, tasks: Container[str]
-    ) -> Worker:
-        """Returns a worker from its replies: a failed or unknown command returns an error.
-
-        Workers of earlier versions may lack a command.
+    def of(cls, reply: Mapping[str, Any], tasks: Container[str]) -> Worker:
+        """Returns a worker from its reply; a failed or unknown command returns an error.
 
         Args:
-            tasks: the names of the tasks whose leases and counters are kept.
+            tasks: the names of the tasks whose leases, counters and messages are kept.
         """
-        leases_known, counts_known = isinstance(leases, list), "error" not in counts
+        leases = reply.get("leases", reply)
+        are_known = isinstance(leases, list)
         return cls(
-            [each for each in leases if each["task"] in tasks] if leases_known else [],
-            {t: each for t, each in counts.items() if each and t in tasks} if counts_known else {},
-            redelivery if "messages_held" in redelivery else {},
-            leases.get("error", "") if isinstance(leases, dict) else "",
-            [w for w in waiting if w["task"] in tasks] if isinstance(waiting, list) else (),
+            [each for each in leases if each["task"] in tasks] if are_known else [],
+            {t: each for t, each in reply.get("counts", {}).items() if each and t in tasks},
+            reply.get("redelivery", {}),
+            "" if are_known else leases.get("error", ""),
+            [each for each in reply.get("waiting", ()) if each["task"] in tasks],
         )
 
 
 class Replies(NamedTuple):
-    """Replies of the workers to the commands."""
+    """Replies of the workers to `idempotency_state`."""
 
-    #: By name: those that have replied about leases and counts.
+    #: By name.
     workers: dict[str, Worker]
     #: Why the workers could not be asked; empty otherwise.
     failure: str = ""
@@ -209,37 +217,32 @@ def ask(app: Celery, timeout: float, worker: str | None = None) -> Replies:
         worker: the only one to ask; None asks all.
     """
 
-    def broadcast(command: str) -> dict[str, Any]:
-        # Not from the app's pool: broadcast threads that each hold one pooled connection can wait
-        # forever for another one.
-        with app.connection_for_write() as connection:
-            mailbox = app.control.mailbox(connection)
-            mailbox.producer_pool = None
-            if worker is None:
-                replies = mailbox.multi_call(command, timeout=timeout)
-            else:
-                replies = mailbox.call([worker], command, timeout=timeout)
-        return {worker: reply for by_worker in replies or () for worker, reply in by_worker.items()}
-
     def run() -> Replies:
         # First, since a broadcast would try to connect forever.
         if error := connection_error(app, BROKER_TIMEOUT):
             return Replies({}, f"The broker {error}")
         try:
-            with ThreadPoolExecutor() as pool:
-                leases, counts, redelivery, waiting = pool.map(broadcast, COMMANDS[:4])
+            # Not from the app's pool, whose connections may all be in use.
+            with app.connection_for_write() as connection:
+                replies = app.control.broadcast(
+                    idempotency_state.__name__,
+                    destination=None if worker is None else [worker],
+                    connection=connection,
+                    reply=True,
+                    timeout=timeout,
+                )
         except Exception as lost:
             return Replies({}, f"The workers cannot be asked: {lost}")
         tasks = {task.name for task in app_tasks.tasks(app)}
-        workers = {
-            name: Worker.of(
-                leases[name], counts[name], redelivery.get(name, {}), waiting.get(name), tasks
-            )
-            for name in leases.keys() & counts.keys()
-            # A worker counts all tasks of its app.
-            if not counts[name] or "error" in counts[name] or counts[name].keys() & tasks
-        }
-        return Replies(workers)
+        # A worker counts all tasks of its app.
+        return Replies(
+            {
+                name: Worker.of(reply, tasks)
+                for by_worker in replies
+                for name, reply in by_worker.items()
+                if not (counts := reply.get("counts")) or counts.keys() & tasks
+            }
+        )
 
     if not timeout:
         return Replies({}, "No worker was asked")
