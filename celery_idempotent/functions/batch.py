@@ -26,11 +26,12 @@ from celery_idempotent.errors import (
     LeaseLostError,
     StoreUnavailableError,
 )
-from celery_idempotent.functions.bodies import Bodies, Parts
 from celery_idempotent.functions.direct_call import (
+    Bodies,
     Decision,
     DirectHost,
     NotCompletedError,
+    Parts,
     extensions_of_direct_call,
     outcome_of,
 )

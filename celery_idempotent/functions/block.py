@@ -12,8 +12,8 @@ from celery_idempotent.core.flow.values import Answer, Failure, Outcome, Result
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import ConflictError, IdempotencyError
-from celery_idempotent.functions.bodies import Bodies
 from celery_idempotent.functions.direct_call import (
+    Bodies,
     Decision,
     DirectHost,
     NotCompletedError,

@@ -12,7 +12,7 @@ from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, anonymous
 from celery_idempotent.core.task.message import canvas, republished
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
 from celery_idempotent.core.task.publish.replacement import mark_replaced
-from celery_idempotent.operations.doctor import key_changes, key_snapshot
+from celery_idempotent.operations.doctor import key_snapshot
 from tests.golden import cases
 from tests.golden.cases import Case
 from tests.golden.shop import LONG_MS, VALUE, Shop
@@ -134,7 +134,7 @@ def keys_are_the_same(shop: Shop, kept: Any) -> None:
     before = key_snapshot.read(json.dumps(kept))
     assert before.keys() <= {task.name for task in shop.tasks.values()}
     assert all(snapshot.samples for snapshot in before.values())
-    assert list(key_changes.check(shop.app, before)) == []
+    assert list(key_snapshot.check(shop.app, before)) == []
 
 
 def quote(shop: Shop) -> Any:

@@ -14,7 +14,7 @@ class IdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         """Registers the system checks, and remembers the project's Celery app."""
-        from celery_idempotent.contrib.django import checks, tasks
+        from celery_idempotent.contrib.django import checks
 
-        tasks.remember_app()
+        checks.remember_app()
         checks.register()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from celery.app import app_or_default
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error
@@ -12,8 +14,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from celery_idempotent import sql
-from celery_idempotent.contrib.django.tasks import current_app, idempotent_tasks, is_loading
 from celery_idempotent.core.configuration import app_tasks
+from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.configuration.configuration import ConfigurationError
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
 
@@ -96,3 +98,42 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
         )
         hint = f"Put {_MIDDLEWARE} below {_AUTHENTICATION} in MIDDLEWARE."
         yield Error(text, hint=f"{hint} Or set {SETTING}['IDENTITY'].", id=f"{TAG}.E004")
+
+
+#: The current app of the thread that set up Django. Celery's current app is per thread; in other
+#: threads, it has no configuration.
+_project_app: Any = None
+
+
+def remember_app() -> None:
+    """Makes this thread's current app the app of all threads without one."""
+    global _project_app
+    _project_app = app_or_default()
+
+
+def current_app() -> Any:
+    """Returns this thread's current app, or the project's if the thread has none."""
+    app = app_or_default()
+    return app if app.set_as_current or _project_app is None else _project_app
+
+
+def idempotent_tasks() -> list[IdempotentTaskLike]:
+    """Returns the current app's tasks; the first call in a process loads their modules.
+
+    Raises:
+        ConfigurationError: for the first invalid option.
+    """
+    return app_tasks.load(current_app())
+
+
+def is_loading() -> bool:
+    """Returns whether Celery is loading the task modules.
+
+    It then runs all system checks in workers and commands, which report errors themselves.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "celery.fixups.django":
+            return True
+        frame = frame.f_back
+    return False

@@ -17,7 +17,7 @@ from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.printable import did_you_mean
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.errors import IdempotencyError, SettingsError
-from celery_idempotent.operations.doctor import broker, key_changes, server, tasks, versions
+from celery_idempotent.operations.doctor import broker, key_snapshot, server, tasks, versions
 from celery_idempotent.operations.doctor.finding import (
     CONNECTIONS,
     HEALTH,
@@ -63,7 +63,7 @@ def check_configuration(
     findings = [] if offline else _check_connections(app)
     findings += _check_settings(app)
     if before is not None:
-        findings += key_changes.check(app, before)
+        findings += key_snapshot.check(app, before)
     return _reported(app, (each for each in findings if each.name not in HEALTH), ignore)
 
 

@@ -52,7 +52,7 @@ def _on_set_up(instance: Any, **_: Any) -> None:
     from celery_idempotent.core.configuration import app_tasks, broker
     from celery_idempotent.operations import doctor
     from celery_idempotent.operations.doctor import Severity
-    from celery_idempotent.operations.worker import events
+    from celery_idempotent.operations.worker import bootstep
     from celery_idempotent.redelivery.broker import shorten_lock
 
     app = instance.app
@@ -70,7 +70,7 @@ def _on_set_up(instance: Any, **_: Any) -> None:
         if names := [task.name for task in app_tasks.tasks(app)]:
             _check_pool(instance.pool_cls)
             shared_counters.start(names, _file_of_counters(instance))
-            events.connect()
+            bootstep.connect_events()
             _start_metrics(app.conf.get("idempotency_metrics"), names)
     except SettingsError as error:
         raise SystemExit(f"Error: {error}") from None
@@ -101,12 +101,12 @@ def _file_of_counters(instance: Any) -> int:
 def _join_worker(file_name: str) -> None:
     """Makes a spawned process, which inherits no memory, count and send events as a forked one."""
     from celery_idempotent.core.configuration import app_tasks
-    from celery_idempotent.operations.worker import events
+    from celery_idempotent.operations.worker import bootstep
 
     with Path(file_name).open("r+b") as file:
         names = [task.name for task in app_tasks.tasks(current_app)]
         shared_counters.start(names, file.fileno())
-    events.connect()
+    bootstep.connect_events()
     if current_app.conf.get("idempotency_metrics") is not None:
         from prometheus_client import CollectorRegistry
 

@@ -12,7 +12,7 @@ import pytest
 
 from celery_idempotent import TASK_ID
 from celery_idempotent.core.configuration import app_tasks
-from celery_idempotent.operations.doctor import Finding, key_changes, key_snapshot
+from celery_idempotent.operations.doctor import Finding, key_snapshot
 from tests.unit.conftest import add, shop
 
 BY_ORDER = {"idempotency_key": "order:{order_id}"}
@@ -32,7 +32,7 @@ def findings(before: str, function: Any = charge, **options: Any) -> list[Findin
     """Returns the findings for one task whose code was another one."""
     app = shop()
     add(app, function, **options)
-    return list(key_changes.check(app, key_snapshot.read(before)))
+    return list(key_snapshot.check(app, key_snapshot.read(before)))
 
 
 def names(findings: list[Finding]) -> list[str]:
@@ -104,7 +104,7 @@ class TestChanges:
         app = shop()
         add(app, charge, name="shop.pay")
 
-        (removed,) = key_changes.check(app, key_snapshot.read(snapshot()))
+        (removed,) = key_snapshot.check(app, key_snapshot.read(snapshot()))
 
         assert (removed.name, removed.subject) == ("task-removed", "shop.charge")
 
