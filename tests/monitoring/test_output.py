@@ -124,7 +124,7 @@ FIELDS: dict[str, list[str]] = {
     "health": ["workers_answered"],
     "keys": [
         *("celery_idempotent_keys", "tasks.*.rule", "tasks.*.prefix"),
-        *("tasks.*.parameters.default", "tasks.*.parameters.name"),
+        "tasks.*.parameters",
         *(f"tasks.*.samples.{name}" for name in ("args", "digest", "fingerprint")),
     ],
 }
