@@ -149,34 +149,20 @@ def test_forgetting_the_record_recovers_from_a_lost_key(encrypting: Make, keyrin
         task.delay("fails")
 
 
-def test_a_record_copied_from_another_prefix_is_rejected(
-    encrypting: Make, server: RedisServer
+@pytest.mark.parametrize(("prefix", "order"), [("idem", "theirs"), ("staging", "mine")])
+def test_a_record_copied_to_another_key_is_rejected(
+    encrypting: Make, server: RedisServer, prefix: str, order: str
 ) -> None:
-    task = encrypting(with_step, key_prefix="staging")
-    task.delay("1")
-    key = task.idempotency_key_of("1")
+    """Or from another prefix."""
+    task = encrypting(with_step, key_prefix=prefix)
+    task.delay(order)
     client = server.client()
-    copied = client.get(f"staging:{key}")
+    copied = client.get(f"{prefix}:{task.idempotency_key_of(order)}")
     assert isinstance(copied, bytes)
-    client.set(f"idem:{key}", copied, px=60_000)
-    assert task.delay("1").get() == {"card": SECRET}
+    client.set(f"idem:{task.idempotency_key_of('mine')}", copied, px=60_000)
 
     type(task).idempotency_key_prefix = "idem"
     deploy(task)
 
-    with pytest.raises(CorruptRecordError, match="decrypted"):
-        task.delay("1")
-
-
-def test_a_record_copied_to_another_key_is_rejected(encrypting: Make, server: RedisServer) -> None:
-    task = encrypting(with_step)
-    for order in ("mine", "theirs"):
-        task.delay(order)
-    names = [f"idem:{task.idempotency_key_of(order)}" for order in ("mine", "theirs")]
-    client = server.client()
-    copied = client.get(names[1])
-    assert isinstance(copied, bytes)
-    client.set(names[0], copied, px=60_000)
-
-    with pytest.raises(CorruptRecordError, match="decrypted"):
+    with pytest.raises(CorruptRecordError):
         task.delay("mine")

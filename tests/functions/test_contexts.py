@@ -207,14 +207,14 @@ def test_a_completion_after_a_takeover_is_rejected(
 def test_finished_steps_are_not_repeated(open_context: OpenContext, run: Run, key: str) -> None:
     done = []
 
-    def reserve() -> str:
+    def reserve() -> Any:
         done.append("reserve")
-        return "r-1"
+        return ("r-1", {2: 3})
 
     async def use_context() -> None:
         for _ in range(2):
             async with open_context(key) as execution:  # without completing
-                assert await execution.step("reserve", reserve) == "r-1"
+                assert await execution.step("reserve", reserve) == ["r-1", {"2": 3}]
 
     run(use_context())
     assert done == ["reserve"]

@@ -134,18 +134,20 @@ class TestCheck:
     def test_passes_while_the_lease_is_trusted(self, clock: Clock) -> None:
         execution_of(lease_of(60, clock())).check()
 
-    def test_fails_for_a_lease_that_ran_out(self, clock: Clock) -> None:
-        execution = execution_of(lease_of(60, clock()))
-        clock.tick(60)
-
-        with pytest.raises(LeaseLostError, match="k: the lease could not be extended in time"):
-            execution.check()
-
-    def test_fails_for_a_lease_that_was_taken_over(self, clock: Clock) -> None:
+    @pytest.mark.parametrize(
+        ("seconds", "lost", "reason"),
+        [
+            (60, False, "k: the lease could not be extended in time"),
+            (0, True, "k: another execution has taken over"),
+        ],
+        ids=["ran out", "taken over"],
+    )
+    def test_fails(self, clock: Clock, seconds: float, lost: bool, reason: str) -> None:
         lease = lease_of(60, clock())
-        lease.lost = True
+        lease.lost = lost
+        clock.tick(seconds)
 
-        with pytest.raises(LeaseLostError, match="k: another execution has taken over"):
+        with pytest.raises(LeaseLostError, match=reason):
             execution_of(lease).check()
 
     def test_passes_without_protection(self) -> None:

@@ -14,8 +14,6 @@ from celery_idempotent.core.record import ERROR, RESULT, Payload, State, step_fi
 from celery_idempotent.errors import CorruptRecordError, SettingsError
 from celery_idempotent.extensions.encryption import Cipher
 from tests.unit.payload.encoding import (
-    PLAIN,
-    SERIALIZERS,
     MemoryStorage,
     OutOfStockError,
     decode,
@@ -31,15 +29,6 @@ SECRET = "4111-1111-1111-1111"
 PAYLOAD = Payload("json", b"x")
 
 ENCRYPTING = make_codec(cipher=Cipher([NEW], PREFIX))
-
-
-@pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_a_result_is_decoded_unchanged(serializer: str) -> None:
-    for value in PLAIN:
-        decoded = decode(encode(value, serializer, codec=ENCRYPTING), codec=ENCRYPTING)
-
-        assert decoded == value
-        assert type(decoded) is type(value)
 
 
 def test_a_payload_reveals_nothing_of_a_result() -> None:
@@ -88,14 +77,6 @@ def test_the_maximum_size_applies_to_encrypted_bytes() -> None:
 
 
 class TestRotation:
-    def test_the_first_key_encrypts_and_every_key_decrypts(self) -> None:
-        before = encode(SECRET, codec=make_codec(cipher=Cipher([OLD], PREFIX)))
-        both = make_codec(cipher=Cipher([NEW, OLD], PREFIX))
-        after = encode(SECRET, codec=both)
-
-        assert decode(before, codec=both) == decode(after, codec=both) == SECRET
-        assert decode(after, codec=ENCRYPTING) == SECRET
-
     def test_without_keys_the_error_names_the_setting(self) -> None:
         for payload, state in [
             (encode(SECRET, codec=ENCRYPTING), State.COMPLETED),

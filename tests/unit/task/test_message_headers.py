@@ -61,34 +61,32 @@ def test_a_message_that_is_run_again_names_the_outcome_that_it_replaces() -> Non
     assert read(headers, task_id=ANOTHER) == MessageHeaders()
 
 
-def test_a_message_published_again_carries_its_key_as_json() -> None:
-    headers = with_derived_key({"other": 1}, KEY, requeue_count=3)
+EXPLICIT = Key("shop.charge", "~PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (with_derived_key({"other": 1}, KEY, requeue_count=3), {"key": KEY, "requeue_count": 3}),
+        (
+            republished.with_derived_key(None, KEY, ID, requeue_count=3, rollback_count=2),
+            {"key": KEY, "requeue_count": 3, "rollback_count": 2},
+        ),
+        (with_derived_key(None, EXPLICIT), {"key": EXPLICIT}),
+        (
+            with_derived_key(with_explicit_key(None, "req-7"), KEY),
+            {"explicit_key": "req-7", "key": KEY},
+        ),
+    ],
+    ids=["requeued", "rolled back", "explicit key", "explicit and derived key"],
+)
+def test_a_message_published_again_carries_its_key_as_json(
+    headers: dict[str, Any], expected: dict[str, Any]
+) -> None:
     parsed = read(json.loads(json.dumps(headers)))
 
-    assert parsed == MessageHeaders(key=KEY, requeue_count=3)
-    assert headers["other"] == 1
-
-
-def test_a_message_published_again_counts_its_rollbacks() -> None:
-    headers = republished.with_derived_key(None, KEY, ID, requeue_count=3, rollback_count=2)
-
-    assert read(headers) == MessageHeaders(key=KEY, requeue_count=3, rollback_count=2)
-
-
-def test_a_message_published_again_carries_the_derived_form_of_an_explicit_key() -> None:
-    key = Key("shop.charge", "~PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
-
-    parsed = read(json.loads(json.dumps(with_derived_key(None, key))))
-
-    assert parsed == MessageHeaders(key=key)
-    assert parsed.key.explicit
-
-
-def test_a_message_published_again_keeps_its_explicit_key() -> None:
-    headers = with_derived_key(with_explicit_key(None, "req-7"), KEY)
-
-    assert read(headers) == MessageHeaders("req-7", key=KEY)
+    assert parsed == MessageHeaders(**expected)
+    assert (parsed.key or KEY).explicit is (parsed.key == EXPLICIT)
 
 
 def test_a_retry_keeps_the_explicit_key_whatever_its_headers_are() -> None:
@@ -232,31 +230,18 @@ class TestAnotherMessagesHeaders:
         assert bind(task, task_id, headers) == {"other": 1}
         assert read(headers) != MessageHeaders()
 
-    def test_are_left_out_when_the_message_is_published_again(
-        self, headers: dict[str, Any]
-    ) -> None:
+    def test_are_replaced_by_those_of_the_message(self, headers: dict[str, Any]) -> None:
         again = republished.with_derived_key(headers, KEY, ANOTHER)
-
         assert read(again, task_id=ANOTHER) == MessageHeaders(key=KEY)
         assert republished.for_retry("shop.charge", ANOTHER, headers, None) == {"other": 1}
 
-    def test_may_get_another_explicit_key(self, headers: dict[str, Any]) -> None:
-        headers["idempotency_key"] = "req-8"
-
-        assert read(headers, task_id=ANOTHER) == MessageHeaders("req-8")
-        assert read(bind("shop.charge", ANOTHER, headers), task_id=ANOTHER) == MessageHeaders(
-            "req-8"
-        )
-
-    def test_may_get_the_same_explicit_key(self, headers: dict[str, Any]) -> None:
-        headers = with_explicit_key(headers, "req-7", ANOTHER)
-
-        assert read(headers, task_id=ANOTHER) == MessageHeaders("req-7")
-
-    def test_of_a_later_version_are_ignored(self, headers: dict[str, Any]) -> None:
-        headers["idempotency"] += ".more"
-
-        assert read(headers, task_id=ANOTHER) == MessageHeaders()
+        same = with_explicit_key(headers, "req-7", ANOTHER)
+        assert read(same, task_id=ANOTHER) == MessageHeaders("req-7")
+        other = {**headers, "idempotency_key": "req-8"}
+        for given in (other, bind("shop.charge", ANOTHER, other)):
+            assert read(given, task_id=ANOTHER) == MessageHeaders("req-8")
+        later = {**headers, "idempotency": headers["idempotency"] + ".more"}
+        assert read(later, task_id=ANOTHER) == MessageHeaders()
 
 
 def test_binding_bound_headers_changes_nothing() -> None:
