@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery.states import FAILURE, SUCCESS
+from celery.states import FAILURE
 from celery.worker.request import Request
 
 from celery_idempotent.core.store import scripts
@@ -41,40 +41,6 @@ def test_a_replay_takes_two_round_trips(server: RedisServer, offer: Offer) -> No
     deliveries = offer()
 
     assert replayed(server, deliveries) == ["EVALSHA", "EVALSHA"]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"result_extended": True},
-        {"result_serializer": "pickle"},
-        {"idempotency_encryption_keys": ("MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",)},
-    ],
-    ids=["json", "extended", "pickle", "encrypted"],
-)
-def test_the_result_is_as_without_it(
-    server: RedisServer, offer: Offer, settings: dict[str, Any]
-) -> None:
-    found = []
-    for is_on in (True, False):
-        with server.client() as client:
-            client.flushall()
-        deliveries = offer(idempotency_fused_completion=is_on, **settings)
-        deliveries.deliver(deliveries.publish("order"))
-        duplicate = deliveries.publish("order", group_id="a group")
-        deliveries.deliver(duplicate)
-        meta = meta_of(deliveries, duplicate.id)
-        assert meta.pop("date_done")
-        assert meta.pop("task_id") == duplicate.id
-        with server.client() as client:
-            expires = client.ttl(deliveries.app.backend.get_key_for_task(duplicate.id))
-        found.append((meta, expires))
-
-    (fused, expires), (plain, plain_expires) = found
-    assert fused == plain
-    assert (fused["status"], fused["result"]) == (SUCCESS, RECEIPT)
-    assert abs(expires - plain_expires) <= 5
 
 
 @pytest.mark.core

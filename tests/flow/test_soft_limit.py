@@ -292,42 +292,42 @@ def test_a_value_whose_serialisation_takes_too_long_is_kept(task: Make, broker_a
 class TestCelerysOwnLines:
     """Before and after the executor."""
 
+    @pytest.fixture
+    def message_of(self, broker_app: Celery, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+        """Publishes a message that is interrupted in a method of the result backend, once."""
+
+        def publish(story: Story, method: str) -> Any:
+            story.forget()
+            message = story.deliveries.publish("1")
+            story.id = message.id
+            original = getattr(broker_app.backend, method)
+
+            def slow(*args: Any, **options: Any) -> Any:
+                monkeypatch.undo()
+                signal.raise_signal(signal.SIGUSR1)
+                return original(*args, **options)
+
+            monkeypatch.setattr(broker_app.backend, method, slow)
+            return message
+
+        return publish
+
     def test_before_the_executor_the_message_is_requeued(
-        self, task: Make, broker_app: Celery,
-        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    ) -> None:  # fmt: skip
+        self, task: Make, broker_app: Celery, message_of: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.INFO, "celery_idempotent")
         story = Story(task, broker_app)
-        story.forget()
-        story.id = (message := story.deliveries.publish("1")).id
         story.task.track_started = True
-        store_result = broker_app.backend.store_result
 
-        def slow(*args: Any, **options: Any) -> Any:
-            monkeypatch.undo()
-            signal.raise_signal(signal.SIGUSR1)
-            return store_result(*args, **options)
-
-        monkeypatch.setattr(broker_app.backend, "store_result", slow)
-
-        story.assert_requeued(story.deliveries.deliver(message))
+        story.assert_requeued(story.deliveries.deliver(message_of(story, "store_result")))
         assert "s: SoftTimeLimitExceeded" in caplog.text
 
     def test_after_the_executor_the_outcome_stays(
-        self, task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
+        self, task: Make, broker_app: Celery, message_of: Any
     ) -> None:
         story = Story(task, broker_app)
-        story.forget()
-        story.id = (message := story.deliveries.publish("1")).id
-        mark_as_done = broker_app.backend.mark_as_done
 
-        def slow(*args: Any, **options: Any) -> Any:
-            signal.raise_signal(signal.SIGUSR1)
-            return mark_as_done(*args, **options)
-
-        monkeypatch.setattr(broker_app.backend, "mark_as_done", slow)
-
-        assert story.deliveries.deliver(message).state == "success"
+        assert story.deliveries.deliver(message_of(story, "mark_as_done")).state == "success"
         assert story.result() == "receipt of 1"
 
 

@@ -18,9 +18,6 @@ from celery_idempotent import Idempotency
 from celery_idempotent.errors import SettingsError
 from tests.servers.redis_server import RedisServer
 
-WAIT_OR_RAISE = "must be 'wait' or 'raise' outside tasks"
-RAISE_OR_RUN = "must be 'raise' or 'run' outside tasks"
-
 
 class TestConstruction:
     def test_an_app_provides_settings_and_connections(self, server: RedisServer, key: str) -> None:

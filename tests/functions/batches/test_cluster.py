@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("batches in a clus
 
 #: A key of the first slot, which the first master has.
 SLOT_0 = "06S"
-#: Begins keys, completes those to run, and returns each decision and error, in order.
-Use = Callable[[list[str]], list[tuple[Decision, Any]]]
+#: Begins keys, completes those to run, and returns each decision, error and token, in order.
+Use = Callable[[list[str]], list[tuple[Decision, Any, int]]]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def engine(cluster: ClusterServers) -> Iterator[Idempotency]:
-    yield Idempotency(cluster.url, key_prefix=uuid4().hex, redis_timeout=4.0)
+def engine(request: pytest.FixtureRequest, cluster: ClusterServers) -> Iterator[Idempotency]:
+    options = getattr(request, "param", {})
+    yield Idempotency(cluster.url, key_prefix=uuid4().hex, redis_timeout=4.0, **options)
     cluster.rejoin()
 
 
@@ -47,15 +48,15 @@ def engine(cluster: ClusterServers) -> Iterator[Idempotency]:
 def use(engine: Idempotency, kind: str) -> Iterator[Use]:
     loop = asyncio.new_event_loop()
 
-    def use_batch(keys: list[str]) -> list[tuple[Decision, Any]]:
+    def use_batch(keys: list[str]) -> list[tuple[Decision, Any, int]]:
         with engine.begin_many(keys) as batch:
             assert batch.complete_many() == {}
-            return [(entry.decision, entry.error) for entry in batch]
+            return [(entry.decision, entry.error, entry.token) for entry in batch]
 
-    async def use_async_batch(keys: list[str]) -> list[tuple[Decision, Any]]:
+    async def use_async_batch(keys: list[str]) -> list[tuple[Decision, Any, int]]:
         async with await engine.abegin_many(keys) as batch:
             assert await batch.complete_many() == {}
-            return [(entry.decision, entry.error) for entry in batch]
+            return [(entry.decision, entry.error, entry.token) for entry in batch]
 
     if kind == "blocking":
         yield use_batch
@@ -94,7 +95,7 @@ def test_its_keys_are_rejected_and_the_others_go_on(
         if fault == "pause":
             failing.resume()
 
-    for (decision, error), is_affected in zip(results, affected, strict=True):
+    for (decision, error, _), is_affected in zip(results, affected, strict=True):
         assert decision is (Decision.REJECTED if is_affected else Decision.RUN)
         assert isinstance(error, StoreUnavailableError) is is_affected
     assert not heartbeat.held()
@@ -111,33 +112,20 @@ def test_if_no_node_of_a_batch_replies_the_call_fails(
         use([key])
 
 
-def test_on_store_error_run_applies_to_each_key(cluster: ClusterServers, kind: str) -> None:
-    options: dict[str, Any] = {"redis_timeout": 4.0, "on_store_error": "run"}
-    engine = Idempotency(cluster.url, key_prefix=uuid4().hex, **options)
+@pytest.mark.parametrize("engine", [{"on_store_error": "run"}], ids=["run"], indirect=True)
+def test_on_store_error_run_applies_to_each_key(
+    cluster: ClusterServers, engine: Idempotency, use: Use
+) -> None:
+    use(names())
     keys = names()
     failing = master_of(cluster, engine, keys[0])
     affected = [master_of(cluster, engine, key) is failing for key in keys]
+    failing.kill()
 
-    async def tokens() -> list[int]:
-        async with await engine.abegin_many(names()) as warm:
-            await warm.release_many()
-        failing.kill()
-        async with await engine.abegin_many(keys) as batch:
-            assert [entry.decision for entry in batch] == [Decision.RUN] * len(keys)
-            return [entry.token for entry in batch]
+    results = use(keys)
 
-    try:
-        if kind == "async":
-            unprotected = [token == 0 for token in asyncio.run(tokens())]
-        else:
-            engine.begin_many(names()).release_many()
-            failing.kill()
-            with engine.begin_many(keys) as batch:
-                unprotected = [entry.token == 0 for entry in batch]
-        assert unprotected == affected
-    finally:
-        cluster.rejoin()
-        engine.close()
+    assert {decision for decision, *_ in results} == {Decision.RUN}
+    assert [token == 0 for *_, token in results] == affected
 
 
 def test_batches_find_the_promoted_replica(
@@ -152,7 +140,7 @@ def test_batches_find_the_promoted_replica(
     cluster.kill_master_of(name)
 
     def all_run() -> bool:
-        return {decision for decision, _ in use(names())} == {Decision.RUN}
+        return {decision for decision, *_ in use(names())} == {Decision.RUN}
 
     eventually(all_run, seconds=20)
 

@@ -13,9 +13,10 @@ from celery.app.task import Context
 from celery.exceptions import Retry
 from celery.utils import uuid
 
-from celery_idempotent import IdempotentTask, KeyRuleError
+from celery_idempotent import KeyRuleError
 from celery_idempotent.core.task.message import call_options, misplaced
 from celery_idempotent.errors import SettingsError
+from tests.unit.conftest import task_in
 
 
 class Shop:
@@ -36,9 +37,7 @@ class Shop:
         def plain(order: Any) -> None: ...
 
         self.charge, self.send, self.forward = (
-            self.app.task(
-                body, base=IdempotentTask, name=f"orders.{body.__name__}", lazy=False, shared=False
-            )
+            task_in(self.app, body, name=f"orders.{body.__name__}")
             for body in (charge, send, forward)
         )
         self.plain = self.app.task(plain, name="orders.plain", lazy=False, shared=False)
@@ -159,6 +158,8 @@ class TestArguments:
                 "no such parameter: it is an option of the call, apply_async(args, kwargs, "
                 "idempotency_key=…)"
             )
+        with pytest.raises(TypeError, match=r"idempotency_result_ttl was passed as an argument"):
+            task.delay(1, idempotency_result_ttl=600)
         assert shop.published() == []
 
     def test_a_parameter_of_that_name_is_an_ordinary_argument(self, shop: Shop) -> None:
@@ -210,8 +211,7 @@ def test_a_disabled_task_lets_every_message_through(shop: Shop) -> None:
         return self.request.retries or self.retry(countdown=0)
 
     headers: list[Any] = []
-    options = {"bind": True, "lazy": False, "shared": False, "idempotency_enabled": False}
-    task = shop.app.task(retry, base=IdempotentTask, name="orders.retry", **options)
+    task = task_in(shop.app, retry, name="orders.retry", bind=True, idempotency_enabled=False)
     task.push_request(
         id="an id", args=(1,), kwargs={}, called_directly=False, is_eager=True,
         headers={"idempotency_key": {}, "Idempotency-Key": "req-7", "other": 1},
@@ -304,10 +304,3 @@ def test_the_error_suggests_the_nearest_option(shop: Shop, name: str, nearest: s
     )
     with pytest.raises(KeyRuleError, match=rf"'{name}' .*; did you mean '{nearest}'\?$"):
         misplaced.check_headers("orders.charge", {name: 1})
-
-
-def test_the_retention_is_no_argument(shop: Shop) -> None:
-    with pytest.raises(TypeError, match=r"idempotency_result_ttl was passed as an argument"):
-        shop.charge.delay(1, idempotency_result_ttl=600)
-
-    assert shop.published() == []
