@@ -33,7 +33,7 @@ from celery_idempotent import (
 from celery_idempotent.testing import IsolatedRecords
 from examples.burst.tasks import index
 from examples.one_at_a_time.tasks import synchronize
-from tests.docs.pages import ROOT, prose, python_blocks, section
+from tests.docs.pages import ROOT, python_blocks
 
 pytestmark = pytest.mark.usefixtures("idempotency")
 
@@ -129,20 +129,6 @@ class TestOneAtATime:
         assert fetch == [("ada@example.org",)] * 2 + [("grace@example.org",)]
         # The example, whose calls a worker runs.
         assert options_of(names["synchronize"]) == options_of(synchronize)
-
-    def test_the_other_options_exist(self) -> None:
-        text = section(prose(ROOT / "docs/modes.md"), "One at a time")
-        rows = re.findall(r"^\| .* \| `(idempotency_[^`]+)`", text, re.M)
-        assert len(rows) == 3
-        for row in rows:
-            options = eval(f"dict({row})")
-
-            @eager_app("shop").task(
-                base=IdempotentTask, shared=False, idempotency_until="finished", **options
-            )
-            def task() -> None: ...
-
-            assert options_of(task).until == "finished"
 
 
 def test_a_burst_is_one_message(run: Run) -> None:

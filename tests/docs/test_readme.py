@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,24 +14,32 @@ from celery import Celery
 from celery_idempotent import TASK_ID, IdempotentTask, KeyReusedError
 from celery_idempotent.settings import PREFIX
 from tests.apps import close
-from tests.docs.pages import ROOT, block_with, prose
+from tests.docs.pages import ROOT, block_with, prose, section
 from tests.servers.redis_server import RedisServer
 
 README = ROOT / "README.md"
 TASK = ROOT / "docs/reference/task.md"
 
 
-def test_the_modes_are_options_of_a_task() -> None:
-    table = prose(README).partition("## Choosing a mode\n")[2].partition("\n## ")[0]
-    modes = re.findall(r"^\| [^|]+ \| `(idempotency_[^`]+)` \|", table, flags=re.M)
-    assert len(modes) == 4
-    for number, mode in enumerate(modes):
+@pytest.mark.parametrize(
+    ("page", "title", "number", "others"),
+    [
+        (README, "Choosing a mode", 4, {}),
+        (ROOT / "docs/modes.md", "One at a time", 3, {"idempotency_until": "finished"}),
+    ],
+)
+def test_the_modes_are_options_of_a_task(
+    page: Path, title: str, number: int, others: dict[str, Any]
+) -> None:
+    modes = re.findall(r"^\| .* \| `(idempotency_[^`]+)`", section(prose(page), title), re.M)
+    assert len(modes) == number
+    for mode in modes:
         app = Celery("shop", backend="redis://", set_as_current=False)
-        options = eval(f"dict({mode})", {"TASK_ID": TASK_ID})
+        options = others | eval(f"dict({mode})", {"TASK_ID": TASK_ID})
 
         def task(order_id: int) -> None: ...
 
-        made = app.task(task, base=IdempotentTask, shared=False, name=f"shop.{number}", **options)
+        made = app.task(task, base=IdempotentTask, shared=False, name="shop.task", **options)
         chosen = made.idempotency_configuration.settings
         assert {name: getattr(chosen, name.removeprefix(PREFIX)) for name in options} == options
 

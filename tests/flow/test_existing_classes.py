@@ -69,31 +69,20 @@ def make(app: Celery) -> Make:
 
 
 class TestReplacedMethods:
+    @pytest.mark.parametrize("of_the_task", [False, True], ids=["of the base class", "of the task"])
     @pytest.mark.parametrize("name", HANDLERS)
-    def test_a_handler_of_the_base_class(self, make: Make, name: str) -> None:
+    def test_a_handler_is_called_once(self, make: Make, name: str, of_the_task: bool) -> None:
         task = make()
-        with patch.object(ShopTask, name) as handler:
-            task.delay("fails" if name == "on_failure" else "order")
+        order = "fails" if name == "on_failure" else "order"
+        with patch.object(type(task) if of_the_task else ShopTask, name) as handler:
+            task.delay(order)
+            if not of_the_task and order != "fails":
+                task.delay(order)  # a duplicate
 
         assert handler.call_count == 1
         assert name not in task.notes
         task.delay("fails")
         assert ("on_failure" if name == "on_success" else name) in task.notes
-
-    def test_a_handler_of_the_base_class_is_not_called_for_a_duplicate(self, make: Make) -> None:
-        task = make()
-        with patch.object(Handling, "on_success") as handler:
-            task.delay("order")
-            task.delay("order")
-
-        assert handler.call_count == 1
-
-    def test_a_handler_of_the_task(self, make: Make) -> None:
-        task = make()
-        with patch.object(type(task), "on_success") as handler:
-            task.delay("order")
-
-        assert handler.call_count == 1
 
     def test_the_call_of_the_base_class(self, make: Make) -> None:
         task = make()

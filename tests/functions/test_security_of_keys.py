@@ -61,24 +61,6 @@ def test_the_first_begin_of_a_key_decides_its_arguments(idem: Idempotency, key: 
 class TestTenants:
     """The tenant is a part of the key."""
 
-    def test_of_functions_share_no_key(self, idem: Idempotency, key: str) -> None:
-        charge = idem.idempotent(name="shop.charge", key=("tenant", "request"))(
-            lambda tenant, request: f"receipt of {tenant}"
-        )
-
-        assert [charge(tenant, key) for tenant in ("acme", "umbrella", "acme")] == [
-            "receipt of acme",
-            "receipt of umbrella",
-            "receipt of acme",
-        ]
-
-    def test_of_blocks_and_batches_share_no_key(self, idem: Idempotency, key: str) -> None:
-        with idem.execution(("acme", key)) as execution:
-            execution.complete("receipt of acme")
-
-        with idem.begin_many([("acme", key), ("umbrella", key)]) as batch:
-            assert [entry.decision for entry in batch] == [Decision.REPLAY, Decision.RUN]
-
     def test_cannot_be_imitated_by_another_part(self, idem: Idempotency) -> None:
         keys = [("a", "bc"), ("ab", "c"), ("a", "b", "c"), "a,bc", ("a,bc",), (("a", "bc"),)]
 

@@ -72,13 +72,6 @@ class TestEachScript:
         assert all(given)
         assert len(set(head["REPLIES"])) == len(head["REPLIES"])
 
-    def test_every_name_in_its_head_is_explained(self, name: str) -> None:
-        head, _ = head_and_body(name)
-        lines = [line for line in scripts.load(name).source.splitlines() if line.startswith("--")]
-
-        for entry in (*head["KEYS"], *head["ARGV"], *head["REPLIES"]):
-            assert any(re.match(rf"--   {entry} +\S", line) for line in lines), entry
-
     def test_declares_every_variable(self, name: str) -> None:
         # A missing `local` is an error in Redis, but only when the line is executed.
         _, body = head_and_body(name)
