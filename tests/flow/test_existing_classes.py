@@ -69,8 +69,9 @@ def make(app: Celery) -> Make:
 
 
 class TestReplacedMethods:
-    @pytest.mark.parametrize("of_the_task", [False, True], ids=["of the base class", "of the task"])
-    @pytest.mark.parametrize("name", HANDLERS)
+    @pytest.mark.parametrize(
+        ("name", "of_the_task"), [*((name, False) for name in HANDLERS), ("on_success", True)]
+    )
     def test_a_handler_is_called_once(self, make: Make, name: str, of_the_task: bool) -> None:
         task = make()
         order = "fails" if name == "on_failure" else "order"
