@@ -2,7 +2,7 @@
 
 A script's head lists its KEYS, ARGV and REPLIES, each with its meaning. These lists are the
 signature: arguments are passed in the order of ARGV, and a reply that is not in REPLIES is an
-error. Unit tests compare heads and bodies.
+error. Unit tests compare heads, bodies and commands.
 """
 
 from __future__ import annotations

@@ -230,9 +230,10 @@ class TestErrors:
 
     @both_codecs
     @pytest.mark.parametrize("cls", CONTROL_FLOW, ids=lambda cls: cls.__name__)
-    def test_that_would_control_a_worker_are_not_stored_or_corrupt(
+    def test_that_would_control_a_worker_are_corrupt(
         self, cls: type[BaseException], codec: PayloadCodec
     ) -> None:
+        """And they are not stored."""
         error = decode(encode_error(cls.__new__(cls), codec=codec), codec, State.FAILED)
         assert type(error) is ResultNotStoredError
         assert str(error).endswith("was not stored: it ends a worker, or controls Celery")
