@@ -20,8 +20,6 @@ from celery_idempotent.core.store.scripts import Reply
 from tests.waiting import eventually
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
-OTHER_ARGUMENTS = Key(KEY.task, KEY.digest, b"others 8")
-NO_ARGUMENTS = Key(KEY.task, KEY.digest, b"")
 
 FIRST = "11111111-1111-4111-8111-111111111111"
 SECOND = "22222222-2222-4222-8222-222222222222"

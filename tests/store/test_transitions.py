@@ -31,8 +31,6 @@ from tests.store.record_harness import (
 
 pytestmark = pytest.mark.core
 
-#: Another execution id.
-THIS = b"another!"
 
 OTHER_KEY = Key("shop.refund", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 

@@ -17,7 +17,7 @@ from tests.waiting import SOON
 from tests.worker.canvas_tasks import ship
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import charge, pack, reserved, short_lease
+from tests.worker.tasks import charge, pack, reserved
 
 pytestmark = pytest.mark.worker
 
@@ -113,22 +113,6 @@ class TestRecordDamagedDuringTheExecution:
         with pytest.raises(CorruptRecordError):
             charge.delay(order).get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
-
-    @pytest.mark.parametrize("damage", ["half a head", "a list"])
-    def test_heartbeat_logs_it_and_the_task_continues(
-        self, shop: Shop, ledger: Ledger, order: str, damage: str
-    ) -> None:
-        result = ledger.start(short_lease, order)
-        damaged(shop, short_lease, damage, order)
-        key = str(short_lease.idempotency_key_of(order))
-        shop.workers[0].wait_for_log(
-            f"{key}: task {result.id} (attempt 1) has lost its lease"
-            if damage == "half a head"
-            else f"The lease of {key} could not be extended: the record of {key} cannot be read"
-        )
-        ledger.release(order)
-
-        assert result.get(timeout=SOON)["receipt"]
 
     def test_damaged_steps_do_not_run_again(self, shop: Shop, ledger: Ledger, order: str) -> None:
         ship.delay(order, "book", "error").get(timeout=SOON, propagate=False)

@@ -100,7 +100,6 @@ in_plain_celery = _task("in_plain_celery", PlainTask)
 with_mixin = _task("with_mixin", MixedTask)
 final = _task("final_with_handlers", MixedTask, idempotency_replay_errors=(OutOfStockError,))
 refusing = _task("refusing", MixedTask, idempotency_on_conflict="raise")
-switched_off = _task("switched_off", MixedTask, idempotency_enabled=False)
 with_request = _task("with_request", IdempotentTask, Request=NotingRequest)
 
 
@@ -207,22 +206,6 @@ class TestNoHandlers:
         shop.wait_until_empty()
 
         assert handlers(ledger, order, order) == once
-
-
-class TestWithoutIdempotency:
-    @pytest.mark.parametrize(
-        ("task", "options"), [(switched_off, {}), (with_mixin, {"idempotency_key": False})]
-    )
-    def test_every_call_runs_its_handlers(
-        self, ledger: Ledger, order: str, task: Any, options: dict[str, Any]
-    ) -> None:
-        for number in range(2):
-            task_id = f"{number} {order}"
-            task.apply_async((order,), task_id=task_id, **options)
-
-            assert settled(ledger, order, task_id) == [
-                *("before_start", "unprotected", "body", "on_success", "after_return")
-            ]
 
 
 @pytest.mark.exhaustive

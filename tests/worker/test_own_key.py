@@ -112,20 +112,6 @@ class TestIdempotencyDisabled:
         assert ledger.signals(result.id) == []
 
 
-class TestTaskIdKey:
-    """``idempotency_key=TASK_ID``."""
-
-    def test_each_message_runs_once(self, ledger: Ledger, order: str) -> None:
-        first = tick.apply_async((order,), task_id=f"tick {order}")
-        receipt = first.get(timeout=SOON)
-        tick.apply_async((order,), task_id=f"tick {order}")
-        ledger.wait_for_signal(first.id, "replayed")
-        tick.delay(order).get(timeout=SOON)
-
-        assert first.get(timeout=SOON) == tick.idempotency_record(first.id).result == receipt
-        assert len(ledger.runs(order)) == 2
-
-
 SCHEDULE = {"every half second": {"task": "shop.tick", "schedule": 0.5, "args": ["beaten"]}}
 
 

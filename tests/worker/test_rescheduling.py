@@ -164,11 +164,3 @@ class TestDroppedContinuation:
         shop.replay(message, order)
         assert ledger.notes(order) == []
         assert len(ledger.runs(order)) == 1
-
-    def test_duplicate_sends_its_own_continuation(self, ledger: Ledger, order: str) -> None:
-        stop_here.apply_async((order,), task_id=order, link=report.s(order)).get(timeout=SOON)
-        end = chain(stop_here.s(order), report.s(order)).delay()
-
-        assert end.get(timeout=SOON) == order
-        assert len(ledger.notes(order)) == 1
-        assert len(ledger.runs(order)) == 1
