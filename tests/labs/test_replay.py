@@ -7,9 +7,10 @@ import pytest
 from celery_idempotent.core.store import scripts
 from labs.verification import live, replay
 from labs.verification.lua_mutants import SCRIPTS, Mutant
+from tests.conftest import exhaustive_except
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", exhaustive_except(SCRIPTS, "begin", "extend", "settle", "queue"))
 def test_a_script_equals_the_model(script: str) -> None:
     assert replay.mismatch(script, "any") == ""
 
@@ -30,7 +31,7 @@ def test_sequences_of_calls_equal_the_model() -> None:
     ids=["another reply", "another record", "another expiry", "a syntax error", "an endless loop"],
 )
 def test_a_mutant_is_detected(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
-    monkeypatch.setattr(replay, "_TIMEOUT", 2.0)
+    monkeypatch.setattr(replay, "_TIMEOUT", 0.5)
     source = scripts.load("extend").source
     assert old in source
 

@@ -54,7 +54,7 @@ def owner_of_a_server(start: str, then: str, directory: Path) -> tuple[subproces
     "end",
     exhaustive_except(ENDS, "is killed"),
 )
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", exhaustive_except(STARTS, "of users"))
 def test_ends_when_its_owner(start: str, end: str, tmp_path: Path) -> None:
     owner, server_pid = owner_of_a_server(start, ENDS[end], tmp_path)
     with owner:
@@ -62,7 +62,7 @@ def test_ends_when_its_owner(start: str, end: str, tmp_path: Path) -> None:
     assert end == "is killed" or not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", exhaustive_except(STARTS, "of users"))
 def test_a_forked_child_of_the_owner_does_not_stop_the_server(start: str, tmp_path: Path) -> None:
     owner, _ = owner_of_a_server(start, STOP_IN_A_FORKED_CHILD, tmp_path)
     with owner:

@@ -67,6 +67,7 @@ def test_a_later_eta_counts(shop: Shop, order: str, kind: str) -> None:
     assert run.started_at >= eta.timestamp() - 0.1
 
 
+@pytest.mark.exhaustive
 def test_restarts_change_nothing(
     open_shop: Callable[..., Shop], store: RedisServer, order: str
 ) -> None:

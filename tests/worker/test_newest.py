@@ -44,6 +44,7 @@ class TestABurst:
 
         assert last.get(timeout=SOON)["amount"] == 2
 
+    @pytest.mark.exhaustive
     def test_pickled_tuples(self, open_shop: Callable[..., Shop], order: str) -> None:
         with open_shop(task_serializer="pickle", accept_content=["pickle", "json"]) as shop:
             burst_of.delay(order, 1)

@@ -176,6 +176,7 @@ def test_the_lease_of_a_dead_worker_ends(open_shop: Callable[..., Shop], order: 
         assert duplicate.get(timeout=SOON)
 
 
+@pytest.mark.exhaustive
 def test_revoked_and_expired_messages_are_passed_over(
     open_shop: Callable[..., Shop], order: str
 ) -> None:
@@ -257,20 +258,14 @@ def test_the_broker_is_lost_and_back(open_shop: Callable[..., Shop], order: str)
         assert time.monotonic() - since < AT_ONCE
 
 
+SOFT = {"worker_soft_shutdown_timeout": 1.0, "worker_enable_soft_shutdown_on_idle": True}
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("signal", "settings"),
-    [
-        pytest.param("SIGTERM", {}, id="warm"),
-        pytest.param("SIGQUIT", {}, id="cold", marks=pytest.mark.exhaustive),
-        pytest.param(
-            "SIGQUIT",
-            {"worker_soft_shutdown_timeout": 1.0, "worker_enable_soft_shutdown_on_idle": True},
-            id="soft",
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param("SIGHUP", {}, id="SIGHUP", marks=pytest.mark.exhaustive),
-        pytest.param("SIGKILL", {}, id="killed", marks=pytest.mark.exhaustive),
-    ],
+    [("SIGTERM", {}), ("SIGQUIT", {}), ("SIGQUIT", SOFT), ("SIGHUP", {}), ("SIGKILL", {})],
+    ids=["warm", "cold", "soft", "SIGHUP", "killed"],
 )
 def test_the_end_of_a_worker_leaves_its_waiting_messages_to_others(
     open_shop: Callable[..., Shop], order: str, signal: str, settings: dict[str, Any]
@@ -313,6 +308,7 @@ class TestThePool:
             assert_answered_at_once(shop, order, first, duplicates)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.core
 def test_rate_limited_messages_wait_for_both(open_shop: Callable[..., Shop], order: str) -> None:
     annotations = {"shop.sleepy_in_turn": {"rate_limit": "2/s"}}

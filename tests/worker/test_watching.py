@@ -246,6 +246,7 @@ def test_a_worker_that_is_restarted_by_a_signal_serves_metrics(
         assert len(list(tmp_path.glob("idempotency-metrics-*"))) == 1, "the first one is removed"
 
 
+@pytest.mark.exhaustive
 def test_spawned_processes_are_counted(
     open_shop: Callable[..., Shop], order: str, tmp_path: Path
 ) -> None:
