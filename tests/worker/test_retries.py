@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 
 from celery_idempotent import State
 from tests.waiting import SOON
+from tests.worker.harness import COPIED_MESSAGES, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
+    AFTER_VISIBILITY_TIMEOUT,
     OutOfStockError,
     change_then_handle,
     give_up,
     label_then_handle,
+    lose_retry,
     try_in_vain,
 )
 
@@ -51,3 +57,16 @@ def test_a_retry_after_max_retries_releases_the_key(ledger: Ledger, order: str) 
     with pytest.raises(OutOfStockError):
         give_up.delay(order).get(timeout=SOON)
     assert [run.end for run in ledger.runs(order)] == ["Retry", "OutOfStockError"] * 2
+
+
+@pytest.mark.exhaustive
+def test_a_copy_runs_if_the_retry_is_lost(open_shop: Callable[..., Shop], order: str) -> None:
+    """The broker redelivers the message of an execution that exceeds the visibility timeout."""
+    with open_shop(**COPIED_MESSAGES, idempotency_lease=AFTER_VISIBILITY_TIMEOUT) as shop:
+        shop.start_worker(concurrency=4)
+        result = lose_retry.delay(order)
+        started_at = time.time()
+
+        assert result.get(timeout=2 * SOON) == "done"
+        assert shop.ledger.notes(order) == ["0", "0"]
+        assert shop.ledger.runs(order)[1].started_at > started_at + 2 * AFTER_VISIBILITY_TIMEOUT
