@@ -25,7 +25,15 @@ from celery_idempotent.core.flow.pass_ import (
     release_command,
 )
 from celery_idempotent.core.flow.soft_limit import SoftLimitReached
-from celery_idempotent.core.flow.values import Answer, Complete, Delegate, Fail, Failure, Outcome
+from celery_idempotent.core.flow.values import (
+    Answer,
+    Complete,
+    Delegate,
+    Fail,
+    Failure,
+    Outcome,
+    Release,
+)
 from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.payload.codec import NOT_STORED, RESULT_IGNORED
 from celery_idempotent.core.record import Payload, Record, State, layout
@@ -200,12 +208,13 @@ async def _end(call: Pass, held: Lease | None, outcome: Outcome) -> None:
 def _end_command(call: Pass, token: int, outcome: Outcome) -> Command:
     """Returns the command that ends the execution as the flow would."""
     settings = call.settings
-    outcome, disposition = call.host.meaning(outcome)
-    if isinstance(disposition, Complete):
+    settlement = call.host.meaning(outcome)
+    if isinstance(settlement, Complete):
         return commands.complete(call.key, token, _FACT, settings.result_ms)
-    if isinstance(disposition, Fail):
+    if isinstance(settlement, Fail):
         return commands.fail(call.key, token, _FACT, settings.error_ms)
-    if isinstance(disposition, Delegate):
+    if isinstance(settlement, Delegate):
         result = Payload(RESULT_IGNORED, layout.write_task_id(call.task_id))
-        return commands.delegate(call.key, token, result, disposition.awaited, settings.result_ms)
-    return release_command(call, token, disposition)
+        return commands.delegate(call.key, token, result, settlement.awaited, settings.result_ms)
+    assert isinstance(settlement, Release)
+    return release_command(call, token, settlement)

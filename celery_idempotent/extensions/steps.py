@@ -89,7 +89,7 @@ class Steps(Extension):
     async def settled(self, settlement: Settlement, reply: Reply) -> None:
         """Deletes offloaded values of steps."""
         call = self.call
-        if isinstance(settlement.disposition, (Complete, Fail)):
+        if isinstance(settlement, (Complete, Fail)):
             await call.codec.delete_step_objects(call.steps_body, str(call.key))
 
     async def _protected(self, name: str, payload: Payload) -> Payload:

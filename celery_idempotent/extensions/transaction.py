@@ -32,14 +32,12 @@ from celery_idempotent.core.flow.values import (
     Answer,
     Complete,
     Delegate,
-    Disposition,
     End,
     Fail,
     Failure,
     Finished,
     Release,
     Requeue,
-    Result,
     Settlement,
     is_asynchronous,
 )
@@ -183,15 +181,14 @@ class RowTransaction(Extension):
     async def settling(self, settlement: Settlement) -> Settlement | End:
         """Commits the outcome, or rolls back before the key is released."""
         call, transaction, error = self.call, self.transaction, settlement.error
-        disposition = settlement.disposition
-        if isinstance(disposition, Release):
+        if isinstance(settlement, Release):
             self._roll_back(error)
-            if error is not None and not disposition.hold and self._should_retry(error):
+            if error is not None and not settlement.hold and self._should_retry(error):
                 return await self._retry(error)
             return settlement
         try:
             row: Row | None = None
-            if isinstance(disposition, Fail) and not transaction.committed:
+            if isinstance(settlement, Fail) and not transaction.committed:
                 # Rolls back the effects; the row is claimed again for the error.
                 self._roll_back(error)
                 row = transaction.begin(self._claim)
@@ -206,9 +203,9 @@ class RowTransaction(Extension):
             if self._should_retry(raised):
                 return await self._retry(raised)
             failure = Failure(raised)
-            if isinstance(disposition, Complete):
+            if isinstance(settlement, Complete):
                 return await self.settling(await flow.settlement_of(call, failure))
-            return Settlement(Release(), failure)
+            return Release(failure)
         if row is not None:
             return await self._adopt(row)
         settlement.committed = True
@@ -216,7 +213,7 @@ class RowTransaction(Extension):
 
     async def _commit(self, settlement: Settlement) -> Row | None:
         """Commits the outcome; returns the row of another execution if that has committed one."""
-        delegates = isinstance(settlement.disposition, Delegate)
+        delegates = isinstance(settlement, Delegate)
         row, refusal = await commit_with_outbox(
             self.call,
             self.transaction,
@@ -300,33 +297,26 @@ class RowTransaction(Extension):
 
     async def _repeat(self, row: Row, record: Record) -> Reply:
         """Copies the outcome of `row` to Redis."""
-        disposition: Disposition = Complete()
+        settlement: Settlement
         if row.delegates:
-            disposition = Delegate(row.awaited)
+            settlement = Delegate(awaited=row.awaited)
         elif record.state is State.FAILED:
-            disposition = Fail()
-        return await self.call.write(
-            flow.settle_command(
-                self.call,
-                Settlement(
-                    disposition,
-                    Result(None),
-                    Payload(record.format, record.body),
-                    retention_ms=row.remaining_ms,
-                    sending_ms=self.call.sending_ms if self._sends(row) else 0,
-                ),
-            )
-        )
+            settlement = Fail()
+        else:
+            settlement = Complete(continues=self._sends(row))
+        settlement.payload = Payload(record.format, record.body)
+        settlement.retention_ms = row.remaining_ms
+        return await self.call.write(flow.settle_command(self.call, settlement))
 
 
 def ended_of(settlement: Settlement) -> OutcomeValues:
     """Returns the outcome for the row."""
     payload = settlement.payload
     assert payload is not None
-    state = State.FAILED if isinstance(settlement.disposition, Fail) else State.COMPLETED
+    state = State.FAILED if isinstance(settlement, Fail) else State.COMPLETED
     format_, body = payload.format, payload.body
     if commands.current_traceparent and (traceparent := commands.current_traceparent()):
         format_ = f"{format_} {traceparent}"
-    if isinstance(settlement.disposition, Delegate):
-        body = settlement.disposition.awaited.to_bytes(AWAITED_BYTES, "big") + body
+    if isinstance(settlement, Delegate):
+        body = settlement.awaited.to_bytes(AWAITED_BYTES, "big") + body
     return OutcomeValues(state, format_, body, settlement.retention_ms)

@@ -26,13 +26,13 @@ from celery_idempotent.core.flow.thread import run_flow
 from celery_idempotent.core.flow.values import (
     Answer,
     Complete,
-    Disposition,
     End,
     Fail,
     Failure,
     Outcome,
     Release,
     Requeue,
+    Settlement,
     that_has_run,
 )
 from celery_idempotent.core.key import Key
@@ -191,14 +191,14 @@ class DirectHost:
         """Runs the work with `execution` as the current one."""
         return run_as_current(execution, self._work)
 
-    def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
+    def meaning(self, outcome: Outcome) -> Settlement:
         """Returns Fail for an error that duplicates get, and Release for any other."""
         if not isinstance(outcome, Failure):
-            return outcome, Complete()
+            return Complete(outcome)
         replayed = self.data.settings.replays(outcome.error)
         if replayed and not isinstance(outcome.error, NotCompletedError):
-            return outcome, Fail()
-        return outcome, Release()
+            return Fail(outcome)
+        return Release(outcome)
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Raises `error`: the record is the only source of the result."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.soft_limit import SoftLimit
-from celery_idempotent.core.flow.values import Disposition, Outcome
+from celery_idempotent.core.flow.values import Outcome, Settlement
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.lease import Lease
 from celery_idempotent.core.record import Record, Tail
@@ -72,8 +72,8 @@ class Host(Protocol):
             execution: an `Execution` or `AsyncExecution`, depending on the runtime.
         """
 
-    def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
-        """Returns the outcome of the body, and the consequence for the key.
+    def meaning(self, outcome: Outcome) -> Settlement:
+        """Returns the consequence of the end of the body for the key.
 
         A body may return or raise after it has published a retry or a replacement.
         """

@@ -292,8 +292,8 @@ async def settle(call: Pass, outcome: Outcome) -> End:
         if not isinstance(settled, Settlement):
             return settled
         settlement = settled
-    if isinstance(settlement.disposition, Release):
-        return await _release(call, settlement, settlement.disposition)
+    if isinstance(settlement, Release):
+        return await _release(call, settlement)
     return await _store(call, settlement)
 
 
@@ -324,11 +324,11 @@ async def settlement_of(call: Pass, outcome: Outcome) -> Settlement:
     """Encodes what has to be stored for `outcome`."""
     if call.steps_body:
         _ = call.steps  # from now on they are an extension of the call
-    outcome, disposition = call.host.meaning(outcome)
+    settlement = call.host.meaning(outcome)
     settings, key = call.settings, str(call.key)
     protect: Any = {"key": key, "token": call.token}
-    settlement = Settlement(disposition, outcome, retention_ms=settings.result_ms)
-    if isinstance(disposition, Complete):
+    outcome, settlement.retention_ms = settlement.outcome, settings.result_ms
+    if isinstance(settlement, Complete):
         assert isinstance(outcome, Result)
         if call.host.returns_restored:
             payload, settlement.outcome = restored(
@@ -338,14 +338,12 @@ async def settlement_of(call: Pass, outcome: Outcome) -> Settlement:
         else:
             payload = await call.codec.encode_result(outcome.value, settings, **protect)
         settlement.payload, settlement.field = payload, RESULT
-        settlement.backend_result = disposition.backend_result
-        settlement.sending_ms = call.sending_ms if disposition.continues else 0
-    elif isinstance(disposition, Delegate):
+    elif isinstance(settlement, Delegate):
         # The other task has the continuation, so this one has none to send. If the other's result
         # never comes, a call that waits for it runs when the record expires.
-        format_ = DELEGATED if disposition.stores_result else RESULT_IGNORED
+        format_ = DELEGATED if settlement.stores_result else RESULT_IGNORED
         settlement.payload = Payload(format_, layout.write_task_id(call.task_id))
-    elif isinstance(disposition, Fail):
+    elif isinstance(settlement, Fail):
         assert isinstance(outcome, Failure)
         payload = await call.codec.encode_error(outcome.error, settings, **protect)
         settlement.payload, settlement.field = payload, ERROR
@@ -356,14 +354,14 @@ async def settlement_of(call: Pass, outcome: Outcome) -> Settlement:
 async def _store(call: Pass, settlement: Settlement) -> End:
     """Stores the outcome of the key."""
     reply = await call.settle_as(settlement, settle_command(call, settlement))
-    delegates = isinstance(settlement.disposition, Delegate)
+    delegates = isinstance(settlement, Delegate)
     lost = reply is not None and reply.case == "lost" and not settlement.committed
     if reply is None or (lost and delegates):
         return Answer(settlement.outcome)
     if lost:
         await call.discard(settlement)
         return await _resolve_lost_lease(call, reply, settlement.outcome)
-    if settlement.sending_ms:
+    if isinstance(settlement, Complete) and settlement.continues:
         call.send_continuation_of(call.token)
     _report_stored(call, settlement)
     for extension in call.extensions:
@@ -375,25 +373,26 @@ async def _store(call: Pass, settlement: Settlement) -> End:
 def settle_command(call: Pass, settlement: Settlement) -> Command:
     """Returns the command that stores the outcome of the key."""
     key, token, tail, payload = call.key, call.token, call.tail, settlement.payload
-    disposition, retention_ms = settlement.disposition, settlement.retention_ms
+    retention_ms = settlement.retention_ms
     assert payload is not None
-    if isinstance(disposition, Fail):
+    if isinstance(settlement, Fail):
         return commands.fail(key, token, payload, retention_ms, tail)
-    if isinstance(disposition, Delegate):
-        return commands.delegate(key, token, payload, disposition.awaited, retention_ms, tail)
-    result, sending_ms = settlement.backend_result, settlement.sending_ms
-    about = key, token, payload, retention_ms, result
+    if isinstance(settlement, Delegate):
+        return commands.delegate(key, token, payload, settlement.awaited, retention_ms, tail)
+    assert isinstance(settlement, Complete)
+    sending_ms = call.settings.lease_ms if settlement.continues else 0
+    about = key, token, payload, retention_ms, settlement.backend_result
     return commands.complete(*about, tail=tail, sending_ms=sending_ms)
 
 
 def _report_stored(call: Pass, settlement: Settlement) -> None:
     payload, execution = settlement.payload, call.execution
     assert payload is not None
-    if isinstance(settlement.disposition, Delegate):
+    if isinstance(settlement, Delegate):
         end = "it has replaced itself and gets the outcome of its replacement"
         report(table.COMPLETED, call, execution, end=end)
         return
-    failed = isinstance(settlement.disposition, Fail)
+    failed = isinstance(settlement, Fail)
     if not payload.format and payload.body != NOT_STORED:
         ran = f"ran and raised {type(settlement.error).__name__}" if failed else "ran"
         call.report(table.NOT_STORED, end=ran, reason=payload.body.decode())
@@ -405,18 +404,18 @@ def _report_stored(call: Pass, settlement: Settlement) -> None:
         report(table.COMPLETED, call, execution, end=kept)
 
 
-async def _release(call: Pass, settlement: Settlement, disposition: Release) -> End:
+async def _release(call: Pass, settlement: Release) -> End:
     """Frees the key, or reserves it for a retry."""
     outcome, error = settlement.outcome, settlement.error
     # Before the release, which the heartbeat would take for a lost lease.
     call.stop_renewal()
     try:
-        reply = await call.release(disposition)
+        reply = await call.release(settlement)
     except (StoreUnavailableError, CorruptRecordError) as failure:
         call.report(table.NOT_RELEASED, error=failure)
         return Answer(outcome)
     if reply.case == "ok":
-        hold = disposition.hold
+        hold = settlement.hold
         call.report(
             table.RELEASED,
             end=f"ran and raised {type(error).__name__}" if error else "ran",
@@ -425,7 +424,7 @@ async def _release(call: Pass, settlement: Settlement, disposition: Release) -> 
             reserved_seconds=hold or None,
         )
         return Answer(outcome)
-    if disposition.hold or not isinstance(error, Exception):
+    if settlement.hold or not isinstance(error, Exception):
         # The retry is published already, or the process is about to exit.
         call.report_lease_lost(reply.raw)
         return Answer(outcome)

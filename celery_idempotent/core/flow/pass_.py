@@ -75,8 +75,6 @@ class Pass:
         self._unanswered = False
         #: The token of the last lease that had expired when its reply came.
         self._expired_token = 0
-        #: Milliseconds to send the continuation; 0 without one.
-        self.sending_ms = data.settings.lease_ms if data.continues else 0
         #: Which call it takes the key from, as in lua/begin.lua.
         self.replaces = 0
         #: The fencing token; 0 without a record.
@@ -259,7 +257,7 @@ class Pass:
         except IdempotencyError as error:
             report(table.NOT_RELEASED, self, error=error)
 
-    async def release(self, disposition: Release = FREE) -> Reply:
+    async def release(self, settlement: Release = FREE) -> Reply:
         """Gives the key back.
 
         Raises:
@@ -268,7 +266,7 @@ class Pass:
         reply = Reply("ok", b"", 0)
         try:
             if self.lease is not None:
-                command = release_command(self, self.lease.token, disposition)
+                command = release_command(self, self.lease.token, settlement)
                 reply = await self.runtime.execute(command)
         except IdempotencyError:
             self.settled = True
@@ -429,20 +427,20 @@ def begin_command(call: Pass) -> Command:
     )
 
 
-def release_command(call: Pass, token: int, disposition: Release = FREE) -> Command:
+def release_command(call: Pass, token: int, settlement: Release = FREE) -> Command:
     """Returns the command that gives the key back, for the execution of `call` with `token`."""
     settings, key = call.settings, call.key
     # `abandon` compares no token: under an expired lease, another thread may run the message.
-    if disposition.died and call.lease is not None and call.lease.trusted:
+    if settlement.died and call.lease is not None and call.lease.trusted:
         about = key, call.data.task_id, call.data.worker
         return commands.abandon(*about, grace_ms=0, reason=layout.PROCESS_EXIT)
-    if not disposition.hold:
+    if not settlement.hold:
         return commands.release(key, token, retention_ms=settings.result_ms)
-    hold_ms = round(disposition.hold * 1000)
+    hold_ms = round(settlement.hold * 1000)
     return commands.reserve_retry(
         key,
         token,
         hold_ms=hold_ms,
         retention_ms=hold_ms + (settings.result_ms if call.steps_body else 0),
-        generation=disposition.awaited,
+        generation=settlement.awaited,
     )

@@ -48,6 +48,7 @@ class Failure(NamedTuple):
 
 
 Outcome = Result | Failure
+NO_VALUE = Result(None)
 
 #: After these, a database connection is closed: its driver may have sent a statement and not read
 #: the reply.
@@ -111,18 +112,38 @@ def restore_step(settings: Settings, values: ValueCodec, key: str, name: str, va
     return outcome.get()
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
+@dataclass(slots=True)
+class Settlement:
+    """What the end of an execution means for its key: one of the subclasses."""
+
+    #: For the caller.
+    outcome: Outcome = NO_VALUE
+    #: To be stored.
+    payload: Payload | None = None
+    #: The field of the record for an encoded value; empty if the payload is none.
+    field: str = ""
+    retention_ms: int = 0
+    #: The outcome counts, regardless of the reply of Redis; a later call can store it.
+    committed: bool = False
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that the body raised."""
+        return self.outcome.error if isinstance(self.outcome, Failure) else None
+
+
+@dataclass(slots=True)
+class Complete(Settlement):
     """The value is the outcome of the key."""
 
-    #: False if the body has removed the continuation of the call.
-    continues: bool = True
+    #: Whether this delivery sends the continuation of the call.
+    continues: bool = False
     #: To be written together with the outcome, for the result backend.
     backend_result: BackendResult | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+@dataclass(slots=True)
+class Release(Settlement):
     """The key is free, or reserved for a retry of the message."""
 
     #: Seconds for which the key stays reserved; 0 frees it at once.
@@ -134,23 +155,19 @@ class Release:
     died: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+@dataclass(slots=True)
+class Fail(Settlement):
     """The error is the outcome of the key; every duplicate gets it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delegate:
+@dataclass(slots=True)
+class Delegate(Settlement):
     """Another task has replaced this one under its id; the other's result is the outcome."""
 
     #: Generation of the first message that continues under the key with the task's id.
-    awaited: int
+    awaited: int = 0
     #: False if the other task ignores its result.
     stores_result: bool = True
-
-
-#: What the end of a body means for the key.
-Disposition = Complete | Release | Fail | Delegate
 
 
 class Answer(NamedTuple):
@@ -231,25 +248,3 @@ GRANTED, AGAIN = Proceed
 
 #: The result of a begin.
 Admission = Proceed | Finished | Held | End
-
-
-@dataclass(slots=True)
-class Settlement:
-    """The end of an execution: the payload to store, and the outcome for its caller."""
-
-    disposition: Disposition
-    outcome: Outcome
-    payload: Payload | None = None
-    #: The field of the record for an encoded value; empty if the payload is none.
-    field: str = ""
-    retention_ms: int = 0
-    #: These two as for `commands.complete`.
-    backend_result: BackendResult | None = None
-    sending_ms: int = 0
-    #: The outcome counts, regardless of the reply of Redis; a later call can store it.
-    committed: bool = False
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error that the body raised."""
-        return self.outcome.error if isinstance(self.outcome, Failure) else None

@@ -35,10 +35,8 @@ def replace_by(sig: Signature, call: Pass, request: Context) -> Delegate:
         except Exception as error:
             report(table.RESULT_UNREADABLE, call, error=error)
     last = last_signature(sig)
-    return Delegate(
-        generation,
-        last is None or not ignores_result(last) or _completes_key(last, call, request),
-    )
+    stores_result = last is None or not ignores_result(last) or _completes_key(last, call, request)
+    return Delegate(awaited=generation, stores_result=stores_result)
 
 
 def _completes_key(sig: Signature, call: Pass, request: Context) -> bool:

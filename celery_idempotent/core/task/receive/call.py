@@ -42,7 +42,6 @@ from celery_idempotent.core.flow.values import (
     Answer,
     Complete,
     Delegate,
-    Disposition,
     Drop,
     End,
     Fail,
@@ -51,6 +50,7 @@ from celery_idempotent.core.flow.values import (
     Release,
     Requeue,
     Result,
+    Settlement,
 )
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.result_codec import is_storable
@@ -218,33 +218,36 @@ class TaskCall:
         fits = self.data.settings.fits(encoded)
         return BackendResult(name, encoded, backend.expires or 0) if fits else None
 
-    def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
-        """Returns the outcome of the body, and the consequence for the key.
+    def meaning(self, outcome: Outcome) -> Settlement:
+        """Returns the consequence of the end of the body for the key.
 
         A retry reserves the key for its task id. An error for all duplicates is stored. Any other
         releases the key.
         """
         if isinstance(outcome, Result):
             if self.rescheduled is not None:
-                return outcome, self.rescheduled
+                return replace(self.rescheduled, outcome=outcome)
             if self.ending is None:
                 request = self.request
                 if request.is_eager and isinstance(outcome.value, Retry):
-                    return outcome, self._reserved_for(outcome.value)
+                    return replace(self._reserved_for(outcome.value), outcome=outcome)
                 follows = bool(request.callbacks or request.chain or request.chord)
                 result = None if follows else self._backend_result(outcome.value)
-                return outcome, Complete(follows or not self.data.continues, result)
+                return Complete(
+                    outcome, continues=follows and self.data.continues, backend_result=result
+                )
             outcome = Failure(self.ending)
         error = outcome.error
         if ended := self.replaced or self.rescheduled:
-            return outcome, ended
+            return replace(ended, outcome=outcome)
         if isinstance(error, Retry):
-            return outcome, self._reserved_for(error)
+            return replace(self._reserved_for(error), outcome=outcome)
         if isinstance(error, (Ignore, Reject)):
-            return outcome, Release()
+            return Release(outcome)
         if self.data.settings.replays(error):
-            return outcome, Fail()
-        return outcome, Release(died=not self.request.is_eager and _exits_by_itself(error))
+            return Fail(outcome)
+        died = not self.request.is_eager and _exits_by_itself(error)
+        return Release(outcome, died=died)
 
     def retry_published(self, retry: Retry) -> None:
         """Notes that `retry` was published: the key is reserved for it, however this run ends."""
@@ -260,7 +263,7 @@ class TaskCall:
         delay = {} if self.request.is_eager else options
         from celery_idempotent.core.task.publish.put_back import hold_for
 
-        return Release(hold_for(delay, self.data.settings.lease), awaited)
+        return Release(hold=hold_for(delay, self.data.settings.lease), awaited=awaited)
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns or raises the outcome that the result backend has, for a redelivered message.
