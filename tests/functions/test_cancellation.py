@@ -16,7 +16,7 @@ import pytest
 from celery_idempotent import Idempotency, Record, State
 from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.core.record import layout
-from celery_idempotent.core.store import scripts
+from celery_idempotent.core.store import scripts, tracking
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually_async
@@ -258,7 +258,10 @@ def moment(harness: RecordHarness, name: str) -> Moment:
 
 
 @pytest.fixture
-def harness(server: RedisServer, key: str) -> Iterator[RecordHarness]:
+def harness(
+    server: RedisServer, key: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RecordHarness]:
+    monkeypatch.setattr(tracking, "IDLE_TIMEOUT", 0.5)  # of the connection of waiting calls
     with Proxy(server.url) as proxy:
         harness = RecordHarness(server, proxy, key)
         yield harness

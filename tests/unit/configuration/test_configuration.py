@@ -91,6 +91,32 @@ class TestSourcesOfOptions:
 
 
 class TestInvalidOptions:
+    @pytest.mark.parametrize(
+        ("options", "error"),
+        [
+            ({"debounce": 5}, "set idempotency_until = 'started'"),
+            ({"debounce": 5, "until": "finished"}, "set idempotency_until = 'started'"),
+            (
+                {"debounce": 5, "until": "started", "dedupe_publish": "raise"},
+                "leave idempotency_dedupe_publish on",
+            ),
+            ({"debounce_max_wait": 5, "until": "started"}, "set both"),
+            ({"debounce": 5, "debounce_max_wait": 4, "until": "started"}, "(4 s) is shorter"),
+            ({"on_conflict": "replace"}, "set idempotency_until to 'finished' or 'started'"),
+            (
+                {"on_conflict": "replace", "until": "finished", "dedupe_publish": True},
+                "from being published: remove it",
+            ),
+            (
+                {"on_conflict": "replace", "until": "finished", "transaction": "default"},
+                "cannot end a call with idempotency_transaction",
+            ),
+        ],
+    )
+    def test_that_exclude_each_other(self, options: dict[str, Any], error: str) -> None:
+        named = {f"idempotency_{name}": value for name, value in options.items()}
+        assert error in error_of(celery(), **named)
+
     def test_an_invalid_setting(self) -> None:
         assert error_of(celery(idempotency_lease="60")).startswith(
             "shop.charge: idempotency_lease must be seconds or a timedelta"

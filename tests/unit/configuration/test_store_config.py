@@ -94,6 +94,12 @@ class TestRedis:
                 {"sentinels": [("one", 1), ("two", 2)], "min_other_sentinels": 1, "db": 3,
                  "username": "u", "password": "p"},
             ),
+            (
+                {"idempotency_redis_url": "sentinel://u:p%40@one:1/3;sentinel://two",
+                 "idempotency_redis_options": {"master_name": "shop"}},
+                {"sentinels": [("one", 1), ("two", 26379)], "db": 3,
+                 "username": "u", "password": "p@"},
+            ),
             ({"idempotency_redis_url": "valkeys://shop/2"},
              {"host": "shop", "db": 2, "connection_class": SSLConnection}),
             ({"result_backend": "rpc://", "broker_url": "redis://:p%2F@[::1]:7/1"},

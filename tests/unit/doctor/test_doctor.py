@@ -376,36 +376,35 @@ class TestTasks:
         assert names(tasks.check(app)) == {"eager", "successful-tasks"}
 
 
-class TestPlainTasksWithOptions:
-    def test_are_found_and_reported_by_a_starting_worker(self) -> None:
-        app = shop(
-            task_annotations={
-                "*": {"idempotency_lease": 5.0},
-                "shop.annotated": {"idempotency_until": "finished"},
-            }
-        )
-
-        class Registered(Task):
-            name = "shop.registered"
-            idempotency_key = "order:{order_id}"
-
-            def run(self, order_id: int) -> None: ...
-
-        app.register_task(Registered())
-        app.task(charge, name="shop.decorated", lazy=False, idempotency_key="order")
-        app.task(charge, name="shop.annotated", lazy=False)
-        app.task(charge, name="shop.plain", lazy=False)
-        add(app)
-
-        found = [each for each in check_at_start(app) if each.name == "no-base"]
-
-        assert "no-base" in names(tasks.check(app))
-        assert {str(each.severity) for each in found} == {"error"}
-        assert {each.subject: each.what.partition(",")[0] for each in found} == {
-            "shop.annotated": "it has idempotency_until",
-            "shop.decorated, shop.registered": "it has idempotency_key",
+def test_plain_tasks_with_options_are_found_and_reported_by_a_starting_worker() -> None:
+    app = shop(
+        task_annotations={
+            "*": {"idempotency_lease": 5.0},
+            "shop.annotated": {"idempotency_until": "finished"},
         }
-        assert all("base=IdempotentTask" in each.setting for each in found)
+    )
+
+    class Registered(Task):
+        name = "shop.registered"
+        idempotency_key = "order:{order_id}"
+
+        def run(self, order_id: int) -> None: ...
+
+    app.register_task(Registered())
+    app.task(charge, name="shop.decorated", lazy=False, idempotency_key="order")
+    app.task(charge, name="shop.annotated", lazy=False)
+    app.task(charge, name="shop.plain", lazy=False)
+    add(app)
+
+    found = [each for each in check_at_start(app) if each.name == "no-base"]
+
+    assert "no-base" in names(tasks.check(app))
+    assert {str(each.severity) for each in found} == {"error"}
+    assert {each.subject: each.what.partition(",")[0] for each in found} == {
+        "shop.annotated": "it has idempotency_until",
+        "shop.decorated, shop.registered": "it has idempotency_key",
+    }
+    assert all("base=IdempotentTask" in each.setting for each in found)
 
 
 class TestReport:

@@ -127,15 +127,14 @@ class TestCallable:
         assert f"idempotency_key raised {reason}; it must" in str(caught.value)
 
 
-class TestTaskId:
-    def test_only_copies_of_one_message_are_duplicates(self) -> None:
-        rule = rule_of(charge, TASK_ID)
+def test_only_copies_of_one_message_are_duplicates() -> None:
+    rule = rule_of(charge, TASK_ID)
 
-        first = rule.derive((1,), {}, task_id="a")
+    first = rule.derive((1,), {}, task_id="a")
 
-        assert first == rule.derive((1,), {}, task_id="a")
-        assert first == rule.derive((2,), {}, task_id="a")
-        assert first != rule.derive((1,), {}, task_id="b")
+    assert first == rule.derive((1,), {}, task_id="a")
+    assert first == rule.derive((2,), {}, task_id="a")
+    assert first != rule.derive((1,), {}, task_id="b")
 
 
 class TestExplicitKey:

@@ -1,15 +1,18 @@
-"""The circuit breaker: when it opens, probes and closes."""
+"""The circuit breaker: when it opens, probes and closes; and the log of an outage."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from celery_idempotent.core.events import report
 from celery_idempotent.core.store import node as module
 from celery_idempotent.core.store import run_sync
-from celery_idempotent.core.store.node import Breaker
+from celery_idempotent.core.store.config import StoreConfig
+from celery_idempotent.core.store.node import Breaker, OutageLogger
 from celery_idempotent.errors import StoreUnavailableError
 
 
@@ -149,3 +152,41 @@ def test_another_probe_follows_one_that_was_interrupted(clock: Clock) -> None:
     clock.now += 2 * module.FIRST_DELAY
 
     assert not refused(breaker)
+
+
+@pytest.fixture
+def outage() -> OutageLogger:
+    return OutageLogger(str(StoreConfig(url="redis://:secret@shop/0")))
+
+
+def test_there_is_one_line_a_minute(outage: OutageLogger, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(report, "monotonic", lambda: now)
+    assert [outage.count_failure() for _ in range(3)] == [0, None, None]
+    now += report.INTERVAL
+
+    assert [outage.count_failure() for _ in range(2)] == [2, None]
+
+
+def test_its_end_is_one_line_without_secrets(
+    outage: OutageLogger, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        outage.count_failure()
+    outage.end()
+    outage.end()
+
+    (transport,) = caplog.records
+    assert transport.levelno == logging.WARNING
+    assert "3 calls could not reach it" in transport.getMessage()
+    assert "secret" not in transport.getMessage()
+
+
+def test_the_end_after_a_single_call_is_not_logged(
+    outage: OutageLogger, caplog: pytest.LogCaptureFixture
+) -> None:
+    outage.count_failure()
+    outage.end()
+
+    assert caplog.records == []
+    assert outage.count_failure() == 0, "the next outage is logged again"
