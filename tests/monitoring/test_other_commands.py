@@ -355,7 +355,7 @@ class TestKeys:
 
 
 CHANGES = {
-    *("keys-changed", "fingerprints-changed", "calls-refused"),
+    *("keys-changed", "fingerprints-changed", "calls-refused", "defaults-changed"),
     *("keys-unknown", "task-removed"),
 }
 

@@ -25,7 +25,7 @@ HEALTH = frozenset(
 CONFIGURATION = frozenset(
     (
         *("acks-late", "bursts", "calls-refused", "clocks", "consumer-timeout"),
-        *("delayed-delivery", "delivery-limit", "disabled", "eager"),
+        *("defaults-changed", "delayed-delivery", "delivery-limit", "disabled", "eager"),
         *("eviction", "fail-open", "fingerprints-changed", "fused-completion", "heartbeat"),
         *("ignore-result", "key-argument", "keys-changed", "keys-unknown", "label-in-clear"),
         *("no-ack", "no-base", "not-canonical", "periodic-key", "persistence", "publishers"),

@@ -1,8 +1,8 @@
 """Snapshots of the key rules of an app, to compare the keys of two versions of its code.
 
 A snapshot holds sample calls of each task and their keys. The samples are made from the parameters'
-types, never from real calls, so a snapshot contains no user data. Equal code yields equal
-snapshots.
+types, never from real calls, so a snapshot contains no user data. It holds the digest of a default,
+not the value. Equal code yields equal snapshots.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kombu.utils import json as kombu_json
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.core.key.canonical import NotCanonicalError, canonical, digest
 from celery_idempotent.core.key.parameters import entry_name
 from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.errors import KeyRuleError
@@ -80,8 +81,8 @@ class Snapshot:
     rule: str
     #: Prefix of names in Redis.
     prefix: str
-    #: Their names.
-    parameters: Sequence[str]
+    #: The digest of each one's default; empty without one.
+    parameters: Mapping[str, str]
     #: Empty if the rule raised an error for every call.
     samples: Sequence[Sample]
 
@@ -94,7 +95,7 @@ def of_task(task: IdempotentTaskLike) -> Snapshot:
         configuration.rule.description,
         # A task that leaves shadow starts without records, as intended.
         configuration.settings.key_prefix.removesuffix(SHADOW_SUFFIX),
-        [*map(entry_name, parameters)],
+        {entry_name(parameter): _default_digest(parameter) for parameter in parameters},
         list(_samples(task)),
     )
 
@@ -120,8 +121,8 @@ def read(text: str) -> dict[str, Snapshot]:
         snapshots = {}
         for task, fields in document["tasks"].items():
             samples = [Sample(**sample) for sample in fields.pop("samples")]
-            snapshots[task] = Snapshot(**fields, samples=samples)
-            ", ".join(snapshots[task].parameters)
+            parameters = {**fields.pop("parameters")}
+            snapshots[task] = Snapshot(**fields, parameters=parameters, samples=samples)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     return snapshots
@@ -204,7 +205,7 @@ def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]
     now = of_task(task)
     is_known = bool(before.samples and now.samples)
     changes = _changes(task, before) if is_known else ()
-    differences = _differences(before, now)
+    differences, defaults = _differences(before, now), _changed_defaults(before, now)
     retention = f"{task.idempotency_configuration.settings.result_ttl:g} s"
     found = applying(
         task.name,
@@ -230,6 +231,12 @@ def _check_task(task: IdempotentTaskLike, before: Snapshot) -> Iterator[Finding]
             "the previous names of the parameters; a new parameter with a default changes nothing",
             "a duplicate of a call from the other version is refused with KeyReusedError, until "
             f"the outcome has expired ({retention})"),
+        Check(defaults, "defaults-changed", Severity.WARNING,
+            f"the default of {', '.join(defaults)} has changed, and the keys of calls without it "
+            "have not",
+            "the previous default, or another name for the parameter",
+            "a call that leaves it out means something else, and gets the outcome of an earlier "
+            "call; a call that passes the old default has a new key"),
     )  # fmt: skip
     return islice(found, 1)
 
@@ -250,6 +257,21 @@ def _changes(task: IdempotentTaskLike, before: Snapshot) -> Collection[str]:
     return changes
 
 
+def _default_digest(parameter: Parameter) -> str:
+    if parameter.default is Parameter.empty:
+        return ""
+    try:
+        return digest(b"default" + canonical(parameter.default), 8).hex()
+    except NotCanonicalError:
+        return "?"
+
+
+def _changed_defaults(before: Snapshot, now: Snapshot) -> list[str]:
+    """Returns the names of the parameters whose default differs."""
+    olds, news = before.parameters, now.parameters
+    return [name for name in olds if olds[name] and news.get(name, "") not in ("", olds[name])]
+
+
 def _differences(before: Snapshot, now: Snapshot) -> str:
     """Describes the code changes that a snapshot shows."""
     parts = []
@@ -260,4 +282,6 @@ def _differences(before: Snapshot, now: Snapshot) -> str:
     ):
         if old != new:
             parts.append(f"{label}: {old or 'none'} → {new or 'none'}")
+    if defaults := _changed_defaults(before, now):
+        parts.append(f"defaults: {', '.join(defaults)}")
     return "; ".join(parts) or "rule, names of parameters and prefix are the same"

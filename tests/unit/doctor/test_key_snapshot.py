@@ -64,7 +64,7 @@ class TestChanges:
             (BY_ORDER, renamed, {"idempotency_key": "order:{order}"}, ["fingerprints-changed"]),
             (BY_ORDER, total, BY_ORDER, ["fingerprints-changed"]),
             (BY_ORDER, with_tenant, BY_ORDER, ["calls-refused"]),
-            ({}, in_dollars, {}, []),
+            ({}, in_dollars, {}, ["defaults-changed"]),
             ({"idempotency_key": "{currency}"}, in_dollars, {"idempotency_key": "{currency}"},
              ["keys-changed"]),
             ({"idempotency_key": TASK_ID}, total, {"idempotency_key": TASK_ID}, []),
