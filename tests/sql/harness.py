@@ -75,11 +75,6 @@ class Shop:
         """Publishes a charge whose key is poisoned by the death of one process."""
         return self.app.send_task("sql_shop.charge_in_one_attempt", (order,))
 
-    def charge_and_kill(self, order: str, point: str, end: str = "return") -> AsyncResult:
-        """Charges `order` in a process that is killed at `point`."""
-        breakpoint_of(self.breakpoints, order, point).touch()
-        return self.charge(order, end)
-
     def was_killed(self, order: str, point: str) -> bool:
         """Returns whether a process was killed there."""
         return not breakpoint_of(self.breakpoints, order, point).exists()
