@@ -389,7 +389,7 @@ def test_the_dashboard_is_for_staff_and_permissions_give_further_rights(
     backend = "django.contrib.auth.backends.AllowAllUsersModelBackend"
     with (
         override_settings(AUTHENTICATION_BACKENDS=[backend]),
-        serving(protected) as url,
+        serving(dashboard(shop.app, authorize=authorize)) as url,
         httpx.Client(base_url=url) as web,
     ):
         assert statuses("/records", f"/api{page}") == [403, 403]
