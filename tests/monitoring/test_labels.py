@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
-from redis import Redis
 
 from celery_idempotent import Idempotency
 from tests.monitoring.conftest import Shop, list_json
-from tests.monitoring.shop import make_app
-from tests.servers.redis_server import RedisServer
+
+HOSTILE = "\x1b]0;owned\x07\nSTATE[bold]<b>"
 
 
-@pytest.fixture
-def shop(server: RedisServer, client: Redis) -> Iterator[Shop]:
-    app = make_app(server.url)
-
+def add_refund(shop: Shop, label: str = "order {order_id}", **options: Any) -> Any:
     def refund(order_id: Any, amount: int = 0) -> int:
         return amount
 
-    shop = Shop(app, client)
-    shop.add_task(refund, "shop.refund", key="refund:{order_id}", label="order {order_id}")
-    yield shop
-    app.close()
-
-
-def reconfigure(task: Any, **options: Any) -> None:
-    for name, value in options.items():
-        setattr(type(task), name, value)
-    type(task)._configurations = {}
+    return shop.add_task(refund, "shop.refund", key="refund:{order_id}", label=label, **options)
 
 
 def test_list_and_show_print_labels(shop: Shop) -> None:
-    shop.app.tasks["shop.refund"].apply((42,))
+    add_refund(shop).apply((42,))
     shop.charge.apply((1, 999))
 
     header, *lines = shop.celery("list").splitlines()
@@ -56,20 +40,17 @@ def test_list_and_show_print_labels(shop: Shop) -> None:
 
 
 def test_a_hostile_label_reaches_no_terminal(shop: Shop) -> None:
-    shop.app.tasks["shop.refund"].apply(("\x1b]0;owned\x07\nSTATE[bold]<b>",))
+    add_refund(shop).apply((HOSTILE,))
 
-    for output in (
-        shop.celery("list"),
-        shop.celery("show", "shop.refund", json.dumps(["\x1b]0;owned\x07\nSTATE[bold]<b>"])),
-    ):
+    for command in (("list",), ("show", "shop.refund", json.dumps([HOSTILE]))):
+        output = shop.celery(*command)
         assert "order \\x1b]0;owned\\x07" in output
         assert "\x1b" not in output
         assert "\x07" not in output
 
 
 def test_a_label_that_cannot_be_made_fails_no_call(shop: Shop) -> None:
-    refund = shop.app.tasks["shop.refund"]
-    reconfigure(refund, idempotency_label="{order_id:d}")
+    refund = add_refund(shop, "{order_id:d}")
 
     assert refund.apply(("not a number", 5)).get() == 5
     assert refund.idempotency_record("not a number", 5).label == ""
@@ -95,8 +76,7 @@ def test_functions_and_blocks_have_labels(shop: Shop) -> None:
 
 def test_a_reservation_has_its_label(shop: Shop) -> None:
     shop.app.conf.task_always_eager = False
-    refund = shop.app.tasks["shop.refund"]
-    reconfigure(refund, idempotency_dedupe_publish=True)
+    refund = add_refund(shop, dedupe_publish=True)
 
     refund.delay(42)
 
