@@ -196,16 +196,6 @@ def test_complete_returns_what_a_replay_returns(calls: Calls, idem: Idempotency,
     assert first == [1, {"2": 3}]
 
 
-def test_a_step_whose_value_is_too_large_returns_it_to_its_own_execution(
-    calls: Calls, idem: Idempotency, key: str
-) -> None:
-    value = calls.step(idem, key, lambda: (1,) * 100, max_result_size=100)
-
-    assert value == [1] * 100
-    with pytest.raises(ResultNotStoredError, match="larger than idempotency_max_result_size"):
-        calls.step(idem, key, lambda: "of a second run")
-
-
 class TestWithoutProtection:
     """A call without a record returns the same types as one with a record."""
 
@@ -314,21 +304,33 @@ def test_the_error_names_function_type_serializer_and_remedy(
     assert shop.state(key) is State.COMPLETED
 
 
-def test_with_store_result_false_any_value_is_returned_as_it_is(shop: Shop, key: str) -> None:
+def test_with_store_result_false_any_value_is_returned_as_it_is(
+    calls: Calls, idem: Idempotency, key: str
+) -> None:
     value = (Money(1), {1, 2})
-    charge = shop.idempotent(lambda order: value, store_result=False)
+    charge = calls.function(idem, lambda order: value, store_result=False)
 
     assert charge(key) is value
     with pytest.raises(ResultNotStoredError, match="idempotency_store_result is off"):
         charge(key)
+    assert calls.complete(idem, key, value, store_result=False) is value
 
 
-def test_a_value_that_is_too_large_has_the_types_of_a_smaller_one(shop: Shop, key: str) -> None:
-    charge = shop.idempotent(lambda order: (1,) * 100, max_result_size=100)
-
-    assert charge(key) == [1] * 100
-    with pytest.raises(ResultNotStoredError, match="idempotency_max_result_size"):
-        charge(key)
+def test_a_value_that_is_too_large_has_the_types_of_a_smaller_one(
+    calls: Calls, idem: Idempotency, key: str
+) -> None:
+    size: Any = {"max_result_size": 100}
+    charge = calls.function(idem, lambda order: (1,) * 100, **size)
+    for first, again in (
+        (lambda: charge(key), lambda: charge(key)),
+        (
+            lambda: calls.step(idem, key, lambda: (1,) * 100, **size),
+            lambda: calls.step(idem, key, lambda: "of a second run", **size),
+        ),
+    ):
+        assert first() == [1] * 100
+        with pytest.raises(ResultNotStoredError, match="larger than idempotency_max_result_size"):
+            again()
 
 
 def test_a_block_with_such_a_value_has_completed(calls: Calls, idem: Idempotency, key: str) -> None:
@@ -337,14 +339,6 @@ def test_a_block_with_such_a_value_has_completed(calls: Calls, idem: Idempotency
             calls.complete(idem, key, value)
 
     assert run_sync(idem.executor.store.get(idem.key_of(key))).state is State.COMPLETED
-
-
-def test_a_block_with_store_result_false_returns_the_value_as_it_is(
-    calls: Calls, idem: Idempotency, key: str
-) -> None:
-    value = (Money(1),)
-
-    assert calls.complete(idem, key, value, store_result=False) is value
 
 
 def test_a_step_with_such_a_value_has_finished(calls: Calls, idem: Idempotency, key: str) -> None:

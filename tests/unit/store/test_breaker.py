@@ -77,6 +77,31 @@ def test_a_closed_breaker_lets_all_commands_pass(breaker: Breaker) -> None:
     assert not breaker.open
 
 
+def test_failures_in_a_row_open_it_until_a_success_elsewhere(
+    breaker: Breaker, redis: Redis
+) -> None:
+    fail(breaker)
+    with pytest.raises(
+        StoreUnavailableError, match=r"not replied 2 times .* next attempt is in [01]\.\d s$"
+    ):
+        run_sync(breaker.check())
+
+    breaker.record_success()  # of a heartbeat, for example
+
+    assert not refused(breaker)
+    assert redis.probes == 0
+
+
+def test_after_a_delay_one_probe_closes_it(breaker: Breaker, redis: Redis, clock: Clock) -> None:
+    fail(breaker)
+    redis.away = False
+    clock.now += module.FIRST_DELAY
+
+    assert not refused(breaker)
+    assert redis.probes == 1
+    assert not breaker.open
+
+
 def test_a_reply_resets_the_count(breaker: Breaker) -> None:
     fail(breaker, 1)
     breaker.record_success()
