@@ -46,7 +46,7 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
         ["Retry", "", None],
     ),
     ("wait_timeout", 10.0, [0, 0.1, 10, YEAR], [-0.1, "10", None, True]),
-    ("max_attempts", 5, [1, 254], [0, 255, 1.0, "5", None, True]),
+    ("max_attempts", 5, [1, 254], [0, 255, 1.0, "5", None, True, 10**100, float("inf"), "x\ny"]),
     ("on_store_error", "retry", ["retry", "run", "raise"], ["wait", None, True, ["run"]]),
     ("dedupe_publish", None, [True, False, "raise"], [1, "no"]),
     ("reservation_ttl", 3600.0, [1, 60, YEAR], [0.9, -1, YEAR + 1, "60", None, True]),
@@ -84,19 +84,13 @@ INVALID = [(f"idempotency_{name}", value) for name, _, _, invalid in TABLE for v
 
 
 def test_the_table_has_every_option() -> None:
-    assert {name: default for name, default, *_ in TABLE} == asdict(Settings())
+    assert {name: default for name, default, *_ in TABLE} == asdict(build({}, "shop.charge"))
 
 
 def test_every_option_of_a_task_is_an_attribute_that_type_checkers_know() -> None:
     names = {PREFIX + name for name in in_scope("function")}
 
     assert set(OPTIONS) - names == set(TaskOptions.__annotations__)
-
-
-def test_options_that_are_not_set_have_their_default() -> None:
-    settings = build({}, "shop.charge")
-
-    assert dataclasses.asdict(settings) == {name: default for name, default, *_ in TABLE}
 
 
 SECRETS = [
@@ -152,6 +146,7 @@ def test_the_error_of_an_invalid_value_is_one_line_that_names_the_option(
     sentence = str(caught.value)
     assert sentence.startswith(f"shop.charge: {option} must be ")
     assert "\n" not in sentence
+    assert len(sentence) < 300
     assert "not " in sentence
 
 
@@ -182,15 +177,6 @@ def test_values_that_may_hold_a_secret_are_not_quoted(value: Any) -> None:
         with pytest.raises(SettingsError) as caught:
             build({option: value}, "shop.charge")
         assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("value", [10**100, float("inf"), "x\ny"], ids=["large", "inf", "lines"])
-def test_errors_of_unusual_values_are_one_line_too(value: Any) -> None:
-    with pytest.raises(SettingsError, match="idempotency_max_attempts must be") as caught:
-        build({"idempotency_max_attempts": value}, "shop.charge")
-
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(
@@ -252,8 +238,3 @@ def test_times_may_be_timedeltas() -> None:
     for option, value in [("lease", timedelta(0)), ("max_attempts", timedelta(seconds=5))]:
         with pytest.raises(SettingsError, match=f"^shop.charge: idempotency_{option} must be"):
             build({f"idempotency_{option}": value}, "shop.charge")
-
-
-def test_settings_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings().lease = 1.0  # type: ignore[misc]

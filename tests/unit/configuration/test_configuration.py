@@ -12,7 +12,7 @@ from celery.exceptions import ImproperlyConfigured
 from kombu import serialization
 
 from celery_idempotent import TASK_ID, IdempotentTask
-from celery_idempotent.settings import OPTIONS, Settings
+from celery_idempotent.settings import Settings
 from tests.unit.conftest import celery, charge, error_of, settings_of, task_in
 
 
@@ -79,10 +79,6 @@ class TestSourcesOfOptions:
         settings = settings_of(celery(idempotency_lease=7), base=Careful)
 
         assert (settings.lease, settings.key) == (8, TASK_ID)
-
-    def test_every_option_is_an_attribute_of_the_task(self) -> None:
-        options = {*OPTIONS} - {"idempotency_wait_timeout"}
-        assert all(getattr(IdempotentTask, option) is None for option in options)
 
     def test_a_duplicate_message_waits_in_no_process(self) -> None:
         assert settings_of(celery(idempotency_on_conflict="wait")).on_conflict == "retry"
