@@ -75,27 +75,20 @@ class Steps(Extension):
         outcome = await call.runtime.run(func)
         if isinstance(outcome, Failure):
             return outcome
-        payload, outcome = self._restored(name, step_that_has_run(name, outcome.value))
+        value, settings, codec = step_that_has_run(name, outcome.value), call.settings, call.codec
+        about: Any = {"key": str(call.key), "field": step_field(name)}
+        payload, outcome = restored(value, settings, codec.values, **about)
         self._finished.add(name)
         if not in_transaction:
-            await self._save(name, await self._protected(name, payload))
+            payload = await codec.protect(payload, settings, token=call.token, **about)
+            await self._save(name, payload)
         return outcome
-
-    def _restored(self, name: str, value: Any) -> tuple[Payload, Outcome]:
-        call = self.call
-        key, field = str(call.key), step_field(name)
-        return restored(value, call.settings, call.codec.values, key=key, field=field)
 
     async def settled(self, settlement: Settlement, reply: Reply) -> None:
         """Deletes offloaded values of steps."""
         call = self.call
         if isinstance(settlement, (Complete, Fail)):
             await call.codec.delete_step_objects(call.steps_body, str(call.key))
-
-    async def _protected(self, name: str, payload: Payload) -> Payload:
-        call = self.call
-        about: Any = {"key": str(call.key), "token": call.token, "field": step_field(name)}
-        return await call.codec.protect(payload, call.settings, **about)
 
     async def _save(self, name: str, payload: Payload) -> None:
         call = self.call

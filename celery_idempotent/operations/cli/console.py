@@ -20,8 +20,8 @@ PIPED_WIDTH = 1000
 STATE_STYLES = {"RESERVED": "cyan", "STARTED": "yellow", "COMPLETED": "green", "FAILED": "red"}
 
 
-def create(*, stderr: bool = False) -> Console:
-    """Returns a console for stdout or stderr.
+def create() -> Console:
+    """Returns a console.
 
     Raises:
         ClickException: if the extra ``cli`` is not installed.
@@ -33,7 +33,7 @@ def create(*, stderr: bool = False) -> Console:
         raise click.ClickException(
             f"{error.name} is not installed: pip install 'celery-idempotent[cli]', or use --json"
         ) from None
-    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = PIPED_WIDTH
     return console
