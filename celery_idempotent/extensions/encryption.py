@@ -32,7 +32,7 @@ class Cipher:
 
     Args:
         keys: Fernet keys, newest first, with at most one None.
-        prefix: ``idempotency_key_prefix``.
+        prefix: of the names in Redis.
 
     Raises:
         SettingsError: if one is not a Fernet key, or `cryptography` is not installed.

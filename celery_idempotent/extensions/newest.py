@@ -12,6 +12,7 @@ if one that was published later begins before its redelivery.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kombu.serialization import prepare_accept_content
@@ -64,6 +65,17 @@ class Newest(Extension):
             if len(payload.body) <= MAX_BYTES:
                 entry = steps.write_arguments(payload.format, payload.body)
         return {"arguments": entry, "keep_ms": max(KEEP * 1000, settings.hold_ms)}
+
+    @classmethod
+    def findings(cls, task: Any) -> Iterator[Sequence[str]]:
+        """Yields that bursts are not collapsed."""
+        if not task.idempotency_configuration.settings.collapses:
+            yield (
+                *("bursts", "warning"),
+                "idempotency_until is 'started', and idempotency_dedupe_publish is off",
+                "idempotency_dedupe_publish = True",
+                "every call of a burst is published, and runs",
+            )
 
     @classmethod
     def explain(cls, sentence: str, settings: Settings) -> str:

@@ -283,14 +283,14 @@ class TestLogAtStart:
         app.finalized = True  # without the shared tasks of other tests
         for name, options in {
             "charge": {"idempotency_key": "order:{order_id}", "acks_late": True},
-            "index": {"idempotency_until": "started"},
-            "search": {"idempotency_until": "started", "idempotency_lease": 60},
+            "index": {"idempotency_until": "started", "idempotency_debounce": 2},
+            "search": {"idempotency_until": "started", "idempotency_debounce": 2.0},
             "bill": {"idempotency_transaction": create_engine("sqlite://")},
             "pay": {
                 "idempotency_offload_backend": "file:///tmp/secret",
                 "idempotency_encryption_keys": [Fernet.generate_key()],
             },
-            "ship": {"idempotency_lease": 5},
+            "ship": {"idempotency_lease": 5, "idempotency_label": "order {order_id}"},
             "tidy": {"idempotency_enabled": False},
             "watch": {"idempotency_shadow": True},
         }.items():
@@ -299,9 +299,10 @@ class TestLogAtStart:
         assert list(describe_settings(app_tasks.tasks(app)))[1:] == [
             "bill: key by all arguments, serializer json, transaction in sqlite",
             "charge: key by the template 'order:{order_id}', serializer json",
-            "index, search: key by all arguments, until started, serializer json",
+            "index, search: key by all arguments, until started, reservation_ttl 3602, "
+            + "debounce 2, serializer json",
             "pay: key by all arguments, serializer json, encrypted, offload to file",
-            "ship: key by all arguments, lease 5, serializer json",
+            "ship: key by all arguments, lease 5, serializer json, label order {order_id}",
             "tidy: unprotected (idempotency_enabled is False)",
             "watch: key by all arguments, serializer json, in shadow (every call runs)",
         ]

@@ -22,20 +22,19 @@ from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.record import Record
-from celery_idempotent.settings import EXTENSIONS, Settings, in_scope
+from celery_idempotent.settings import Settings, in_scope
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between checks whether task events are enabled.
 POLL_INTERVAL = 1.0
-#: The options to log if not at their default: those of a task that are not secret, not shown in
-#: another way, and without an extension, which has a summary. The serializer is always logged.
+#: The options to log if not at their default: those of a task that are not secret, and not shown in
+#: another way. The serializer is always logged.
 _LOGGED = tuple(
     option.name
     for option in fields(Settings)
     if option.repr
-    and option.name not in {"enabled", "key", "key_prefix", *in_scope("function")}
-    and (option.name, None) not in EXTENSIONS
+    and option.name not in {"enabled", "shadow", "key", "key_prefix", *in_scope("function")}
 )
 
 

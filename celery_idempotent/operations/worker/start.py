@@ -41,8 +41,8 @@ def add_to(app: Any) -> None:
 def _on_set_up(instance: Any, **_: Any) -> None:
     """Checks the databases, logs doctor's warnings and errors, and starts counting.
 
-    A worker starts even without Redis: idempotency_on_store_error applies to its messages. This
-    runs before the pool starts, so that its processes inherit the counters and handlers.
+    A worker starts even without Redis, as its messages may come later. This runs before the pool
+    starts, so that its processes inherit the counters and handlers.
 
     Raises:
         SystemExit: if a setting is invalid or a table of outcomes is missing. The signal would
