@@ -296,11 +296,11 @@ class TestLogAtStart:
         }.items():
             app.task(by_order, base=IdempotentTask, name=name, lazy=False, shared=False, **options)
 
+        burst = "until started, reservation_ttl 3602, debounce 2"
         assert list(describe_settings(app_tasks.tasks(app)))[1:] == [
             "bill: key by all arguments, serializer json, transaction in sqlite",
             "charge: key by the template 'order:{order_id}', serializer json",
-            "index, search: key by all arguments, until started, reservation_ttl 3602, "
-            + "debounce 2, serializer json",
+            f"index, search: key by all arguments, {burst}, serializer json",
             "pay: key by all arguments, serializer json, encrypted, offload to file",
             "ship: key by all arguments, lease 5, serializer json, label order {order_id}",
             "tidy: unprotected (idempotency_enabled is False)",
