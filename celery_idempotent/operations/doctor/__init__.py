@@ -166,7 +166,14 @@ def _check_server(store: RecordStore, timeout: float) -> Iterator[Finding]:
         infos = [("", error)]
     for node, info in infos:
         subject = f"{store.config}, node {node}" if node else str(store.config)
-        yield from server.check(info, subject, store.config.wait_replicas)
+        if isinstance(info, IdempotencyError):
+            yield Finding(
+                "store-unreachable", Severity.ERROR, subject,
+                str(info), "idempotency_redis_url, or start the server",
+                "idempotency_on_store_error applies to every message",
+            )  # fmt: skip
+        else:
+            yield from server.check(info, subject, store.config.wait_replicas)
 
 
 def _check_databases(app: Celery) -> Iterator[Finding]:

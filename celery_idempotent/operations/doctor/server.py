@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery_idempotent.core.printable import plural
-from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations.doctor.finding import Check, Finding, Severity, applying
 
 #: The oldest version of Redis with all commands that the scripts use.
@@ -20,23 +19,14 @@ ALMOST_FULL = 0.9
 _ASK = "check it with your provider, or allow the command INFO"
 
 
-def check(
-    info: Mapping[str, Any] | IdempotencyError, subject: str, required_replicas: int = 0
-) -> Iterator[Finding]:
+def check(info: Mapping[str, Any], subject: str, required_replicas: int = 0) -> Iterator[Finding]:
     """Yields all findings about one server.
 
     Args:
-        info: as `RecordReader.server_infos` returns it, or the error if it could not.
+        info: as `RecordReader.server_infos` returns it.
         subject: the server's name in findings.
-        required_replicas: how many must acknowledge a write.
+        required_replicas: the option idempotency_wait_replicas.
     """
-    if isinstance(info, IdempotencyError):
-        yield Finding(
-            "store-unreachable", Severity.ERROR, subject,
-            str(info), "idempotency_redis_url, or start the server",
-            "idempotency_on_store_error applies to every message",
-        )  # fmt: skip
-        return
     version, policy = str(info.get("redis_version", "")), info.get("maxmemory_policy")
     numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
     limit, evicted = info.get("maxmemory") or 0, info.get("evicted_keys") or 0
