@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from celery_idempotent.core.events.report import Repeats
 from celery_idempotent.dashboard import asgi, server
+from celery_idempotent.dashboard.presentation import FINDINGS
 from celery_idempotent.operations.cli.dashboard import AUTH_VARIABLE
 from tests.dashboard.conftest import dashboard, serving
 from tests.monitoring.conftest import Shop
@@ -76,7 +77,7 @@ def test_a_prefix_is_part_of_every_link(shop: Shop) -> None:
 
     links = re.findall(r'(?:href|src|action)="([^"]+)"', page)
     assert links
-    assert [link for link in links if not link.startswith(("/ops/jobs/", "#"))] == []
+    assert [link for link in links if not link.startswith(("/ops/jobs/", "#", FINDINGS))] == []
 
 
 class TestConnections:
