@@ -114,7 +114,7 @@ class TestInvalidOptions:
             ({"compression": "zip"}, "must be gzip, bzip2, lzma or zstd, and installed, not 'zip'"),
             (
                 {"serializer": "pickle"},
-                "is not in result_accept_content (or accept_content): add it",
+                "not in result_accept_content (or accept_content): add it",
             ),
         ],
     )
