@@ -58,7 +58,7 @@ def test_each_key_has_a_decision(idem: Idempotency, client: redis.Redis, key: st
     holder = idem.begin_many([held])
     client.set(idem.executor.store.name(idem.key_of(broken)), b"garbage", ex=60)
 
-    batch = idem.begin_many([done, held, fresh, other, broken, fresh], [1, 1, 1, 2, 1, 1])
+    batch = idem.begin_many([done, held, fresh, other, broken, fresh, fresh], [1, 1, 1, 2, 1, 1, 2])
 
     assert decisions(batch) == [
         Decision.REPLAY,
@@ -67,6 +67,7 @@ def test_each_key_has_a_decision(idem: Idempotency, client: redis.Redis, key: st
         Decision.REJECTED,
         Decision.REJECTED,
         Decision.DUPLICATE,
+        Decision.REJECTED,
     ]
     assert batch[0].replay == "done"
     assert "is held by" in str(batch[1].error)
@@ -76,11 +77,6 @@ def test_each_key_has_a_decision(idem: Idempotency, client: redis.Redis, key: st
     assert (batch[2].token > 0, batch[2].attempt) == (True, 1)
     batch.release_many()
     holder.release_many()
-
-
-def test_a_repeated_key_with_another_fingerprint_is_rejected(idem: Idempotency, key: str) -> None:
-    with idem.begin_many([key, key], ["one", "other"]) as batch:
-        assert decisions(batch) == [Decision.RUN, Decision.REJECTED]
 
 
 def test_the_end_of_the_block_releases_pending_keys(idem: Idempotency, key: str) -> None:

@@ -192,14 +192,16 @@ class TestSentinels:
             self.master(url)
 
 
-class TestUserClient:
-    def test_of_another_type_is_an_error(self) -> None:
-        with pytest.raises(SettingsError, match="idempotency_redis_client is a builtins.dict"):
-            connect(StoreConfig(client=dict))
-
-    def test_with_decode_responses_is_an_error(self) -> None:
-        with pytest.raises(SettingsError, match="decode_responses"):
-            connect(StoreConfig(client=Redis(decode_responses=True)))
+@pytest.mark.parametrize(
+    ("client", "error"),
+    [
+        (dict, "idempotency_redis_client is a builtins.dict"),
+        (Redis(decode_responses=True), "decode_responses"),
+    ],
+)
+def test_a_client_of_the_user_that_cannot_be_used(client: Any, error: str) -> None:
+    with pytest.raises(SettingsError, match=error):
+        connect(StoreConfig(client=client))
 
 
 @pytest.mark.parametrize(

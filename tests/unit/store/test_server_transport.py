@@ -138,13 +138,6 @@ def test_an_error_reply_is_a_value_of_its_class(connect: Connect) -> None:
     assert str(other) == "unknown command"
 
 
-def test_bytes_of_another_protocol_are_an_error(connect: Connect) -> None:
-    _, transport = connect(b"HTTP/1.1 400 Bad Request\r\n")
-
-    with pytest.raises(InvalidResponse):
-        run_sync(transport.send(("PING",)))
-
-
 def test_a_reply_that_is_cut_off_is_requested_again(connect: Connect) -> None:
     server, transport = connect(None, b"+PONG\r\n")
 
@@ -152,17 +145,19 @@ def test_a_reply_that_is_cut_off_is_requested_again(connect: Connect) -> None:
     assert server.commands == [[b"PING"]] * 2
 
 
-def test_a_server_that_always_closes_the_connection_is_an_error(connect: Connect) -> None:
-    _, transport = connect(None, None, None)
+@pytest.mark.parametrize(
+    ("replies", "error"),
+    [
+        ([b"HTTP/1.1 400 Bad Request\r\n"], InvalidResponse),
+        ([None] * 3, RedisConnectionError),
+        ([], RedisTimeoutError),
+    ],
+    ids=["another protocol", "always closed", "no reply"],
+)
+def test_an_error(connect: Connect, replies: list[bytes | None], error: type[Exception]) -> None:
+    _, transport = connect(*replies, timeout=5.0 if replies else 0.02)
 
-    with pytest.raises(RedisConnectionError):
-        run_sync(transport.send(("PING",)))
-
-
-def test_a_reply_that_does_not_arrive_is_a_timeout(connect: Connect) -> None:
-    _, transport = connect(timeout=0.02)
-
-    with pytest.raises(RedisTimeoutError):
+    with pytest.raises(error):
         run_sync(transport.send(("PING",)))
 
 
