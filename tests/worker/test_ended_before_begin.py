@@ -25,9 +25,6 @@ new = task_of(handle, "new", **RESERVED)
 new_in_turn = task_of(handle, "new_in_turn", idempotency_until="finished", **RESERVED)
 new_burst = task_of(handle, "new_burst", **BURST)
 ignoring_burst = task_of(handle, "ignoring_burst", idempotency_on_conflict="ignore", **BURST)
-MODES = pytest.mark.parametrize(
-    "task", [new, new_in_turn, new_burst], ids=["expired", "finished", "started"]
-)
 
 
 @task_prerun.connect
@@ -73,37 +70,32 @@ def has_a_forbidden_serializer(task: Any, shop: Shop, order: str) -> AsyncResult
     return result
 
 
-@pytest.fixture(
-    params={
-        "unknown task": meets_an_old_worker,
-        "hard limit before the body": reaches_its_hard_limit,
-        "forbidden serializer": has_a_forbidden_serializer,
-        "damaged body": has_a_damaged_body,
-    }.items(),
-    ids=lambda param: param[0],
+MODES = [new, new_in_turn, new_burst]
+
+
+@pytest.mark.parametrize(
+    ("task", "end"),
+    [
+        *((task, meets_an_old_worker) for task in MODES),
+        *((new, end) for end in (has_a_damaged_body, has_a_forbidden_serializer)),
+        *((task, reaches_its_hard_limit) for task in (new, new_burst)),
+    ],
+    ids=lambda each: getattr(each, "__name__" if each not in MODES else "name"),
 )
-def ended(request: Any, task: Any, shop: Shop, order: str) -> AsyncResult:
-    """A message that has ended, and whose reservation may be left."""
-    _, publish = request.param
-    result: AsyncResult = publish(task, shop, order)
-    return result
-
-
-@MODES
 def test_the_next_call_is_published(
-    task: Any, ended: AsyncResult, ledger: Ledger, order: str
+    shop: Shop, order: str, task: Any, end: Callable[..., AsyncResult]
 ) -> None:
+    ended = end(task, shop, order)
     following = task.delay(order)
 
     assert following.id != ended.id
     assert following.get(timeout=SOON)["receipt"]
-    assert len(ledger.runs(order)) == 1
+    assert len(shop.ledger.runs(order)) == 1
 
 
-@MODES
-def test_a_message_without_a_reservation_does_not_wait(
-    task: Any, shop: Shop, ended: AsyncResult, order: str
-) -> None:
+@pytest.mark.parametrize("task", MODES, ids=lambda task: task.name)
+def test_a_message_without_a_reservation_does_not_wait(shop: Shop, order: str, task: Any) -> None:
+    meets_an_old_worker(task, shop, order)
     following = shop.app.send_task(task.name, (order,))
 
     assert following.get(timeout=SOON)["receipt"]

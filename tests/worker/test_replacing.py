@@ -238,16 +238,7 @@ CORNERS = ("itself", "the end of a chain", "in a group")
     ids=lambda each: getattr(each, "name", each),
 )
 class TestEveryShape:
-    def test_result_and_executions_are_those_of_plain_celery(
-        self, ledger: Ledger, order: str, shape: str, task: Any
-    ) -> None:
-        expected, members = in_plain_celery(ledger, order, shape)
-        first = task.apply_async(kwargs={"order": order, "shape": shape}, task_id=order)
-
-        assert first.get(timeout=SOON) == expected
-        assert sorted(ledger.notes(order)) == members
-
-    def test_copy_of_the_message_has_no_effect(
+    def test_result_and_executions_are_those_of_plain_celery_despite_a_copy(
         self, shop: Shop, ledger: Ledger, order: str, shape: str, task: Any
     ) -> None:
         expected, members = in_plain_celery(ledger, order, shape)
