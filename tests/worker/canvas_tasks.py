@@ -47,16 +47,6 @@ def hand_over_silently(self: Any, order: str, *, by_option: bool = False) -> Non
         self.replace(ignored.clone((f"replacement of {order}",)))
 
 
-@shared_task(bind=True, base=IdempotentTask, name="shop.staged", idempotency_key="{order}")
-def staged(self: Any, order: str, stage: int) -> int:
-    """Replaces itself by itself, twice, with other arguments."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
-        if stage < 2:
-            self.replace(self.si(order, stage + 1))
-        return len(ledger.runs(order))
-
-
 PARTS = ("charge", "book", "mail")
 
 

@@ -28,7 +28,6 @@ from tests.worker.canvas_tasks import (
     hand_over_in_vain,
     hand_over_silently,
     report,
-    staged,
 )
 from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Ledger
@@ -210,13 +209,6 @@ class TestReplacement:
             hand_over_silently.delay(order, **options).get(timeout=SOON)
 
         assert len(ledger.runs(order)) == 1
-
-    def test_replacement_by_the_same_task_keeps_the_key(self, ledger: Ledger, order: str) -> None:
-        results = [staged.delay(order, 0) for _ in range(2)]
-
-        assert [result.get(timeout=SOON) for result in results] == [3, 3]
-        assert [run.end for run in ledger.runs(order)] == ["Ignore", "Ignore", "returned"]
-        assert len({run.key for run in ledger.runs(order)}) == 1
 
     def test_errback_of_a_failed_replacement_runs_once(
         self, shop: Shop, ledger: Ledger, order: str
