@@ -14,6 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -222,15 +223,12 @@ def ask(app: Celery, timeout: float, worker: str | None = None) -> Replies:
         if error := connection_error(app, BROKER_TIMEOUT):
             return Replies({}, f"The broker {error}")
         try:
-            # Not from the app's pool, whose connections may all be in use.
             with app.connection_for_write() as connection:
-                replies = app.control.broadcast(
-                    idempotency_state.__name__,
-                    destination=None if worker is None else [worker],
-                    connection=connection,
-                    reply=True,
-                    timeout=timeout,
-                )
+                mailbox = app.control.mailbox(connection)
+                # The connections of the app's pool may be in use, or lost.
+                mailbox.producer_pool = None
+                call = mailbox.multi_call if worker is None else partial(mailbox.call, [worker])
+                replies = call(idempotency_state.__name__, timeout=timeout) or ()
         except Exception as lost:
             return Replies({}, f"The workers cannot be asked: {lost}")
         tasks = {task.name for task in app_tasks.tasks(app)}
