@@ -46,7 +46,6 @@ _SAMPLES: dict[type, Any] = {
     uuid.UUID: uuid.UUID(int=7),
     list: ["sample"],
     tuple: ["sample"],
-    dict: {"sample": 7},
 }
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
@@ -171,6 +170,8 @@ def _value(parameter: Parameter, hint: Any, of_unknown_type: type) -> Any:
     if hint is bool:
         return parameter.default is not True  # never the default, which keys omit
     for kind in (hint, typing.get_origin(hint), *typing.get_args(hint)):
+        if kind is dict:
+            return _Mapping(sample=7)
         if isinstance(kind, type) and kind in _SAMPLES:
             return _SAMPLES[kind]
     return _SAMPLES.get(of_unknown_type, of_unknown_type())

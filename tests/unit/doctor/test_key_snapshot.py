@@ -144,9 +144,11 @@ class TestSnapshot:
     @pytest.mark.parametrize(
         "rule", ["{order[id]}:{tenant}", lambda order, **_: order["id"] + order["tenant"]]
     )
-    def test_items_that_the_rule_reads_are_found(self, rule: Any) -> None:
+    @pytest.mark.parametrize("kind", [Any, dict, dict[str, int]], ids=str)
+    def test_items_that_the_rule_reads_are_found(self, rule: Any, kind: Any) -> None:
         def ship(order: Any, **others: Any) -> None: ...
 
+        ship.__annotations__["order"] = kind
         (snapshot_of_task,) = key_snapshot.read(snapshot(ship, idempotency_key=rule)).values()
 
         (call,) = snapshot_of_task.samples
