@@ -1,4 +1,4 @@
-"""Calls that are not messages: the caller waits for the outcome."""
+"""Calls that are not messages: the caller waits for the outcome, and may run the body itself."""
 
 from __future__ import annotations
 
