@@ -77,13 +77,6 @@ class Newest(Extension):
                 "every call of a burst is published, and runs",
             )
 
-    @classmethod
-    def explain(cls, sentence: str, settings: Settings) -> str:
-        """Returns `sentence`, with the arguments that a waiting call runs with."""
-        return sentence.replace(
-            "is already waiting,", "is already waiting, and gets these arguments,"
-        )
-
     async def admitted(self, admission: Admission) -> Admission:
         """Passes the newest arguments to the host; finds the outcome of the newer message."""
         if isinstance(admission, Finished) and layout.is_superseded(admission.record):

@@ -128,9 +128,10 @@ def _predict_turn(
     elif other_arguments and not settings.takes_newest:
         waits = f"task {task_id} waits, with other arguments"
         return Prediction("reused", f"fails with KeyReusedError: {waits}")
+    given = ", and gets these arguments" if settings.takes_newest else ""
     return Prediction(
         "conflict",
-        f"is not published: task {task_id} is already waiting, and the caller gets "
+        f"is not published: task {task_id} is already waiting{given}, and the caller gets "
         + ("ConflictError" if settings.publish_raises else "its result"),
     )
 
