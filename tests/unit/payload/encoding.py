@@ -115,19 +115,7 @@ def decode_field(payload: Payload, field: str, codec: PayloadCodec) -> Any:
 
 
 PLAIN: list[Any] = [
-    None,
-    0,
-    0.0,
-    "",
-    [],
-    {},
-    False,
-    True,
-    -1,
-    1.5,
-    "Zürich",
-    [1, {"a": [None]}],
-    2**60,
+    *(None, 0, 0.0, "", [], {}, False, True, -1, 1.5, 2**60, "Zürich", [1, {"a": [None]}]),
 ]
 
 

@@ -30,17 +30,9 @@ from tests.unit.payload.encoding import (
 )
 
 RICH = [
-    datetime(2026, 11, 21, 12, 30, 15, 250),
-    datetime(2026, 11, 21, tzinfo=timezone.utc),
-    date(2026, 11, 21),
-    time(12, 30),
-    Decimal("1.10"),
-    UUID(int=7),
-    b"abc",
-    b"\xff\x00",
-    math.inf,
-    2**70,
-    "\0\x1b\u2028",
+    *(datetime(2026, 11, 21, 12, 30, 15, 250), datetime(2026, 11, 21, tzinfo=timezone.utc)),
+    *(date(2026, 11, 21), time(12, 30), Decimal("1.10"), UUID(int=7), b"abc", b"\xff\x00"),
+    *(math.inf, 2**70, "\0\x1b\u2028"),
 ]
 
 

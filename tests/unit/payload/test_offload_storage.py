@@ -19,15 +19,8 @@ from tests.servers.redis_server import RedisServer
 NAME = "shop.charge%2Fx:~PN0MlSPt3FmEwTzQ5dHvBQ:1763726400123457"
 
 DATA = [
-    b"",
-    b'"text"',
-    '"Zürich"'.encode(),
-    bytes(range(256)),
-    b"base64:",
-    b"base64:MQ==",
-    b"\x80\x04}\x94.",
-    b"\r\n\0\x1a",
-    os.urandom(100_000),
+    *(b"", b'"text"', '"Zürich"'.encode(), bytes(range(256)), b"base64:", b"base64:MQ=="),
+    *(b"\x80\x04}\x94.", b"\r\n\0\x1a", os.urandom(100_000)),
 ]
 
 
