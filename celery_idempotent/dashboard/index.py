@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import State, layout
-from celery_idempotent.core.store.record_store import RecordStore, distinct
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.server_info import distinct, location
 from celery_idempotent.dashboard.database import Database
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.operations.calls.formatting import parse_duration
@@ -379,6 +380,6 @@ class RecordIndex:
         number = self._numbers.get(store)
         if number is None:
             self.stores = distinct([*self.stores, store])
-            (number,) = (n for n, s in enumerate(self.stores) if s.location == store.location)
+            (number,) = (n for n, s in enumerate(self.stores) if location(s) == location(store))
             self._numbers[store] = number
         return number

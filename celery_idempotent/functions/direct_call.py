@@ -16,7 +16,6 @@ from celery import Celery
 
 from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
-from celery_idempotent.core.flow.aio import AsyncioRuntime
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.extension import Extension
@@ -39,6 +38,7 @@ from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Record, Tail
 from celery_idempotent.core.task.receive.call import worker_name
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.functions.aio import AsyncioRuntime
 from celery_idempotent.settings import Settings
 
 #: The execution whose function or block is running.

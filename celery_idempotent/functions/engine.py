@@ -16,7 +16,6 @@ from celery_idempotent import settings
 from celery_idempotent.core.configuration import app_tasks, configuration
 from celery_idempotent.core.configuration.store_config import store_config_of
 from celery_idempotent.core.events.report import About, report_refused
-from celery_idempotent.core.flow.aio import AsyncExecutor, AsyncioRuntime
 from celery_idempotent.core.flow.call import Call
 from celery_idempotent.core.flow.conflict import POLICIES
 from celery_idempotent.core.flow.execution import BaseExecution, unprotected
@@ -34,9 +33,11 @@ from celery_idempotent.core.payload.value_codec import ValueCodec
 from celery_idempotent.core.printable import printable
 from celery_idempotent.core.record import Record, State
 from celery_idempotent.core.store import run_sync
-from celery_idempotent.core.store.record_store import RecordStore, distinct
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.server_info import distinct
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.extensions.label import Label
+from celery_idempotent.functions.aio import AsyncExecutor, AsyncioRuntime
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.block import (
     AsyncBlockExecution,

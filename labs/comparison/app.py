@@ -78,10 +78,10 @@ def make_app(settings: Mapping[str, Any], *, in_worker: bool = False) -> Celery:
 
 def _disconnect_signals() -> None:
     """Removes the overhead of celery-idempotent, which Celery loads as a command-line plugin."""
-    from celery_idempotent.core.task.message import canvas
+    from celery_idempotent.core.task.message import continuation
 
-    task_success.disconnect(canvas.mark_continuation_sent)
-    task_postrun.disconnect(canvas.free_frames)
+    task_success.disconnect(continuation.mark_continuation_sent)
+    task_postrun.disconnect(continuation.free_frames)
 
 
 app = None

@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 from celery_idempotent import Idempotency, Record, State
-from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.core.record import layout
 from celery_idempotent.core.store import scripts, tracking
+from celery_idempotent.functions.asyncio_heartbeat import asyncio_heartbeat
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import RedisServer
 from tests.waiting import eventually_async

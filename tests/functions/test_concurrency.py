@@ -19,8 +19,8 @@ import redis.asyncio
 
 from celery_idempotent import Idempotency
 from celery_idempotent.core.lease import Lease
-from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.core.store.commands import LeaseExtension
+from celery_idempotent.functions.asyncio_heartbeat import asyncio_heartbeat
 from tests.functions.conftest import LEASE
 from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, eventually, eventually_async

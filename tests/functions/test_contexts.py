@@ -21,10 +21,10 @@ from celery_idempotent import (
     StoreUnavailableError,
     signals,
 )
-from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.core.lease.heartbeat import heartbeat
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import SettingsError
+from celery_idempotent.functions.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.functions.block import BlockExecution
 from tests.functions.conftest import Run, abandon
 

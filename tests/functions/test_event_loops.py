@@ -18,8 +18,8 @@ import redis
 from asgiref.sync import async_to_sync
 
 from celery_idempotent import Decision, Idempotency
-from celery_idempotent.core.lease.asyncio_heartbeat import TimerRenewer
 from celery_idempotent.core.store.transport import per_loop
+from celery_idempotent.functions.asyncio_heartbeat import TimerRenewer
 from tests.servers.redis_server import RedisServer
 from tests.waiting import POLL_INTERVAL, SOON, eventually
 

@@ -21,7 +21,8 @@ from celery_idempotent import (
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.store import scan
 from celery_idempotent.core.store.config import StoreConfig
-from celery_idempotent.core.store.record_store import RecordStore, distinct
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.server_info import distinct
 from celery_idempotent.dashboard.index import Query, RecordIndex
 from celery_idempotent.operations.records.query import records
 from celery_idempotent.operations.records.reader import RecordReader

@@ -15,6 +15,7 @@ from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.commands import LeaseExtension
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.server_info import evictions
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.operations.records.reader import RecordReader
 from tests.servers.groups import ClusterServers
@@ -118,4 +119,4 @@ def test_tools_report_an_outage(site: Site, kind: str) -> None:
     for ask in (read, lambda: store.reference("task")):
         with pytest.raises(StoreUnavailableError, match="no token"):
             ask()
-    assert store.evictions() == ""
+    assert evictions(store) == ""

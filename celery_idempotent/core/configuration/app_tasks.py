@@ -15,7 +15,8 @@ from celery_idempotent.core.configuration.configuration import (
     is_built_in,
 )
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.store.record_store import RecordStore, distinct
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.server_info import distinct
 from celery_idempotent.settings import PREFIX
 
 _lock = threading.Lock()

@@ -142,15 +142,6 @@ class TaskConfiguration:
         """
         return run_sync(self.executor.store.execute(command))
 
-    def forget(self, key: Key, shown: Record | str | None, *, force: bool = False) -> str:
-        """As :func:`.forget_call`, wherever the task's options have stored the outcome."""
-        from celery_idempotent.core.flow.forget import forget_call
-
-        forget = partial(forget_call, self.executor, key, shown, force=force)
-        for extension in self.settings.extensions:
-            forget = partial(extension.forget, self.settings, key, forget)
-        return forget()
-
 
 def is_built_in(task: Task | type[Task]) -> bool:
     """Returns whether `task` is one of Celery's own, such as ``celery.chord_unlock``.

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 from celery_idempotent.core.flow.thread import Executor
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.value_codec import MAX_DECODED
 from celery_idempotent.core.record import Payload, Record, State, message_field
 from celery_idempotent.core.store import commands, run_sync
-from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.errors import ConflictError, CorruptRecordError
+from celery_idempotent.settings import Settings
 
 #: Maximum bytes of the name of an object.
 _MAX_NAME = 4096
+
+
+def forget(executor: Executor, settings: Settings, key: Key, *, force: bool) -> bool:
+    """Forgets a call, wherever its options have stored the outcome; returns whether there was one.
+
+    Args:
+        force: also while an execution runs.
+
+    Raises:
+        ConflictError: if the call is running, or its record has changed meanwhile.
+        StoreUnavailableError: if Redis or the database is unavailable.
+    """
+    shown = None if force else _record_to_forget(executor, key)
+    forget_record = partial(forget_call, executor, key, shown, force=force)
+    for extension in settings.extensions:
+        forget_record = partial(extension.forget, settings, key, forget_record)
+    case = forget_record()
+    if case == "running":
+        task_id = shown.task_id if isinstance(shown, Record) else "?"
+        raise ConflictError(
+            f"{key} is running as task {task_id}; pass force=True to forget it, so that another "
+            "execution can begin beside it",
+            task_id,
+        )
+    if case == "changed":
+        raise ConflictError(f"{key} has changed since it was read, and is kept; try again")
+    return case == "ok"
 
 
 def forget_call(
@@ -40,7 +69,7 @@ def forget_call(
     return reply.case
 
 
-def record_to_forget(executor: Executor, key: Key) -> Record | str:
+def _record_to_forget(executor: Executor, key: Key) -> Record | str:
     """Returns the record of `key` as :func:`forget_call` takes it in `shown`.
 
     Raises:

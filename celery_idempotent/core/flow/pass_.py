@@ -403,7 +403,9 @@ class Pass:
             elif raw:
                 self.report(table.LEASE_LOST)
             else:
-                self.report(table.RECORD_GONE, evictions=self.runtime.store.evictions())
+                from celery_idempotent.core.store.server_info import evictions
+
+                self.report(table.RECORD_GONE, evictions=evictions(self.runtime.store))
 
     def report(self, event: Event, **fields: Any) -> None:
         """Reports that `event` has happened to the execution."""

@@ -1,6 +1,6 @@
 """The heartbeat: a daemon thread for each store extends the leases of this process.
 
-`asyncio_heartbeat` extends the leases of an event loop by the same requests.
+`functions.asyncio_heartbeat` extends the leases of an event loop by the same requests.
 """
 
 from __future__ import annotations

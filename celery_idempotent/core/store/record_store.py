@@ -6,8 +6,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -18,7 +17,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.printable import plural
 from celery_idempotent.core.record import Record, layout, utc
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.clock import Deadline
@@ -438,17 +436,6 @@ class RecordStore:
         """A blocking redis-py client, for requests that are not about one record."""
         return connect(self.config)
 
-    @property
-    def location(self) -> Hashable:
-        """Server, database and prefix: equal for two stores if they hold the same records."""
-        from celery_idempotent.core.store.server_info import server_of
-
-        try:
-            server = server_of(self.client)
-        except (IdempotencyError, *CONNECTION_ERRORS):  # a cluster in an outage
-            server = self.config.url or id(self.config.client)
-        return server, self.config.prefix
-
     def query(self, *command: Any) -> Any:
         """Returns the reply to a command that is not a script; for blocking code.
 
@@ -457,22 +444,6 @@ class RecordStore:
         """
         with translated_errors(str(command[1])):
             return self.client.execute_command(*command)
-
-    def evictions(self) -> str:
-        """Returns `` (it has evicted 5 keys)``; empty if there are none, or if unknown.
-
-        Always empty on an event loop, because the client blocks.
-        """
-        if self.is_async:
-            return ""
-        from celery_idempotent.core.store.server_info import primaries
-
-        number = 0
-        with suppress(*CONNECTION_ERRORS):
-            for node in primaries(self.client):
-                with suppress(*CONNECTION_ERRORS):
-                    number += node.client.info("stats").get("evicted_keys", 0)
-        return f" (it has evicted {plural(number, 'key')})" if number else ""
 
     def listener(self) -> InvalidationListener:
         """Returns another listener, with connections of its own."""
@@ -513,17 +484,6 @@ def _record(breaker: Breaker, error: Exception) -> None:
     else:
         # A command that times out has been sent twice.
         breaker.record_failure(2 if isinstance(error, RedisTimeoutError) else 1)
-
-
-def distinct(stores: Iterable[RecordStore]) -> list[RecordStore]:
-    """Returns `stores` without those that hold the records of an earlier one."""
-    stores = list(dict.fromkeys(stores))
-    if len(stores) < 2:
-        return stores  # not connected: a cluster's location is that of its nodes
-    by_location: dict[Hashable, RecordStore] = {}
-    for store in stores:
-        by_location.setdefault(store.location, store)
-    return list(by_location.values())
 
 
 def _is_late(reply: Reply | IdempotencyError) -> bool:

@@ -1,14 +1,21 @@
-"""The servers of a client, and their properties that the Redis user may read."""
+"""The servers of a client or a store, and their properties that the Redis user may read."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from hashlib import sha1
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
+
+from celery_idempotent.core.printable import plural
+from celery_idempotent.core.store.transport.connection import CONNECTION_ERRORS
+from celery_idempotent.errors import IdempotencyError
+
+if TYPE_CHECKING:
+    from celery_idempotent.core.store.record_store import RecordStore
 
 _PROBE = "redis.call('SET', KEYS[1], '', 'PX', 1)"
 _PROBE_SHA = sha1(_PROBE.encode(), usedforsecurity=False).hexdigest()
@@ -55,6 +62,39 @@ def server_of(client: Any) -> Hashable:
     if options.get("path"):
         return options["path"], database
     return address(options.get("host"), options.get("port")), database
+
+
+def location(store: RecordStore) -> Hashable:
+    """Returns server, database and prefix: equal for two stores if they hold the same records."""
+    try:
+        server = server_of(store.client)
+    except (IdempotencyError, *CONNECTION_ERRORS):  # a cluster in an outage
+        server = store.config.url or id(store.config.client)
+    return server, store.config.prefix
+
+
+def distinct(stores: Iterable[RecordStore]) -> list[RecordStore]:
+    """Returns `stores` without those that hold the records of an earlier one."""
+    stores = list(dict.fromkeys(stores))
+    if len(stores) < 2:
+        return stores  # not connected: a cluster's location is that of its nodes
+    by_location: dict[Hashable, RecordStore] = {}
+    for store in stores:
+        by_location.setdefault(location(store), store)
+    return list(by_location.values())
+
+
+def evictions(store: RecordStore) -> str:
+    """Returns `` (it has evicted 5 keys)``; empty if there are none, or if unknown.
+
+    Always empty on an event loop, because the client blocks.
+    """
+    number = 0
+    with contextlib.suppress(*CONNECTION_ERRORS):
+        for node in () if store.is_async else primaries(store.client):
+            with contextlib.suppress(*CONNECTION_ERRORS):
+                number += node.client.info("stats").get("evicted_keys", 0)
+    return f" (it has evicted {plural(number, 'key')})" if number else ""
 
 
 class Primary(NamedTuple):

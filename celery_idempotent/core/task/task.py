@@ -29,7 +29,7 @@ from celery_idempotent.core.key import Key, message_form
 from celery_idempotent.core.key.rule import TASK_ID
 from celery_idempotent.core.record import Record
 from celery_idempotent.core.store import run_sync
-from celery_idempotent.core.task.message import call_options, canvas, message_headers
+from celery_idempotent.core.task.message import call_options, message_headers
 from celery_idempotent.core.task.message.key_resolution import resolve_received_key
 from celery_idempotent.core.task.message.message_headers import id_text
 from celery_idempotent.core.task.receive import celery_log, user_methods
@@ -359,8 +359,11 @@ class IdempotentTask(TaskOptions, Task):
             about = About(self, self.name, text_id)
             report_refused(about, error, table.PUBLISH_REFUSED, "publish")
             raise
-        if has_own_id and (headers := canvas.with_replaced_keys(text_id, options.get("headers"))):
-            options["headers"] = headers
+        if has_own_id:
+            from celery_idempotent.core.task.message import canvas
+
+            if headers := canvas.with_replaced_keys(text_id, options.get("headers")):
+                options["headers"] = headers
         options |= {"link": link, "link_error": link_error}
         # By keyword: other base classes may take only two positional arguments.
         send = partial(super().apply_async, task_id=task_id, producer=producer, shadow=shadow)
@@ -531,20 +534,9 @@ class IdempotentTask(TaskOptions, Task):
                 " and forget a running call with `celery idempotency forget --force`"
             )
         key = self.idempotency_key_of(*args, **kwargs)
-        from celery_idempotent.core.flow.forget import record_to_forget
+        from celery_idempotent.core.flow.forget import forget
 
-        shown = None if force else record_to_forget(configuration.executor, key)
-        case = configuration.forget(key, shown, force=bool(force))
-        if case == "running":
-            task_id = shown.task_id if isinstance(shown, Record) else "?"
-            raise ConflictError(
-                f"{key} is running as task {task_id}; pass force=True to forget it, so that "
-                "another execution can begin beside it",
-                task_id,
-            )
-        if case == "changed":
-            raise ConflictError(f"{key} has changed since it was read, and is kept; try again")
-        return case == "ok"
+        return forget(configuration.executor, configuration.settings, key, force=bool(force))
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """Returns the key of a call with these arguments; its ``str()`` is `Record.key`.

@@ -19,6 +19,7 @@ from celery_idempotent.core.payload.value_codec import DATA_ONLY, dump
 from celery_idempotent.core.printable import one_line, printable
 from celery_idempotent.core.record import State
 from celery_idempotent.core.store.commands import NO_RECORD, UNREADABLE
+from celery_idempotent.core.store.server_info import location
 from celery_idempotent.core.task.publish import kept_message, put_back
 from celery_idempotent.core.task.publish.kept_message import Part
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
@@ -81,7 +82,7 @@ def forget(
     else:
         return ABSENT
     stores = {task: task.idempotency_configuration.executor.store for task in tasks}
-    owners = [task for task in tasks if stores[task].location == store.location]
+    owners = [task for task in tasks if location(stores[task]) == location(store)]
     sender = next((task for task in owners if task.name == key.task), None)
     configuration = (sender or owners[0]).idempotency_configuration
     record = view.record if view else None

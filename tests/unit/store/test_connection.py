@@ -11,7 +11,8 @@ import redis.asyncio
 from redis import Redis
 
 from celery_idempotent.core.store.config import StoreConfig
-from celery_idempotent.core.store.record_store import RecordStore, distinct
+from celery_idempotent.core.store.record_store import RecordStore
+from celery_idempotent.core.store.server_info import distinct
 from celery_idempotent.core.store.transport.connection import connect
 from celery_idempotent.core.store.url import redacted
 from celery_idempotent.errors import SettingsError

@@ -10,7 +10,8 @@ from celery.app.task import Context
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.task.message import republished
-from celery_idempotent.core.task.message.canvas import REPLACED_HEADER, generation_of
+from celery_idempotent.core.task.message.canvas import REPLACED_HEADER
+from celery_idempotent.core.task.message.continuation import generation_of
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
 from tests.unit.conftest import celery, task_in

@@ -8,11 +8,12 @@ Here, a command that fails on a closed connection is resent.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import redis
 import redis.asyncio
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from celery_idempotent.core.store.transport.per_loop import PerLoop
-
-
-import os
-from typing import Generic
 
 T = TypeVar("T")
 
@@ -156,7 +153,6 @@ class ServerTransport(BaseTransport):
         make = partial(_Pool, config, wait, self._library, self.clock)
         make()  # checks the config without opening a connection
         self._pool = self.scoped(make, _Pool.aclose)
-        self._turns = self.scoped(partial(_Turns, is_async=self.is_async), None)
 
     async def send(
         self,
@@ -182,7 +178,7 @@ class ServerTransport(BaseTransport):
         started_at = monotonic()
         for delay in (*RESEND_DELAYS, None):
             replies: list[Any] = []
-            turns = self._turns.get()
+            turns = self._pool.get().turns
             await turns.begin(self.timeout)
             try:
                 replies = await self.send_once(commands)
@@ -275,6 +271,7 @@ class _Pool:
         self, config: StoreConfig, timeout: float, library: Any, clock: ServerClock
     ) -> None:
         self._clock = clock
+        self.turns = _Turns(is_async=library is redis.asyncio)
         self._client = connect(config, timeout=timeout, retries=0, library=library)
         # The pool's make_connection is not used: since redis-py 8 it counts all connections made,
         # including lost ones, and refuses more than a limit.

@@ -12,7 +12,7 @@ from celery.app.task import Context
 
 from celery_idempotent.core.configuration.configuration import TaskConfiguration
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.task.message import call_options, canvas, message_headers
+from celery_idempotent.core.task.message import call_options, message_headers
 from celery_idempotent.core.task.message.message_headers import NO_HEADERS, MessageHeaders
 from celery_idempotent.errors import KeyRuleError
 
@@ -58,8 +58,10 @@ def resolve_key(
     key = configuration.rule.derive(
         args, kwargs, task_id=id_in_key, explicit_key=parsed.explicit_key
     )
-    if request is not None and request.headers:
-        key = canvas.key_in_canvas(key, request, task_id)
+    if request and request.headers and (request.replaced_task_nesting or request.is_eager):
+        from celery_idempotent.core.task.message.canvas import key_in_canvas
+
+        key = key_in_canvas(key, request, task_id)
     return key, parsed
 
 

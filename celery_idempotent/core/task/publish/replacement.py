@@ -14,7 +14,8 @@ from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.values import Delegate
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.task.message import message_headers
-from celery_idempotent.core.task.message.canvas import GENERATIONS, REPLACED_HEADER, replaced_keys
+from celery_idempotent.core.task.message.canvas import REPLACED_HEADER, replaced_keys
+from celery_idempotent.core.task.message.continuation import GENERATIONS
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import id_text
 from celery_idempotent.errors import IdempotencyError

@@ -57,7 +57,7 @@ from celery_idempotent.core.payload.result_codec import is_storable
 from celery_idempotent.core.record import Record, State, Tail, layout
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import BackendResult
-from celery_idempotent.core.task.message import canvas
+from celery_idempotent.core.task.message import continuation
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
 from celery_idempotent.core.task.receive import user_methods
 from celery_idempotent.errors import IdempotencyError, KeyReusedError
@@ -115,13 +115,13 @@ class TaskCall:
             worker=worker_name(request.hostname, os.getpid()),
             wait_timeout=0.0,
             tail=Tail(label=configuration.label.of(args, kwargs) if configuration.label else ""),
-            generation=canvas.generation_of(request),
+            generation=continuation.generation_of(request),
             hold_ms=hold_ms,
             requeue_count=headers.requeue_count,
             rollback_count=headers.rollback_count,
             # Read now, since older versions of Celery empty `request.chain` when they send it.
             # In shadow, Celery sends the continuation regardless of the record.
-            continues=not configuration.in_shadow and canvas.has_continuation(request),
+            continues=not configuration.in_shadow and continuation.has_continuation(request),
             soft_limit=None if request.is_eager else soft_limit_of(request),
         )
         self._waits, extensions = headers.waits, configuration.settings.extensions
@@ -258,7 +258,7 @@ class TaskCall:
     def _reserved_for(self, retry: Retry) -> Release:
         options = retry.sig.options if retry.sig else {"eta": retry.when}
         # The body may have changed the number of its retries.
-        depth = self.data.generation - self.data.generation % canvas.GENERATIONS
+        depth = self.data.generation - self.data.generation % continuation.GENERATIONS
         awaited = depth + int(options.get("retries") or self.request.retries + 1)
         delay = {} if self.request.is_eager else options
         from celery_idempotent.core.task.publish.put_back import hold_for
@@ -297,7 +297,7 @@ class TaskCall:
             if isinstance(end.outcome, Failure) and self._has_ended(end, end.outcome.error):
                 self._keep_message()
             if end.continuation_sent:
-                canvas.drop_continuation(self.request)
+                continuation.drop_continuation(self.request)
             if end.result_written or written:
                 result_written.set(self)
             return end.outcome.get()

@@ -33,7 +33,7 @@ from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record import State, layout
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.task.message import canvas, message_headers, republished
+from celery_idempotent.core.task.message import continuation, message_headers, republished
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
 from celery_idempotent.core.task.publish.put_back import CONTENT_TYPE, seconds_until
@@ -206,7 +206,7 @@ class IdempotentRequest(Request):
         if return_ok or not ends_child:
             if ends_child and not self._configuration.in_shadow:
                 # The child is alive: it has replayed this error, and has sent the continuation.
-                canvas.drop_continuation(self._context)
+                continuation.drop_continuation(self._context)
             return super().on_failure(exc_info, send_failed_event, return_ok)
         redelivered = is_lost and self._is_redelivered()
         case = self._abandon(0.0, layout.PROCESS_LOST if is_lost else layout.TERMINATED)
@@ -262,7 +262,7 @@ class IdempotentRequest(Request):
         )
         if key is None:
             return None, 0
-        return configuration.record_key(key, self.text_id), canvas.generation_of(context)
+        return configuration.record_key(key, self.text_id), continuation.generation_of(context)
 
     def _is_redelivered(self) -> bool:
         """Returns whether the message of a lost worker process is redelivered or retried."""

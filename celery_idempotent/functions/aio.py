@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from celery_idempotent.core.flow.execution import AsyncExecution
 from celery_idempotent.core.flow.values import Failure, Outcome, Result
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.store.commands import Command
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.scripts import Reply
 from celery_idempotent.core.store.transport.per_loop import PerLoop
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.functions.asyncio_heartbeat import asyncio_heartbeat
 
 logger = logging.getLogger(__name__)
 
