@@ -336,7 +336,7 @@ class Settings:
     @cached_property
     def hold_ms(self) -> int:
         """Returns for how many milliseconds a message keeps its reservation; 0 without one."""
-        # A requeued message returns within a lease.
+        # A message that is put back returns within a lease.
         return round(max(self.reservation_ttl, self.lease) * 1000) if self.deduplicates else 0
 
     @cached_property

@@ -24,12 +24,12 @@ from kombu.mixins import ConsumerMixin
 from celery_idempotent import errors
 from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.flow.call import Call
-from celery_idempotent.core.flow.conflict import POLICIES, requeue_delay
+from celery_idempotent.core.flow.conflict import POLICIES, put_back_delay
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.flow import execute
 from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.thread import run_flow
-from celery_idempotent.core.flow.values import Answer, Drop, Failure, Reject, Requeue, Result
+from celery_idempotent.core.flow.values import Answer, Drop, Failure, PutBack, Reject, Result
 from celery_idempotent.core.record import Record, State, layout
 from celery_idempotent.functions.direct_call import (
     DirectHost,
@@ -168,7 +168,7 @@ class IdempotentConsumer(ConsumerMixin):
             end = run_flow(partial(execute, active))
         except Exception as error:
             end = Answer(Failure(error))
-        if isinstance(end, Requeue):
+        if isinstance(end, PutBack):
             self._delay(delivery, end.seconds, rollback_count=end.rollback_count)
         elif isinstance(end, Reject):
             self._dead_letter(message, end.reason)
@@ -203,8 +203,8 @@ class IdempotentConsumer(ConsumerMixin):
         return direct_call(self._idem, key, self._settings, task_id=task_id)
 
     def _delay(self, delivery: _Delivery, seconds: float, **changes: Any) -> None:
-        number = delivery.call.requeue_count + 1
-        delivery.call = delivery.call._replace(requeue_count=number, **changes)
+        number = delivery.call.put_back_count + 1
+        delivery.call = delivery.call._replace(put_back_count=number, **changes)
         self._timer.call_after(seconds, self._handle, [delivery])
 
     def _handle_failure(self, delivery: _Delivery, error: Exception, *, final: bool) -> None:
@@ -212,7 +212,7 @@ class IdempotentConsumer(ConsumerMixin):
         retries_left = delivery.failures < self._settings.max_attempts and not final
         extra = _fields(delivery.message)
         if self.on_error == "retry" and retries_left:
-            delay = requeue_delay(delivery.failures - 1, self._settings.lease)
+            delay = put_back_delay(delivery.failures - 1, self._settings.lease)
             logger.warning(
                 "A handler failed; retrying in %.1f s", delay, exc_info=error, extra=extra
             )

@@ -99,8 +99,7 @@ class Newest(Extension):
             args, kwargs = [*newest[0]], {**newest[1]}
             change_arguments(call.sender.app, host.request, args, kwargs)
             host.use_arguments(args, kwargs)
-            if label := call.sender.idempotency_configuration.label:
-                call.tail = call.tail._replace(label=label.of(args, kwargs))
+            call.tail = call.sender.idempotency_configuration.tail_of(args, kwargs)
         except (IndexError, KeyError, TypeError, ValueError):
             raise report_refused(call, steps.corrupt(ARGUMENTS, key)) from None
         except CorruptRecordError as error:
@@ -124,8 +123,8 @@ class Newest(Extension):
         if found is not None:
             report(table.CONFLICTED, call, record=found, policy="retry")
             reason = conflict.held(call, found)
-            longest = conflict.LONGEST_REQUEUE_DELAY
-            return conflict.requeue(call, reason, longest)._replace(record=found)
+            longest = conflict.LONGEST_DELAY
+            return conflict.put_back(call, reason, longest)._replace(record=found)
         try:
             value, failed = await call.codec.decode_outcome(record)
         except (NotReadyError, ResultNotStoredError):

@@ -31,7 +31,7 @@ class ForgetFirst(Extension):
             forgotten = at_row(self._forget)
         except StoreUnavailableError as error:
             report(table.STORE_UNAVAILABLE, self.call)
-            return conflict.requeue(self.call, error)
+            return conflict.put_back(self.call, error)
         except CorruptRecordError:
             return None  # the begin refuses it
         if forgotten:

@@ -180,7 +180,7 @@ def _count_duplicate(call: Pass, case: str, record: Record) -> None:
     if case == "reused":
         report_refused(call, conflict.reused(record, call.host.difference), table.WOULD_REFUSE)
     elif case not in ("finished", "send"):
-        policy = conflict.policy_for(call, record, returns=case == "wait")
+        policy = conflict.policy_for(call, record, puts_back=case == "wait")
         is_copy = record.task_id == call.task_id
         if call.settings.runs_again and not is_copy and policy == "retry":
             report(table.WOULD_WAIT, call, record=record)

@@ -23,7 +23,7 @@ from celery_idempotent.core.flow import conflict, flow
 from celery_idempotent.core.flow.execution import BaseExecution
 from celery_idempotent.core.flow.extension import Extension
 from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.flow.replay import replacement_error, replay_or_requeue
+from celery_idempotent.core.flow.replay import replacement_error, replay_or_put_back
 from celery_idempotent.core.flow.soft_limit import at_row
 from celery_idempotent.core.flow.values import (
     AGAIN,
@@ -36,8 +36,8 @@ from celery_idempotent.core.flow.values import (
     Fail,
     Failure,
     Finished,
+    PutBack,
     Release,
-    Requeue,
     Settlement,
     is_asynchronous,
 )
@@ -64,7 +64,7 @@ ROW_FOUND = Event(WARNING, "was committed by an execution that died")
 ROLLED_BACK = Event(WARNING, "ran; its transaction was rolled back ({error.__class__.__name__})")
 ROW_NOT_REPEATED = Event(WARNING, "cannot copy the outcome of its row to its record: {error}")
 
-#: A message that was requeued this often for transient database errors ends with the next error.
+#: A message that was put back this often for transient database errors ends with the next error.
 MAX_ROLLBACKS = 20
 
 
@@ -138,7 +138,7 @@ class RowTransaction(Extension):
             row = row and row.with_outcome()
         except StoreUnavailableError as error:
             call.report(ROW_UNAVAILABLE, error=error)
-            return await self._requeue(error)
+            return await self._put_back(error)
         return GRANTED if row is None else await self._adopt(row)
 
     async def _reopen(self, poisoned: Finished) -> Admission:
@@ -156,7 +156,7 @@ class RowTransaction(Extension):
         except StoreUnavailableError as error:
             report(ROW_UNKNOWN, call, error=error)
             report(table.STORE_UNAVAILABLE, call)
-            return conflict.requeue(call, error)
+            return conflict.put_back(call, error)
         report(ROW_FOUND, call)
         return AGAIN
 
@@ -199,7 +199,7 @@ class RowTransaction(Extension):
         except Exception as raised:
             self._roll_back()
             if isinstance(raised, StoreUnavailableError):
-                return await self._requeue(raised)
+                return await self._put_back(raised)
             if self._should_retry(raised):
                 return await self._retry(raised)
             failure = Failure(raised)
@@ -239,20 +239,20 @@ class RowTransaction(Extension):
         self.transaction.rollback(discard=discard)
 
     def _should_retry(self, error: BaseException) -> bool:
-        """Returns whether this database error requeues the call instead of failing it."""
+        """Returns whether this database error puts the call back instead of failing it."""
         return self.call.data.rollback_count < MAX_ROLLBACKS and is_transient(error)
 
-    async def _retry(self, error: BaseException) -> Requeue:
-        """Requeues the call, whose transaction the database has rolled back."""
+    async def _retry(self, error: BaseException) -> PutBack:
+        """Puts the call back, whose transaction the database has rolled back."""
         self.call.report(ROLLED_BACK, error=error)
-        requeued = await self._requeue(error)
-        return requeued._replace(rollback_count=requeued.rollback_count + 1)
+        end = await self._put_back(error)
+        return end._replace(rollback_count=end.rollback_count + 1)
 
-    async def _requeue(self, error: BaseException) -> Requeue:
+    async def _put_back(self, error: BaseException) -> PutBack:
         call = self.call
         report(table.STORE_UNAVAILABLE, call)
         await self._release()
-        return conflict.requeue(call, error)
+        return conflict.put_back(call, error)
 
     async def _release(self) -> None:
         self._roll_back()
@@ -277,7 +277,7 @@ class RowTransaction(Extension):
         if row.delegates and row.task_id != call.task_id:
             # With a record of this task, the replacement of the other one could not continue.
             await self._release()
-            return await replay_or_requeue(call, record)
+            return await replay_or_put_back(call, record)
         try:
             reply = await self._repeat(row, record)
             if reply.case == "ok" and self._sends(row):
@@ -285,7 +285,7 @@ class RowTransaction(Extension):
         except (StoreUnavailableError, CorruptRecordError) as error:
             call.report(ROW_NOT_REPEATED, error=error)
         call.mark_settled()
-        return await replay_or_requeue(call, record)
+        return await replay_or_put_back(call, record)
 
     def _sends(self, row: Row) -> bool:
         """Returns whether this delivery sends the continuation of the task that has committed.

@@ -29,8 +29,8 @@ from celery_idempotent.core.flow.values import (
     Fail,
     Failure,
     Outcome,
+    PutBack,
     Release,
-    Requeue,
     Settlement,
     that_has_run,
 )
@@ -159,7 +159,7 @@ def outcome_of(call: Pass, end: End | BaseException) -> Outcome:
         return end.outcome
     if isinstance(end, BaseException):
         raise end
-    assert isinstance(end, Requeue)  # the policies of direct calls neither drop nor reject
+    assert isinstance(end, PutBack)  # the policies of direct calls neither drop nor reject
     report(table.RAISES, call, reason=end.reason)
     return Failure(end.reason)
 

@@ -9,7 +9,7 @@ from celery import Celery, bootsteps
 
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration import broker as configured_broker
-from celery_idempotent.core.flow.conflict import LONGEST_REQUEUE_DELAY
+from celery_idempotent.core.flow.conflict import LONGEST_DELAY
 from celery_idempotent.core.task.receive import request
 from celery_idempotent.waking import waiting_messages
 
@@ -42,7 +42,7 @@ def describe(app: Celery) -> str:
     """Returns when a message that was put back because of a conflict is delivered again."""
     if configured_broker.quorum_queues(app):
         return (
-            f"delivered again after 1 to {LONGEST_REQUEUE_DELAY:g} s, since RabbitMQ delays the "
+            f"delivered again after 1 to {LONGEST_DELAY:g} s, since RabbitMQ delays the "
             "messages of quorum queues"
         )
     return "woken when it ends"

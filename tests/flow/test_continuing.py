@@ -58,7 +58,7 @@ class Copy:
         return self.app.connection_for_read().default_channel.queue_purge("reports")
 
 
-def test_is_requeued_and_sends_none(task: Make, broker_app: Celery) -> None:
+def test_is_put_back_and_sends_none(task: Make, broker_app: Celery) -> None:
     copy = Copy(task, broker_app)
     copy.complete()
 

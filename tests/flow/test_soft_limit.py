@@ -77,12 +77,12 @@ class Story:
     def result(self) -> Any:
         return self.task.AsyncResult(self.id).get(timeout=1)
 
-    def assert_requeued(self, end: End) -> None:
+    def assert_put_back(self, end: End) -> None:
         """The message is in the broker, and runs to its end."""
         assert end.state == "ignored"
         again = self.deliveries.next()
-        assert again is not None, "it was requeued"
-        assert self.deliveries.next() is None, "it was requeued once"
+        assert again is not None, "it was put back"
+        assert self.deliveries.next() is None, "it was put back once"
         assert again.id == self.id
         record = self.record
         if record is not None and record.state is State.STARTED and record.task_id == self.id:
@@ -152,7 +152,7 @@ def test_a_run(task: Make, broker_app: Celery) -> None:
             assert story.runs == ["1"]
             assert story.result() == story.record.result == "receipt of 1"
         else:
-            story.assert_requeued(end)
+            story.assert_put_back(end)
 
     sweep = Sweep(story)
     sweep.run(judge)
@@ -181,7 +181,7 @@ def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
         if end.state == "success":
             assert story.result() == "receipt of 1"
         else:
-            story.assert_requeued(end)
+            story.assert_put_back(end)
 
     def judge_raised(where: str) -> None:
         assert story.record is None or story.record.state is State.RESERVED
@@ -210,7 +210,7 @@ def test_a_replay(task: Make, broker_app: Celery) -> None:
             assert story.result() == "receipt of 1"
             assert story.runs == ["1"]
         else:
-            story.assert_requeued(end)
+            story.assert_put_back(end)
 
     Sweep(story, complete).run(judge)
 
@@ -227,7 +227,7 @@ def test_a_conflict(task: Make, broker_app: Celery, policy: str) -> None:
             assert isinstance(end.error, ConflictError)
         else:
             story.task.idempotency_forget("1", force=True)
-            story.assert_requeued(end)
+            story.assert_put_back(end)
 
     Sweep(story, story.held_by_another).run(judge)
 
@@ -249,7 +249,7 @@ def test_an_error_of_the_body_stays(task: Make, broker_app: Celery, replayed: bo
             assert (record.state if replayed else record) == (State.FAILED if replayed else None)
         else:
             story.error = None
-            story.assert_requeued(end)
+            story.assert_put_back(end)
 
     Sweep(story, fail).run(judge)
 
@@ -312,14 +312,14 @@ class TestCelerysOwnLines:
 
         return publish
 
-    def test_before_the_executor_the_message_is_requeued(
+    def test_before_the_executor_the_message_is_put_back(
         self, task: Make, broker_app: Celery, message_of: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO, "celery_idempotent")
         story = Story(task, broker_app)
         story.task.track_started = True
 
-        story.assert_requeued(story.deliveries.deliver(message_of(story, "store_result")))
+        story.assert_put_back(story.deliveries.deliver(message_of(story, "store_result")))
         assert "s: SoftTimeLimitExceeded" in caplog.text
 
     def test_after_the_executor_the_outcome_stays(

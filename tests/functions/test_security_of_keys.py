@@ -10,8 +10,8 @@ import redis
 
 from celery_idempotent import ConflictError, Decision, Idempotency, KeyReusedError, KeyRuleError
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.task.message import republished
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
+from celery_idempotent.core.task.publish import put_back
 from tests.servers.redis_server import RedisServer
 
 #: A key that a caller brings, and data that must not appear anywhere either.
@@ -148,7 +148,7 @@ def test_a_publisher_can_name_any_key() -> None:
     """A publisher writes the headers of its messages, those of a derived key included."""
     another_call = Key("shop.charge", "Zk3JtLh1mF4q8vB2yN6w0A", b"8 bytes!")
 
-    headers = republished.with_derived_key({}, another_call, "own-task-id")
+    headers = put_back.with_derived_key({}, another_call, "own-task-id")
 
     assert MessageHeaders.read("shop.charge", "own-task-id", headers).key == another_call
 

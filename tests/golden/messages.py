@@ -9,8 +9,9 @@ from celery.app.task import Context
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, anonymous
-from celery_idempotent.core.task.message import canvas, republished
+from celery_idempotent.core.task.message import canvas
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
+from celery_idempotent.core.task.publish.put_back import next_headers, with_derived_key
 from celery_idempotent.core.task.publish.replacement import mark_replaced
 from celery_idempotent.operations.doctor import key_snapshot
 from tests.golden import cases
@@ -31,13 +32,13 @@ def put_back(shop: Shop) -> dict[str, Any]:
     """Returns the headers of a message that was put back, with a key that its arguments lack."""
     key = shop.tasks["charge"].idempotency_key_of("2", 500)
     shop.tasks["charge"].apply(("2", 500))
-    return republished.with_derived_key({"mine": 1}, key, FIRST, requeue_count=3)
+    return with_derived_key({"mine": 1}, key, FIRST, put_back_count=3)
 
 
 def is_put_back(shop: Shop, kept: Any) -> None:
     parsed = read(kept)
     assert parsed.key == shop.tasks["charge"].idempotency_key_of("2", 500)
-    assert parsed.requeue_count == 3
+    assert parsed.put_back_count == 3
     assert shop.call("charge", task_id=FIRST, headers=kept)["order"] == "2"
     assert shop.runs == []
 
@@ -45,7 +46,7 @@ def is_put_back(shop: Shop, kept: Any) -> None:
 def retry(shop: Shop) -> dict[str, Any]:
     headers = MessageHeaders(EXPLICIT).write(TASK, FIRST)
     headers["idempotency_result_ttl"] = 600
-    headers = republished.for_retry(TASK, FIRST, headers, {"mine": 1})
+    headers = next_headers(TASK, FIRST, headers, {"mine": 1})
     shop.call("charge", task_id=FIRST, headers=headers)
     return headers
 

@@ -66,7 +66,7 @@ def test_show_names_the_execution_that_answered_a_duplicate(shop: Shop) -> None:
         ("ignore", 999, "ignored", "was ignored, because of"),
         ("raise", 999, "conflict", "failed with ConflictError, because of"),
         ("reject", 999, "dead-lettered", "was rejected and dead-lettered, because of"),
-        ("retry", 999, "waiting", "was requeued until the end of"),
+        ("retry", 999, "waiting", "was put back until the end of"),
         ("retry", 1_000, "other arguments", "failed with KeyReusedError: other arguments than"),
     ],
 )

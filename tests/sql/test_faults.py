@@ -101,7 +101,7 @@ class TestOutage:
     def test_at_the_begin(self, shop: Shop, proxy: Proxy, order: str) -> None:
         proxy.refuse()
         result = shop.charge(order)
-        shop.wait_for_log(f"task {result.id} is requeued")
+        shop.wait_for_log(f"task {result.id} is put back")
         proxy.heal()
 
         assert_charged_once(shop, order, result.get(timeout=SOON))

@@ -15,7 +15,7 @@ from celery.worker.request import Request
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.store import commands
-from celery_idempotent.core.task.message import republished
+from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.extensions import outbox
 from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
 from celery_idempotent.sql.database import Database
@@ -107,8 +107,8 @@ def shop(app: Celery, database: TestDatabase, order: str) -> Shop:
 def test_too_many_rollbacks_are_the_error_of_the_task(shop: Shop, more: int) -> None:
     """Requeues because of conflicts do not count."""
     key = shop.charge.idempotency_key_of(shop.order, 0)
-    requeued = {"requeue_count": MAX_ROLLBACKS}
-    headers = republished.with_derived_key(None, key, shop.order, **requeued)
+    requeued = {"put_back_count": MAX_ROLLBACKS}
+    headers = put_back.with_derived_key(None, key, shop.order, **requeued)
     message = shop.publish(0, task_id=shop.order, headers=headers)
     for _ in range(MAX_ROLLBACKS):
         shop.deliver_and_roll_back(message)

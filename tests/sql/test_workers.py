@@ -58,7 +58,7 @@ def test_a_transaction_that_is_longer_than_the_lease(shop: Shop, order: str) -> 
     first = shop.start(order)
     eventually(lambda: time.monotonic() > began + 2 * LEASE, "two leases have passed")
     second = shop.charge(order, queue=FIRST_QUEUE)
-    shop.wait_for_log(f"task {second.id} is requeued")
+    shop.wait_for_log(f"task {second.id} is put back")
     shop.release(order)
 
     assert first.get(timeout=SOON) == second.get(timeout=SOON)

@@ -1,4 +1,4 @@
-"""A requeued or retried message equals the original one, except for its eta."""
+"""A message that is put back or retried equals the original one, except for its eta."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ STORED = "ignore_result=False"
 CHANGES = ("eta", "retries", "idempotency", "idempotency_waits")
 
 
-def wait_for_requeued(
+def wait_until_put_back(
     shop: Shop, task_ids: Iterable[str], counts: Iterable[int]
 ) -> dict[tuple[str, int], dict[str, Any]]:
-    """Waits until each message has been seen in a worker after each of these numbers of requeues.
+    """Waits until each message has been seen in a worker after each of these numbers of times.
 
-    Returns the raw messages by task id and number of requeues. All of them are read together,
-    because a message has the same number of requeues for a second or two only.
+    Returns the raw messages by task id and number. All of them are read together,
+    because a message has the same number for a second or two only.
     """
     expected = {(task_id, count) for task_id in task_ids for count in counts}
     messages: dict[tuple[str, int], dict[str, Any]] = {}
@@ -67,7 +67,7 @@ def wait_for_requeued(
                 messages.setdefault((message["headers"]["id"], int(fields[4])), message)
         return expected <= messages.keys()
 
-    eventually(find, "all messages were requeued")
+    eventually(find, "all messages were put back")
     return messages
 
 
@@ -116,8 +116,8 @@ Messages = dict[str, tuple[dict[str, Any], ...]]
 
 
 @pytest.fixture(scope="module")
-def requeued_messages(open_shop: Callable[..., Shop]) -> Messages:
-    """Messages of duplicates: as published, after one requeue and after three."""
+def put_back_messages(open_shop: Callable[..., Shop]) -> Messages:
+    """Messages of duplicates: as published, put back once and three times."""
     # Nothing wakes them while the first calls run: they come back after a lease.
     with open_shop(accept_content=["json", "yaml"], idempotency_lease=4) as shop:
         shop.start_worker("-Q", "first", concurrency=2)
@@ -130,14 +130,14 @@ def requeued_messages(open_shop: Callable[..., Shop]) -> Messages:
         silent.apply_async(("order",), task_id=STORED, ignore_result=False)
         before = queued_messages(shop)
         shop.start_worker("-Q", "celery,other", concurrency=2)
-        requeued = wait_for_requeued(shop, before, (1, 3))
+        put_back = wait_until_put_back(shop, before, (1, 3))
         shop.ledger.release("order")
-        return {name: (before[name], requeued[name, 1], requeued[name, 3]) for name in before}
+        return {name: (before[name], put_back[name, 1], put_back[name, 3]) for name in before}
 
 
 @pytest.mark.parametrize("name", [*OPTIONS, STORED])
-def test_a_requeued_message_is_unchanged(requeued_messages: Messages, name: str) -> None:
-    before, once, thrice = requeued_messages[name]
+def test_a_message_that_is_put_back_is_unchanged(put_back_messages: Messages, name: str) -> None:
+    before, once, thrice = put_back_messages[name]
 
     assert differences(before, once) == differences(before, thrice) == {}
 

@@ -276,7 +276,7 @@ ROWS = (
     ),
     Row(
         "its duplicate, meanwhile: `retry`, `wait`, or a copy of its message", conflict(pack),
-        ((INFO, f"is requeued for … s unless woken: {HOLDER}"),),
+        ((INFO, f"is put back for … s unless woken: {HOLDER}"),),
         ("conflicted",), ("task-conflicted",), ("conflict",), "PENDING",
     ),
     Row(

@@ -24,7 +24,7 @@ from celery_idempotent.core.key.parameters import normalised
 from celery_idempotent.core.key.rule import KeyRule
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.payload.result_codec import ResultCodec
-from celery_idempotent.core.record import Record
+from celery_idempotent.core.record import Record, Tail
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.config import StoreConfig
 from celery_idempotent.core.store.record_store import RecordStore
@@ -133,6 +133,10 @@ class TaskConfiguration:
     def record_key(self, key: Key, task_id: str) -> Key:
         """Returns the key of the record that holds the outcome of `task_id` under `key`."""
         return key.of_message(task_id) if self.settings.runs_again else key
+
+    def tail_of(self, args: Any, kwargs: Any) -> Tail:
+        """Returns the tail of the records of a call."""
+        return Tail(label=self.label.of(args, kwargs) if self.label else "")
 
     def execute(self, command: commands.Command) -> Reply:
         """Executes a command in the task's store, and returns the reply.

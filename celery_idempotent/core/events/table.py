@@ -109,9 +109,9 @@ REPLACEMENT_FAILED = Event(
 )
 RESULT_UNREADABLE = Event(DEBUG, "cannot read its earlier result: {error}")
 RAISES = Event(INFO, "raises {reason.__class__.__name__}")
-REQUEUED = Event(INFO, "is requeued for {seconds:.1f} s{unless}: {reason}")
+PUT_BACK = Event(INFO, "is put back for {seconds:.1f} s{unless}: {reason}")
 #: While Redis is unavailable: `CANNOT_BEGIN_YET` counts these.
-REQUEUED_IN_OUTAGE = Event(DEBUG, REQUEUED.message)
+PUT_BACK_IN_OUTAGE = Event(DEBUG, PUT_BACK.message)
 RETURNED = Event(
     WARNING,
     "is returned to the broker, since it cannot be published again ({error}): {reason}",

@@ -42,9 +42,9 @@ class Call(NamedTuple):
     tail: Tail = Tail()
     #: Number of this message among those of its task id; a retry has a higher one.
     generation: int = 0
-    #: How often this message has been requeued.
-    requeue_count: int = 0
-    #: How many of these requeues followed a rollback by the database.
+    #: How often this message was put back.
+    put_back_count: int = 0
+    #: How many of these put-backs followed a rollback by the database.
     rollback_count: int = 0
     #: Milliseconds for which the message keeps its reservation while it waits; 0 without one.
     hold_ms: int = 0

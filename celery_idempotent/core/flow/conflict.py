@@ -14,33 +14,33 @@ from celery_idempotent.core.events import table
 from celery_idempotent.core.events.report import report
 from celery_idempotent.core.events.table import Event
 from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.flow.values import Answer, Drop, End, Failure, Reject, Requeue
+from celery_idempotent.core.flow.values import Answer, Drop, End, Failure, PutBack, Reject
 from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record import Record, State
 from celery_idempotent.errors import ConflictError, KeyReusedError
 
-#: Seconds before a message is requeued for the first time.
-FIRST_REQUEUE_DELAY = 1.0
+#: Seconds of delay of a message that is put back for the first time.
+FIRST_DELAY = 1.0
 #: The longest delay in seconds of a message that nothing wakes, during another call.
-LONGEST_REQUEUE_DELAY = 5.0
+LONGEST_DELAY = 5.0
 
 
-def wait(call: Pass, record: Record, reason: ConflictError, now_ms: int | None = None) -> Requeue:
-    """Requeues `call` until `record` has ended.
+def wait(call: Pass, record: Record, reason: ConflictError, now_ms: int | None = None) -> PutBack:
+    """Puts `call` back until `record` has ended.
 
     Args:
         now_ms: the server's time, if the call shall return when the lease expires.
     """
-    longest = min(call.settings.lease, LONGEST_REQUEUE_DELAY)
+    longest = min(call.settings.lease, LONGEST_DELAY)
     if now_ms is not None:
         left = (record.at_ms - now_ms) / 1000
         # A quiet time ends by itself.
         is_copy = record.task_id == call.task_id
         if is_copy and record.state is State.RESERVED and not record.awaited:
             quiet = error(f"{call.key} waits until no publish has come for a while", record)
-            return Requeue(max(left, 0), quiet, call.data.rollback_count, record)
-        longest = min(max(left, FIRST_REQUEUE_DELAY), call.settings.lease)
-    end = requeue(call, reason, longest)._replace(record=record)
+            return PutBack(max(left, 0), quiet, call.data.rollback_count, record)
+        longest = min(max(left, FIRST_DELAY), call.settings.lease)
+    end = put_back(call, reason, longest)._replace(record=record)
     # The outcome of another task is not in the record.
     if record.state.finished:
         return end
@@ -93,34 +93,34 @@ def apply_policy(
     call: Pass,
     record: Record,
     *,
-    returns: bool = False,
+    puts_back: bool = False,
     now_ms: int | None = None,
 ) -> End:
     """Applies ``on_conflict`` to the duplicate `call`, and returns its end.
 
-    A copy of the running message is requeued under every policy. It has the same task id: a state
+    A copy of the running message is put back under every policy. It has the same task id: a state
     of its own would overwrite the state of the running one, and a broker may take its
     acknowledgement for both, which loses the task if the running one dies.
 
     Args:
-        returns: requeue the call under every policy: it has begun before, or waits for its turn,
-            and publishers rely on its return.
+        puts_back: whether that is so for this call, too: it has begun before, or waits for its
+            turn, and publishers rely on its return.
         now_ms: the server's time. It lets such a call, or a copy, return when the lease expires, at
             the latest, since the worker of the execution may be dead.
     """
-    policy = policy_for(call, record, returns=returns)
+    policy = policy_for(call, record, puts_back=puts_back)
     report(table.CONFLICTED, call, record=record, policy=policy)
     reason, row = held(call, record), POLICIES[policy]
-    if returns or record.task_id == call.task_id:
+    if puts_back or record.task_id == call.task_id:
         return wait(call, record, reason, now_ms)
     report(row.event, call, reason=reason)
     return row.end(call, record, reason)
 
 
-def policy_for(call: Pass, record: Record, *, returns: bool = False) -> str:
+def policy_for(call: Pass, record: Record, *, puts_back: bool = False) -> str:
     """Returns the policy for `call` while `record` is held."""
     is_copy = record.task_id == call.task_id
-    return "retry" if is_copy or returns else call.settings.on_conflict
+    return "retry" if is_copy or puts_back else call.settings.on_conflict
 
 
 def reused(record: Record, difference: Callable[[bytes], str]) -> KeyReusedError:
@@ -147,16 +147,16 @@ def error(text: str, record: Record) -> ConflictError:
     return ConflictError(one_line(text), record.task_id)
 
 
-def requeue(call: Pass, reason: BaseException, longest: float | None = None) -> Requeue:
-    """Requeues `call`, with a delay that grows each time.
+def put_back(call: Pass, reason: BaseException, longest: float | None = None) -> PutBack:
+    """Puts `call` back, with a delay that grows each time.
 
     Args:
         longest: the maximum of the delay in seconds; by default the lease. It is never more than
             half of the time for which an outcome is kept, so that the call still gets that.
     """
     data, settings = call.data, call.settings
-    seconds = requeue_delay(data.requeue_count, longest or settings.lease)
-    return Requeue(min(seconds, _half_retention(call)), reason, data.rollback_count)
+    seconds = put_back_delay(data.put_back_count, longest or settings.lease)
+    return PutBack(min(seconds, _half_retention(call)), reason, data.rollback_count)
 
 
 def _half_retention(call: Pass) -> float:
@@ -165,14 +165,12 @@ def _half_retention(call: Pass) -> float:
     return float("inf") if call.settings.runs_again else kept_ms / 2000
 
 
-def requeue_delay(requeue_count: int, longest: float) -> float:
+def put_back_delay(put_back_count: int, longest: float) -> float:
     """Returns the seconds until the next delivery: 1, doubled each time, up to `longest`.
 
     Random jitter subtracts up to a quarter, which spreads the duplicates of a burst.
     """
-    delay: float = min(
-        FIRST_REQUEUE_DELAY * 2 ** min(requeue_count, 30), max(longest, FIRST_REQUEUE_DELAY)
-    )
+    delay: float = min(FIRST_DELAY * 2 ** min(put_back_count, 30), max(longest, FIRST_DELAY))
     return _jittered(delay)
 
 

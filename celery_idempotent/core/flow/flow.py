@@ -15,7 +15,7 @@ from celery_idempotent.core.flow.pass_ import Pass
 from celery_idempotent.core.flow.replay import (
     replacement_error,
     replay,
-    replay_or_requeue,
+    replay_or_put_back,
 )
 from celery_idempotent.core.flow.soft_limit import SoftLimitReached
 from celery_idempotent.core.flow.values import (
@@ -33,9 +33,9 @@ from celery_idempotent.core.flow.values import (
     Held,
     Outcome,
     Proceed,
+    PutBack,
     Reject,
     Release,
-    Requeue,
     Result,
     Settlement,
     restored,
@@ -124,7 +124,7 @@ async def _part(call: Pass, part: Coroutine[Any, Any, End | None]) -> End | None
         return end
     except SoftLimitReached as interrupted:
         await call.interrupt(interrupted, must_ask=False)  # that takes too long
-        return conflict.requeue(call, interrupted.error)
+        return conflict.put_back(call, interrupted.error)
     except GeneratorExit:
         raise  # the event loop is closed: nothing can be awaited
     except BaseException as error:
@@ -153,7 +153,7 @@ async def begin(call: Pass) -> End | None:
             report(table.TAKEOVER if call.execution.recovered else table.RUN, call)
             return None
         if isinstance(admission, Finished):
-            return await replay_or_requeue(call, admission.record, sends=admission.sends)
+            return await replay_or_put_back(call, admission.record, sends=admission.sends)
         if isinstance(admission, Held):
             record, reply = admission.record, admission.reply
             # A message for which the key is reserved may need this very process to begin.
@@ -161,11 +161,11 @@ async def begin(call: Pass) -> End | None:
             left = since + call.data.wait_timeout - lease_now() if waits else 0.0
             if left <= 0:
                 return conflict.apply_policy(
-                    call, record, returns=reply.case == "wait", now_ms=reply.now_ms
+                    call, record, puts_back=reply.case == "wait", now_ms=reply.now_ms
                 )
             interval = min(left, _wait_interval(record, reply.now_ms))
             await call.runtime.wait_for_change(admission.key, reply.raw, interval)
-        elif isinstance(admission, (Answer, Requeue, Drop, Reject)):
+        elif isinstance(admission, (Answer, PutBack, Drop, Reject)):
             return admission
 
 
@@ -253,8 +253,8 @@ def _wait_interval(record: Record, now_ms: int) -> float:
     return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
 
 
-def without_store(call: Pass, error: StoreUnavailableError) -> Proceed | Requeue:
-    """Applies ``on_store_error``: runs the call without protection, requeues it, or raises."""
+def without_store(call: Pass, error: StoreUnavailableError) -> Proceed | PutBack:
+    """Applies ``on_store_error``: runs the call without protection, puts it back, or raises."""
     policy = call.settings.on_store_error
     outage = call.runtime.store.node_of(call.key).outage
     if (number := outage.count_failure()) is not None:
@@ -268,7 +268,7 @@ def without_store(call: Pass, error: StoreUnavailableError) -> Proceed | Requeue
     if policy == "raise":
         raise report_refused(call, error)
     report(table.STORE_UNAVAILABLE, call)
-    return conflict.requeue(call, error, longest=MAX_DELAY)
+    return conflict.put_back(call, error, longest=MAX_DELAY)
 
 
 async def settle(call: Pass, outcome: Outcome) -> End:
@@ -437,14 +437,14 @@ async def _abort(call: Pass, outcome: Outcome) -> End:
     try:
         reply = await call.release()
     except (StoreUnavailableError, CorruptRecordError):
-        return _requeue_lost(call)
+        return _put_back_lost(call)
     if reply.case == "ok":
-        return _requeue_lost(call)
+        return _put_back_lost(call)
     return await _resolve_lost_lease(call, reply, outcome)
 
 
 async def _resolve_lost_lease(call: Pass, reply: Reply, outcome: Outcome) -> End:
-    """Returns the outcome of the execution that took over; else requeues, or keeps `outcome`."""
+    """Returns the outcome of the execution that took over; else puts back, or keeps `outcome`."""
     call.report_lease_lost(reply.raw)
     try:
         record = call.runtime.store.record(call.key, reply.raw)
@@ -457,9 +457,9 @@ async def _resolve_lost_lease(call: Pass, reply: Reply, outcome: Outcome) -> End
         # The other task's replacement may still run; the offload storage may be unavailable.
         with contextlib.suppress(NotReadyError, StoreUnavailableError):
             return await replay(call, record)
-    return _requeue_lost(call)
+    return _put_back_lost(call)
 
 
-def _requeue_lost(call: Pass) -> Requeue:
+def _put_back_lost(call: Pass) -> PutBack:
     lost = LeaseLostError(f"{call.key}: another execution may run")
-    return conflict.requeue(call, lost)
+    return conflict.put_back(call, lost)

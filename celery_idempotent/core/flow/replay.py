@@ -60,26 +60,26 @@ async def replay(call: Pass, record: Record, *, sends: bool = False) -> Answer:
         report_refused(call, outcome)
     else:
         report(table.REPLAYED, call, record=record)
-        if call.data.requeue_count and record.finished_at is not None:
+        if call.data.put_back_count and record.finished_at is not None:
             late = call.runtime.store.now_ms() - record.at_ms
             report(table.WAIT_ENDED, call, answered=table.answered(late))
     answer = Result(outcome) if not failed else Failure(outcome)
     return Answer(answer, record, replayed=True, continuation_sent=sent)
 
 
-async def replay_or_requeue(call: Pass, record: Record, *, sends: bool = False) -> End:
+async def replay_or_put_back(call: Pass, record: Record, *, sends: bool = False) -> End:
     """As :func:`replay`; applies the policies if the outcome is not available yet."""
     try:
         return await replay(call, record, sends=sends)
     except NotReadyError:
         return conflict.apply_policy(call, record)
     except StoreUnavailableError as error:
-        # There is an outcome, which cannot be fetched: requeue or fail, but never run.
+        # There is an outcome, which cannot be fetched: put the call back or fail, but never run.
         report(table.OUTCOME_UNAVAILABLE, call, error=error)
         if call.settings.on_store_error == "raise":
             raise report_refused(call, error) from None
         report(table.STORE_UNAVAILABLE, call)
-        return conflict.requeue(call, error)
+        return conflict.put_back(call, error)
 
 
 def replacement_error(record: Record, settings: Settings) -> Exception | None:

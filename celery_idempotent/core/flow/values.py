@@ -187,7 +187,7 @@ class Answer(NamedTuple):
     result_written: bool = False
 
 
-class Requeue(NamedTuple):
+class PutBack(NamedTuple):
     """The call has to be delivered again."""
 
     seconds: float
@@ -215,7 +215,7 @@ class Reject(NamedTuple):
 
 
 #: How a call ends. Its caller carries that out.
-End = Answer | Requeue | Drop | Reject
+End = Answer | PutBack | Drop | Reject
 
 
 class Proceed(Enum):

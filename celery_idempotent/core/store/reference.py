@@ -28,7 +28,7 @@ _ENDS = {
     b"c": (CONFLICT, "failed with ConflictError, because of"),
     b"d": (DEAD_LETTERED, "was rejected and dead-lettered, because of"),
     b"o": (OTHER_ARGUMENTS, "failed with KeyReusedError: other arguments than"),
-    b"w": (WAITING, "was requeued until the end of"),
+    b"w": (WAITING, "was put back until the end of"),
 }
 _SENTENCES = dict(_ENDS.values())
 _LETTERS = {end: letter for letter, (end, _) in _ENDS.items()}

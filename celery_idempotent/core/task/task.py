@@ -448,7 +448,6 @@ class IdempotentTask(TaskOptions, Task):
         call, in_shadow = _call_of(request), self.idempotency_configuration.in_shadow
         if in_shadow and call is None:
             return super().signature_from_request(request, *args, **options)
-        from celery_idempotent.core.task.message import republished
         from celery_idempotent.core.task.publish import put_back
 
         key = call.active.key if call else None
@@ -456,7 +455,7 @@ class IdempotentTask(TaskOptions, Task):
         if new_headers is not None:
             new_headers = message_headers.as_mapping(new_headers)
         try:
-            options["headers"] = republished.for_retry(
+            options["headers"] = put_back.next_headers(
                 self.name, id_text(request.id), request.headers, new_headers, key
             )
         except IdempotencyError as error:

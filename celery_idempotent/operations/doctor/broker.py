@@ -10,7 +10,7 @@ from celery import Celery
 from celery_idempotent.core.configuration import app_tasks
 from celery_idempotent.core.configuration import broker as configured
 from celery_idempotent.core.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.core.flow.conflict import LONGEST_REQUEUE_DELAY
+from celery_idempotent.core.flow.conflict import LONGEST_DELAY
 from celery_idempotent.core.task.message.message_headers import EXPLICIT_KEY_HEADER
 from celery_idempotent.operations.doctor.finding import Check, Finding, Severity, applying
 from celery_idempotent.redelivery.renewal import RESTORE_INTERVAL
@@ -184,7 +184,7 @@ def _check_quorum_queue(queue: Any, attempts: int) -> Iterator[Finding]:
         Check(queue.exchange.type != "direct", "delayed-delivery", Severity.NOTE,
             "RabbitMQ delays the messages of a quorum queue",
             "a classic queue for tasks whose duplicates have to go on at once",
-            f"a duplicate of a running call comes back after 1 to {LONGEST_REQUEUE_DELAY:g} s; it "
+            f"a duplicate of a running call comes back after 1 to {LONGEST_DELAY:g} s; it "
             "is not woken when the call ends"),
     )  # fmt: skip
 

@@ -63,7 +63,7 @@ def _on_set_up(instance: Any, **_: Any) -> None:
             try:
                 database.check()
             except StoreUnavailableError as error:
-                logger.error("%s; its tasks are requeued until it is available", error)
+                logger.error("%s; its tasks are put back until it is available", error)
         for finding in doctor.check_at_start(app):
             level = logging.ERROR if finding.severity == Severity.ERROR else logging.WARNING
             logger.log(level, "A setting or fault weakens idempotency: %s", finding.line)

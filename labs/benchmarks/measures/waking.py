@@ -138,7 +138,7 @@ def _one_at_a_time(
     ended_at = max(_done_at(result) for result in results)
     runs = environment.ledger.runs(order)
     assert len(runs) == calls
-    put_backs = sum(len(re.findall("is requeued for", each.log())) for each in group)
+    put_backs = sum(len(re.findall("is put back for", each.log())) for each in group)
     return ended_at - started_at, put_backs, others
 
 

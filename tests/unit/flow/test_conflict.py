@@ -1,4 +1,4 @@
-"""The delay after which a message is requeued: a duplicate, and one without a store."""
+"""The delay of a message that is put back: a duplicate, and one without a store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from celery_idempotent.core.flow import flow
 from celery_idempotent.core.flow.call import Call
-from celery_idempotent.core.flow.conflict import POLICIES, held, requeue_delay
+from celery_idempotent.core.flow.conflict import POLICIES, held, put_back_delay
 from celery_idempotent.core.flow.pass_ import Pass
-from celery_idempotent.core.flow.values import Requeue
+from celery_idempotent.core.flow.values import PutBack
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.record import Record, State
 from celery_idempotent.core.store.node import OutageLogger
@@ -19,12 +19,12 @@ from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.settings import _VALIDATORS, Settings
 
 
-def delays(requeue_count: int, lease: float) -> list[float]:
-    return [requeue_delay(requeue_count, lease) for _ in range(200)]
+def delays(put_back_count: int, lease: float) -> list[float]:
+    return [put_back_delay(put_back_count, lease) for _ in range(200)]
 
 
 @pytest.mark.parametrize(
-    ("requeue_count", "lease", "longest"),
+    ("put_back_count", "lease", "longest"),
     [
         *((count, 60, 2**count) for count in range(6)),
         *((count, 60, 60) for count in (6, 7, 10_000_000)),
@@ -32,9 +32,9 @@ def delays(requeue_count: int, lease: float) -> list[float]:
     ],
 )
 def test_a_second_then_twice_that_up_to_one_lease(
-    requeue_count: int, lease: float, longest: float
+    put_back_count: int, lease: float, longest: float
 ) -> None:
-    several = delays(requeue_count, lease)
+    several = delays(put_back_count, lease)
 
     assert max(several) <= longest
     assert min(several) >= 0.75 * longest
@@ -68,7 +68,7 @@ def test_not_much_after_the_store_however_long_the_lease() -> None:
     settings = Settings(lease=7200.0)
     key = Key("shop.charge", "digest")
     data = Call(
-        None, key, settings, "1", "here/1", 1.0, requeue_count=20,
+        None, key, settings, "1", "here/1", 1.0, put_back_count=20,
     )  # fmt: skip
     nothing: Any = None
     runtime: Any = SimpleNamespace(
@@ -78,5 +78,5 @@ def test_not_much_after_the_store_however_long_the_lease() -> None:
 
     end = flow.without_store(call, StoreUnavailableError("away"))
 
-    assert isinstance(end, Requeue)
+    assert isinstance(end, PutBack)
     assert 0.75 * 30 <= end.seconds <= 30

@@ -9,11 +9,11 @@ from celery.app.task import Context
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.task.message import republished
 from celery_idempotent.core.task.message.canvas import REPLACED_HEADER
 from celery_idempotent.core.task.message.continuation import generation_of
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import MessageHeaders
+from celery_idempotent.core.task.publish import put_back
 from tests.unit.conftest import celery, task_in
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
@@ -35,12 +35,12 @@ def test_without_headers_the_rule_derives_the_key() -> None:
 
 
 def test_the_key_in_the_message_wins_over_the_rule() -> None:
-    headers = republished.with_derived_key(None, KEY, ID, requeue_count=3)
+    headers = put_back.with_derived_key(None, KEY, ID, put_back_count=3)
 
     key, parsed = resolve_key(task_in(celery()).idempotency_configuration, ID, headers, (1,), {})
 
     assert key == KEY
-    assert parsed.requeue_count == 3
+    assert parsed.put_back_count == 3
 
 
 def test_an_explicit_key_wins_over_the_rule() -> None:
@@ -53,12 +53,12 @@ def test_an_explicit_key_wins_over_the_rule() -> None:
 
 
 def test_the_key_of_another_message_is_ignored() -> None:
-    headers = republished.with_derived_key(None, KEY, "another id")
+    headers = put_back.with_derived_key(None, KEY, "another id")
 
     assert key_of(task_in(celery()), 1, headers=headers) == key_of(task_in(celery()), 1)
 
 
-@pytest.mark.parametrize("headers", [None, republished.with_derived_key(None, KEY, ID)])
+@pytest.mark.parametrize("headers", [None, put_back.with_derived_key(None, KEY, ID)])
 def test_a_disabled_task_has_no_key(headers: dict[str, Any] | None) -> None:
     assert key_of(task_in(celery(), idempotency_enabled=False), 1, headers=headers) is None
 

@@ -11,8 +11,9 @@ import pytest
 from celery.app.task import Context
 
 from celery_idempotent.core.key import Key
-from celery_idempotent.core.task.message import message_headers, republished
+from celery_idempotent.core.task.message import message_headers
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, bind
+from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from tests.unit.conftest import add, shop
 
@@ -41,11 +42,11 @@ def bind_header(headers: Any, key: Any) -> None:
 
 
 def for_retry(headers: Any, given: Any, key: Key | None = None) -> dict[str, Any]:
-    return republished.for_retry("shop.charge", ID, headers, given, key)
+    return put_back.next_headers("shop.charge", ID, headers, given, key)
 
 
-def with_derived_key(headers: Any, key: Key, *, requeue_count: int = 0) -> dict[str, Any]:
-    return republished.with_derived_key(headers, key, ID, requeue_count=requeue_count)
+def with_derived_key(headers: Any, key: Key, *, put_back_count: int = 0) -> dict[str, Any]:
+    return put_back.with_derived_key(headers, key, ID, put_back_count=put_back_count)
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"other": 1}], ids=repr)
@@ -54,7 +55,7 @@ def test_a_message_without_the_headers_has_no_key(headers: Any) -> None:
 
 
 def test_a_message_that_is_run_again_names_the_outcome_that_it_replaces() -> None:
-    headers = republished.with_derived_key(None, KEY, ID, forgets=2**56 - 1)
+    headers = put_back.with_derived_key(None, KEY, ID, forgets=2**56 - 1)
 
     assert read(headers).forgets == 2**56 - 1
     assert read(bind("shop.charge", ID, headers)).forgets == 2**56 - 1
@@ -67,10 +68,10 @@ EXPLICIT = Key("shop.charge", "~PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        (with_derived_key({"other": 1}, KEY, requeue_count=3), {"key": KEY, "requeue_count": 3}),
+        (with_derived_key({"other": 1}, KEY, put_back_count=3), {"key": KEY, "put_back_count": 3}),
         (
-            republished.with_derived_key(None, KEY, ID, requeue_count=3, rollback_count=2),
-            {"key": KEY, "requeue_count": 3, "rollback_count": 2},
+            put_back.with_derived_key(None, KEY, ID, put_back_count=3, rollback_count=2),
+            {"key": KEY, "put_back_count": 3, "rollback_count": 2},
         ),
         (with_derived_key(None, EXPLICIT), {"key": EXPLICIT}),
         (
@@ -208,7 +209,7 @@ class TestAnotherMessagesHeaders:
             with_explicit_key({"other": 1}, "req-7"),
             with_explicit_key({"other": 1}, False),
             with_explicit_key({"other": 1}, ("acme", "req-7")),
-            with_derived_key({"other": 1}, KEY, requeue_count=3),
+            with_derived_key({"other": 1}, KEY, put_back_count=3),
             with_derived_key(with_explicit_key({"other": 1}, "req-7"), KEY),
             bind("shop.charge", ID, {"other": 1, "idempotency_key": "req-7"}),
         ],
@@ -231,9 +232,9 @@ class TestAnotherMessagesHeaders:
         assert read(headers) != MessageHeaders()
 
     def test_are_replaced_by_those_of_the_message(self, headers: dict[str, Any]) -> None:
-        again = republished.with_derived_key(headers, KEY, ANOTHER)
+        again = put_back.with_derived_key(headers, KEY, ANOTHER)
         assert read(again, task_id=ANOTHER) == MessageHeaders(key=KEY)
-        assert republished.for_retry("shop.charge", ANOTHER, headers, None) == {"other": 1}
+        assert put_back.next_headers("shop.charge", ANOTHER, headers, None) == {"other": 1}
 
         same = with_explicit_key(headers, "req-7", ANOTHER)
         assert read(same, task_id=ANOTHER) == MessageHeaders("req-7")
@@ -245,7 +246,7 @@ class TestAnotherMessagesHeaders:
 
 
 def test_binding_bound_headers_changes_nothing() -> None:
-    headers = with_derived_key(with_explicit_key({"other": 1}, "req-7"), KEY, requeue_count=2)
+    headers = with_derived_key(with_explicit_key({"other": 1}, "req-7"), KEY, put_back_count=2)
 
     assert bind("shop.charge", ID, headers) == headers
     assert bind("shop.charge", ID, None) == {}
@@ -267,13 +268,13 @@ BINDING = with_explicit_key(None, "req-7")["idempotency"]
 def header_text(
     key: str = KEY.digest,
     fingerprint: str = "00" * 8,
-    requeue_count: str = "3",
+    put_back_count: str = "3",
 ) -> str:
-    return f"{BINDING}.{key}.{fingerprint}.{requeue_count}"
+    return f"{BINDING}.{key}.{fingerprint}.{put_back_count}"
 
 
 def test_an_intact_header_is_read() -> None:
-    assert read({"idempotency": header_text()}).requeue_count == 3
+    assert read({"idempotency": header_text()}).put_back_count == 3
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_an_intact_header_is_read() -> None:
         *(header_text(key=KEY.digest + more) for more in ("x", "\n")),
         *(header_text(key=key) for key in ("short", "{" * 22, "é" * 22)),
         *(header_text(fingerprint="zz"), header_text(fingerprint="00" * 300)),
-        *(header_text(requeue_count=text) for text in ("often", "", "-1", "٣", "9" * 10)),
+        *(header_text(put_back_count=text) for text in ("often", "", "-1", "٣", "9" * 10)),
         *(header_text() + "\n", header_text() + ".more", header_text().rpartition(".")[0]),
         *(header_text()[1:], header_text().partition(".")[2]),
         "é" + header_text()[1:],
@@ -304,7 +305,7 @@ def test_a_retention_set_by_name_belongs_to_the_message(value: Any, seconds: flo
 
 def test_a_bound_retention_survives_everything_but_another_message() -> None:
     bound = bind("shop.charge", ID, {"idempotency_result_ttl": 600, "other": 1})
-    requeued = with_derived_key(json.loads(json.dumps(bound)), KEY, requeue_count=1)
+    requeued = with_derived_key(json.loads(json.dumps(bound)), KEY, put_back_count=1)
 
     for headers in (bound, requeued, for_retry(requeued, None), for_retry(requeued, {"new": 1})):
         assert read(headers).result_ttl == 600

@@ -5,12 +5,12 @@ without protection. ``idempotency_result_ttl`` is a number of seconds. A publish
 of the task may set these two. Only this package writes ``idempotency``, into messages with one of
 them, and with the derived key into those of a deduplicated publish and those that are published
 again, so that a deploy in between does not change the key. It is one text:
-``message.explicit`` or ``message.explicit.key.fingerprint.requeue_count``. A ``requeue_count`` of
-``5-2`` includes two requeues caused by the database. A rerun appends the token of the outcome that
-it replaces.
+``message.explicit`` or ``message.explicit.key.fingerprint.put_back_count``. A ``put_back_count`` of
+``5-2`` includes two rollbacks by the database. A rerun appends the token of the outcome that it
+replaces.
 
 That is why a retry keeps its key, also with other arguments:
-`IdempotentTask.signature_from_request` takes the key of the running call, `republished.for_retry`
+`IdempotentTask.signature_from_request` takes the key of the running call, `put_back.next_headers`
 writes it into this header, and `resolve_key` prefers the header to the rule. Meanwhile, the end of
 the first execution reserves the key for the message's id (`commands.reserve_retry`).
 
@@ -80,8 +80,8 @@ class MessageHeaders(NamedTuple):
     result_ttl: float | None = None
     #: The key that a deduplicated publish, or an earlier delivery of the message, has derived.
     key: Key | None = None
-    requeue_count: int = 0
-    #: How many of these requeues followed a rollback by the database.
+    put_back_count: int = 0
+    #: How many of these put-backs followed a rollback by the database.
     rollback_count: int = 0
     #: The token of the outcome that is forgotten before this message begins; 0: none.
     forgets: int = 0
@@ -114,10 +114,10 @@ class MessageHeaders(NamedTuple):
         fields = _DERIVED_KEY.fullmatch(derived or "")
         if fields is None:
             return carried
-        digest, fingerprint, requeue_count, rollback_count, token = fields.groups()
+        digest, fingerprint, put_back_count, rollback_count, token = fields.groups()
         return carried._replace(
             key=Key(task, digest, bytes.fromhex(fingerprint)),
-            requeue_count=int(requeue_count),
+            put_back_count=int(put_back_count),
             rollback_count=int(rollback_count or 0),
             forgets=int(token or 0),
             waits=_waits_of(task, task_id, headers),
@@ -139,7 +139,7 @@ class MessageHeaders(NamedTuple):
         if self.key is not None:
             rollbacks = f"-{self.rollback_count}" if self.rollback_count else ""
             fields += [self.key.digest, self.key.fingerprint.hex()]
-            fields.append(f"{self.requeue_count}{rollbacks}")
+            fields.append(f"{self.put_back_count}{rollbacks}")
             if self.forgets:
                 fields.append(str(self.forgets))
         if self.waits is not None:

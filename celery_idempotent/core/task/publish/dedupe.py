@@ -19,12 +19,12 @@ from celery_idempotent.core.flow.replay import replacement_error
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.codec import PayloadCodec
 from celery_idempotent.core.printable import one_line
-from celery_idempotent.core.record import Record, State, Tail, layout
+from celery_idempotent.core.record import Record, State, layout
 from celery_idempotent.core.store import commands
-from celery_idempotent.core.task.message import message_headers, republished
+from celery_idempotent.core.task.message import message_headers
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import DEDUPLICATED
-from celery_idempotent.core.task.publish.put_back import hold_for, seconds_until
+from celery_idempotent.core.task.publish.put_back import hold_for, seconds_until, with_derived_key
 from celery_idempotent.core.task.publish.result import RecordResult
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -105,11 +105,10 @@ def publish(
             takes_newest = False
         is_new = key is not None and carried.key is None  # else unprotected, or published again
         if key is not None and is_new and (takes_newest or not is_continued):
-            label = configuration.label.of(args, kwargs) if configuration.label else ""
-            about = about._replace(key=key, label=label)
+            more: dict[str, Any] = {"tail": configuration.tail_of(args, kwargs)}
+            about = about._replace(key=key, label=more["tail"].label)
             if not in_shadow:
-                options["headers"] = republished.with_derived_key(headers, key, task_id)
-            more: dict[str, Any] = {}
+                options["headers"] = with_derived_key(headers, key, task_id)
             if takes_newest and not in_shadow:
                 serializer = options.get("serializer") or task.serializer
                 if serializer == "pickle":
@@ -187,7 +186,6 @@ def _reserve(
         configuration.record_key(about.key, about.task_id),
         about.task_id,
         hold_ms=round(hold * 1000),
-        tail=Tail(label=about.label),
         after_running=settings.collapses,
         **more,
     )

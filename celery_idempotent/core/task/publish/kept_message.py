@@ -40,7 +40,6 @@ from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.value_codec import JSON, dump, load
 from celery_idempotent.core.record import message_field
 from celery_idempotent.core.store import run_sync
-from celery_idempotent.core.task.message import republished
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, id_text
 from celery_idempotent.core.task.publish import put_back
 from celery_idempotent.errors import CorruptRecordError
@@ -249,14 +248,14 @@ def publish(signature: Signature, key: Key, token: int) -> str:
     options = signature.options
     task_id, headers = options["task_id"], options.get("headers")
     carried = MessageHeaders.read(signature.task, task_id, headers)
-    headers = republished.with_derived_key(headers, carried.key or key, task_id, forgets=token)
+    headers = put_back.with_derived_key(headers, carried.key or key, task_id, forgets=token)
     headers |= {name: options.pop(name) for name in _STAMPS if name in options}
     for link in options.get("chain", ()):
         if isinstance(link.get("options"), dict):
             link["options"].pop("chord", None)
     if queue := options.get("queue"):
         known = signature.app.amqp.queues.get(queue)
-        signature.set(**put_back.to_queue(queue), declare=[known] if known else [])
+        signature.set(**put_back.only_to_queue(queue), declare=[known] if known else [])
     with put_back.confirming_producer(signature.app) as producer:
         signature.set(headers=headers).apply_async(producer=producer)
     return str(task_id)

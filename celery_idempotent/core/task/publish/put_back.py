@@ -23,7 +23,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.utils.saferepr import saferepr
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import pools
@@ -35,7 +35,18 @@ from kombu.transport.virtual.exchange import TopicExchange
 from celery_idempotent.core import worker
 from celery_idempotent.core.clock import monotonic
 from celery_idempotent.core.configuration import broker
-from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.core.events import table
+from celery_idempotent.core.events.report import report
+from celery_idempotent.core.flow.pass_ import Pass
+from celery_idempotent.core.flow.values import PutBack
+from celery_idempotent.core.key import Key
+from celery_idempotent.core.task.message.message_headers import (
+    DERIVED_KEY_HEADER,
+    MessageHeaders,
+    Waits,
+    id_text,
+)
+from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
 
 #: Seconds before the first requeue of a message, and between two attempts to publish it.
 REQUEUE_PAUSE = 1.0
@@ -63,8 +74,148 @@ _PROPERTIES = frozenset(
 CONTENT_TYPE = "content_type"
 #: The prefix of a delayed message's routing key: its seconds, bit by bit.
 _DELAY = re.compile(r"(?:[01]\.){28}")
+#: RabbitMQ's headers about dead-lettering and requeues.
+_DEATH = re.compile(r"x-((first-|last-)?death|delivery-count)")
 #: The time in seconds for a broker to confirm a publish.
 CONFIRM_TIMEOUT = 10
+
+
+def put_back(
+    call: Pass,
+    request: Context,
+    end: PutBack,
+    *,
+    waited: Waits | None,
+    forgets: int,
+    began_at: float,
+) -> None:
+    """Publishes the message again; afterwards this copy can be acknowledged.
+
+    The order matters: a broker may acknowledge the original together with a copy. If publishing
+    fails, this copy is requeued; if the broker is not available for that either, it will redeliver
+    the copy on its own.
+
+    Args:
+        waited: as its headers say.
+        forgets: as in its headers.
+        began_at: seconds of `monotonic`.
+
+    Raises:
+        Reject: if the message cannot be published again.
+    """
+    task, seconds, record, waits = call.sender, end.seconds, end.record, None
+    if end.fallback and record and not broker.quorum_queues(task.app):
+        since_ms = waited.since_ms if waited else time.time_ns() // 1_000_000
+        seconds, waits = end.fallback, Waits(since_ms, record.token, record.task_id[:255])
+    headers = with_derived_key(
+        request.headers,
+        call.key,
+        call.task_id,
+        put_back_count=call.data.put_back_count + 1,
+        rollback_count=end.rollback_count,
+        forgets=forgets,
+        waits=waits,
+    )
+
+    # Its expiry is kept only in a header. Celery would also pass it to the broker, which drops
+    # every expired message; a worker still runs one whose execution began before that.
+    expires = request.expires
+    if expires and task.app.conf.task_protocol == 2:
+        headers, expires = {**headers, "expires": expires}, None
+    pause = RequeuePause(task, request, began_at)
+    seconds = min(seconds, longest_wait(task.app))
+    options = {
+        "countdown": seconds,
+        "retries": request.retries,
+        "headers": headers,
+        "expires": expires,
+        "add_to_parent": False,
+    }
+    while True:
+        try:
+            signature = task.signature_from_request(
+                request, request.args, request.kwargs, **options
+            )
+            with confirming_producer(task.app) as producer:
+                signature.apply_async(producer=producer)
+            break
+        except Exception as error:
+            if not pause.wait(error):
+                report(table.RETURNED, call, error=str(error), reason=end.reason)
+                message = f"{end.reason}; and the message cannot be published again: {error}"
+                raise Reject(message, requeue=True) from None
+    outage = call.runtime.store.node_of(call.key).outage
+    in_outage = outage.failed_calls and isinstance(end.reason, StoreUnavailableError)
+    event = table.PUT_BACK_IN_OUTAGE if in_outage else table.PUT_BACK
+    unless = " unless woken" if waits else ""
+    report(event, call, seconds=seconds, unless=unless, reason=end.reason)
+
+
+def with_derived_key(
+    headers: Mapping[str, Any] | None,
+    key: Key,
+    task_id: str,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Returns `headers` for a message that is published under `task_id`, or published again.
+
+    Args:
+        fields: other fields of `MessageHeaders`, such as ``put_back_count``.
+    """
+    own = MessageHeaders.read(key.task, task_id, headers)
+    carried = MessageHeaders(own.explicit_key, own.result_ttl, key, **fields)
+    return carried.write(key.task, task_id, _without_deaths(headers))
+
+
+def next_headers(
+    task: str,
+    task_id: str,
+    headers: Mapping[str, Any] | None,
+    new_headers: Mapping[str, Any] | None,
+    key: Key | None = None,
+) -> dict[str, Any]:
+    """Returns the headers of a retry, or of a message that is put back, with the explicit key.
+
+    Args:
+        headers: of the message.
+        new_headers: to send instead.
+        key: of the call.
+
+    Raises:
+        KeyRuleError: if the new ones hold another explicit key.
+    """
+    own, given = MessageHeaders.read(task, task_id, headers), new_headers
+    new = own if given is None else MessageHeaders.read(task, task_id, given)
+    if given is not None and new.key is not None:
+        return dict(given)  # of a message that is put back
+    if new.explicit_key not in (None, own.explicit_key):
+        raise KeyRuleError(
+            f"{task}: a retry keeps the key of its call; remove idempotency_key from its headers"
+        )
+    result_ttl = new.result_ttl if own.result_ttl is None else own.result_ttl
+    carried = MessageHeaders(own.explicit_key, result_ttl, key or own.key)
+    return carried.write(task, task_id, _without_deaths(headers if given is None else given))
+
+
+def was_put_back(task: str, headers: Mapping[str, Any] | None) -> bool:
+    """Returns whether a message of `task`, with its id in the headers, was put back."""
+    text = (headers or {}).get(DERIVED_KEY_HEADER)
+    if not isinstance(text, str) or text.count(".") < 4:
+        return False  # most messages
+    try:
+        task_id = id_text((headers or {})["id"])
+        return bool(MessageHeaders.read(task, task_id, headers).put_back_count)
+    except (IdempotencyError, KeyError):
+        return False
+
+
+def _without_deaths(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns `headers` without those of RabbitMQ about dead-lettering and requeues.
+
+    RabbitMQ drops a message that is dead-lettered in a cycle. A message with these headers that
+    waits in the queues of the delayed delivery looks like one.
+    """
+    return {name: value for name, value in (headers or {}).items() if not _DEATH.match(name)}
 
 
 def copy_properties(signature: Signature, request: Context, options: Mapping[str, Any]) -> None:
@@ -110,10 +261,10 @@ def _return_to_queue(signature: Signature, request: Context) -> None:
         if not reaches_queues:
             others = (queue for queue in consumed if queue.exchange.type != "fanout")
             source = next(others, app.amqp.default_queue)
-    signature.set(**to_queue(source.name))
+    signature.set(**only_to_queue(source.name))
 
 
-def to_queue(name: str) -> dict[str, Any]:
+def only_to_queue(name: str) -> dict[str, Any]:
     """Returns the options with which a message reaches the queue `name` and no other.
 
     They name the exchange and the key, too, since ``task_routes`` may add its own.

@@ -47,14 +47,14 @@ from celery_idempotent.core.flow.values import (
     Fail,
     Failure,
     Outcome,
+    PutBack,
     Release,
-    Requeue,
     Result,
     Settlement,
 )
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.payload.result_codec import is_storable
-from celery_idempotent.core.record import Record, State, Tail, layout
+from celery_idempotent.core.record import Record, State, layout
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.core.store.commands import BackendResult
 from celery_idempotent.core.task.message import continuation
@@ -114,10 +114,10 @@ class TaskCall:
             task_id=task_id,
             worker=worker_name(request.hostname, os.getpid()),
             wait_timeout=0.0,
-            tail=Tail(label=configuration.label.of(args, kwargs) if configuration.label else ""),
+            tail=configuration.tail_of(args, kwargs),
             generation=continuation.generation_of(request),
             hold_ms=hold_ms,
-            requeue_count=headers.requeue_count,
+            put_back_count=headers.put_back_count,
             rollback_count=headers.rollback_count,
             # Read now, since older versions of Celery empty `request.chain` when they send it.
             # In shadow, Celery sends the continuation regardless of the record.
@@ -154,7 +154,7 @@ class TaskCall:
             self._return_to_queue(error)
             raise
         finally:
-            began = self.active.token or isinstance(end, Requeue)
+            began = self.active.token or isinstance(end, PutBack)
             if self.data.settings.deduplicates and not began and worker.counters:
                 worker.counters.note_unbegun()
 
@@ -303,13 +303,13 @@ class TaskCall:
             return end.outcome.get()
         # Suppresses Celery's log line, which would not show how this delivery ends.
         self.request.idempotency_end_logged = True
-        if isinstance(end, Requeue):
+        if isinstance(end, PutBack):
             if self.request.is_eager:
                 report(table.RAISES, self.active, reason=end.reason)
                 raise end.reason
-            from celery_idempotent.core.task.publish.requeue import requeue
+            from celery_idempotent.core.task.publish.put_back import put_back
 
-            requeue(
+            put_back(
                 self.active,
                 self.request,
                 end,
@@ -375,7 +375,7 @@ class TaskCall:
             )
             refused = reference.OTHER_ARGUMENTS if is_reused else reference.CONFLICT
             return reference.REPLAYED if end.replayed else refused
-        if isinstance(end, Requeue):
+        if isinstance(end, PutBack):
             return reference.CONFLICT if self.request.is_eager else reference.WAITING
         return reference.IGNORED if isinstance(end, Drop) else reference.DEAD_LETTERED
 

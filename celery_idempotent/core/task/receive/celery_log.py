@@ -1,14 +1,14 @@
 """Filters of Celery's log lines about messages of idempotent tasks.
 
-Celery logs a requeued message as "ignored", like an ignored one, and a rejected message with a
+Celery logs a message that is put back as "ignored", like an ignored one, and a rejected one with a
 traceback. The package logs how such a message ends, so Celery's line is suppressed.
 
 Only Celery logs an error that ends a message before its body (a refusal, or the replayed error of
 a duplicate). Its line gets the attributes of this package's lines. The traceback shows the flow and
 the cause, which are the same for each such call, and is logged once a minute.
 
-A requeued message is received again and again, every half minute in an outage. Only its first
-"received" is logged.
+A message that is put back is received again and again, every half minute in an outage. Only its
+first "received" is logged.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from celery_idempotent.core.events.report import Repeats, like_it, log_extra
 
 _tracebacks = Repeats()
 
-#: Whether this package has requeued the message that is being received.
+#: Whether this package has put back the message that is being received.
 comes_back: ContextVar[bool] = ContextVar("idempotent_comes_back", default=False)
 
 
 def is_first(record: logging.LogRecord) -> bool:
-    """Returns False for the line about a requeued message."""
+    """Returns False for the line about a message that is put back."""
     return record.levelno > logging.INFO or not comes_back.get()
 
 

@@ -33,10 +33,10 @@ from celery_idempotent.core.printable import one_line
 from celery_idempotent.core.record import State, layout
 from celery_idempotent.core.store import commands, run_sync
 from celery_idempotent.core.store.record_store import RecordStore
-from celery_idempotent.core.task.message import continuation, message_headers, republished
+from celery_idempotent.core.task.message import continuation, message_headers
 from celery_idempotent.core.task.message.key_resolution import resolve_key
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
-from celery_idempotent.core.task.publish.put_back import CONTENT_TYPE, seconds_until
+from celery_idempotent.core.task.publish.put_back import CONTENT_TYPE, seconds_until, was_put_back
 from celery_idempotent.core.task.receive import reservations
 from celery_idempotent.core.task.receive.call import acknowledged, worker_name
 from celery_idempotent.core.task.receive.celery_log import comes_back
@@ -123,7 +123,7 @@ class IdempotentRequest(Request):
 
         If Celery discarded a copy of such a message, it would overwrite the state of the execution,
         count it as failed in its chord, and acknowledge the copy, which may be the last one if the
-        execution dies. The flow requeues the copy instead, or replays the outcome.
+        execution dies. The flow puts the copy back instead, or replays the outcome.
         """
         if not self._configuration.in_shadow and self._has_begun():
             return False
@@ -322,7 +322,7 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
 
     def receive_readable(message: Any, *args: Any, **kwargs: Any) -> Any:
         headers = message.headers or {}
-        reset = comes_back.set(republished.was_requeued(task.name, headers))
+        reset = comes_back.set(was_put_back(task.name, headers))
         try:
             return receive(message, *args, **kwargs)
         except (ContentDisallowed, DecodeError, InvalidTaskError):

@@ -1,11 +1,11 @@
 """The methods of a task that its class may override: handlers and ``__call__``.
 
 Celery's tracer calls handlers (``before_start``, ``on_success`` …) for every message. Here they run
-only if the body runs. A duplicate that is replayed, rejected or requeued skips them, so a
+only if the body runs. A duplicate that is replayed, rejected or put back skips them, so a
 receipt that ``on_success`` sends is sent once.
 
 A user's own ``__call__`` belongs to the body and runs inside the execution. It may catch any error
-of the code that it calls. If it ran first, it would also catch the exceptions that requeue, ignore
+of the code that it calls. If it ran first, it would also catch the exceptions that put back, ignore
 or reject a duplicate, and its value would become the duplicate's result. Therefore the
 ``__call__`` of such a class is replaced by one that goes through the flow first.
 
