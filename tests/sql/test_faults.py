@@ -92,7 +92,7 @@ class TestCommit:
         shop.release(order)
         eventually(lambda: proxy.pending == 0, "the commit is lost")
         proxy.refuse()
-        result.state  # noqa: B018 - the message may be requeued by now
+        result.state  # noqa: B018 - the message may be put back by now
         proxy.heal()
         assert_charged_once(shop, order, result.get(timeout=SOON))
 
@@ -164,7 +164,7 @@ def set_idle_timeout(server: SQLServer, milliseconds: str) -> None:
 
 class TestDeadlock:
     @pytest.mark.exhaustive
-    def test_is_requeued(self, shop: Shop, database_server: SQLServer, order: str) -> None:
+    def test_is_put_back(self, shop: Shop, database_server: SQLServer, order: str) -> None:
         other = order[::-1]
         with shop.database.engine.begin() as connection:
             for name in (order, other):
