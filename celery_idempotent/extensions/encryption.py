@@ -120,7 +120,7 @@ class Encryption(Option):
         return settings
 
     @classmethod
-    def set_up(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
+    def extend_codec(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
         """Adds a cipher with the current keys; error messages never quote a key."""
         codec.transforms.append(Cipher(_read(settings.encryption_keys), settings.key_prefix))
 

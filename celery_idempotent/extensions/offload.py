@@ -127,7 +127,7 @@ class Offload(Option):
         return settings
 
     @classmethod
-    def set_up(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
+    def extend_codec(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
         """Adds the storage."""
         codec.offload_storage = OffloadStorage(app, settings.offload_backend or "")
 

@@ -297,7 +297,7 @@ def codec_of(
     """
     codec = PayloadCodec(results, accept)
     for option in options.options:
-        option.set_up(codec, options, app)
+        option.extend_codec(codec, options, app)
     return codec
 
 

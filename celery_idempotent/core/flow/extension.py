@@ -38,7 +38,7 @@ class Option:
         return settings
 
     @classmethod
-    def set_up(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
+    def extend_codec(cls, codec: PayloadCodec, settings: Settings, app: Any) -> None:
         """Adds its transform or storage to the codec of its tasks and functions."""
 
     @classmethod

@@ -101,6 +101,7 @@ class PayloadCodec:
         self.offload_storage: Any = None
         self._result_codec = result_codec
         self._accept = accept
+        #: Whether blocking work runs in a thread, for event loops.
         self.is_async = False
 
     def for_asyncio(self) -> PayloadCodec:
