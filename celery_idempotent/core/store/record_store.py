@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 WRITTEN = ("begun", "ok")
 #: The names of the keys of a script.
 _NAMES = {RECORD: StoreConfig.name, SLOT: StoreConfig.slot_name, TURN: StoreConfig.turn_name}
-#: Scripts whose commands carry a deadline, and their reply to a copy that comes after it.
-LATE_SCRIPTS, LATE = frozenset({"begin", "queue", "forget"}), "late"
+#: The reply of a script to a copy of a command that comes after its deadline.
+LATE = "late"
 #: In errors of a server that may accept the same command later: a type's name, or a code in the
 #: text, since Redis 6 wraps errors in scripts.
 _TEMPORARY = re.compile("ReadOnly|READONLY|OutOfMemory|OOM|ClusterDown|MISCONF|NOREPLICAS")
@@ -164,7 +164,7 @@ class RecordStore:
         if self.config.wait_replicas and commands.is_durable(command):
             wait = "WAIT", self.config.wait_replicas, round(self.config.wait_timeout * 1000)
         clock, until = self._transport.clock, monotonic() + self.config.timeout
-        deadline = Deadline(clock, self.config.timeout) if script.name in LATE_SCRIPTS else None
+        deadline = Deadline(clock, self.config.timeout) if LATE in script.replies else None
         call = self._call(command, deadline)
         while True:
             try:
