@@ -159,9 +159,10 @@ each_kind = pytest.mark.parametrize("database", kinds("sqlite", "postgresql"), i
 each_kind_in_full = pytest.mark.parametrize("database", kinds("sqlite"), indirect=True)
 #: The combinations of a library and a kind that ``make test`` runs.
 SUFFICIENT = {("sqlalchemy", "postgresql"), ("django", "sqlite")}
+#: Django's are first, so that tests of those alone share the workers of all.
 LIBRARIES_AND_KINDS = [
     case(library, kind, kept=(library, kind) in SUFFICIENT)
-    for library in LIBRARIES
+    for library in reversed(LIBRARIES)
     for kind in KINDS
 ]
 
