@@ -33,7 +33,7 @@ class Memory(Measure):
         with RedisServer.start() as server, server.client() as client:
             app = Celery("shop", broker=server.url, backend=server.url, set_as_current=False)
 
-            @app.task(base=IdempotentTask, name="shop.charge")
+            @app.task(base=IdempotentTask, name="shop.charge", shared=False)
             def charge(size: int) -> str:
                 return "x" * (size - 2)
 
