@@ -30,7 +30,7 @@ from celery_idempotent.core.record import utc
 from celery_idempotent.core.store.record_store import RecordStore
 from celery_idempotent.core.store.tracking import POLL_INTERVAL, InvalidationListener
 from celery_idempotent.core.task.message.message_headers import Waits
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 from celery_idempotent.waking.wait_queue import CLAIM_SECONDS, WaitingMessage, WaitQueue
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,8 @@ class WaitingMessages:
         #: Times to read a queue's key, which are valid while they equal `WaitQueue.due`.
         self._due: list[tuple[float, int, WaitQueue]] = []
         self._number = count()
-        self._paused_until = 0.0
+        #: When a store that has not replied is read again.
+        self._paused: dict[RecordStore, float] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -89,7 +90,13 @@ class WaitingMessages:
             return call_at(function, args, *rest, **options)
         message = WaitingMessage(request, waits, self._remove, function, args)
         message.entry = call_at(message, args, *rest, **options)
-        self._add(queue, message)
+        try:
+            self._add(queue, message)
+        except (OSError, RuntimeError) as error:  # no more files or threads
+            extra = log_extra(str(queue.key), task_id=message.request.text_id)
+            logger.warning(
+                "%s is not woken, but runs at its ETA: %s", queue.key, error, extra=extra
+            )
         return message.entry
 
     def _queue_of(self, request: Any) -> WaitQueue | None:
@@ -110,10 +117,9 @@ class WaitingMessages:
             if self._pipe is None and self.consumer.hub is not None:
                 self._open_pipe()
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="idempotency-waking", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="idempotency-waking", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _remove(self, message: WaitingMessage) -> None:
         with self._changed:
@@ -137,10 +143,15 @@ class WaitingMessages:
     def _run(self) -> None:
         while (queue := self._next()) is not None:
             try:
-                self._check(queue)
+                if (left := self._paused.get(queue.store, 0.0) - monotonic()) > 0:
+                    self._read_later(queue, left)
+                else:
+                    self._check(queue)
+            except CorruptRecordError:
+                self._wake(queue, [*queue.messages])  # their begins are refused
             except IdempotencyError as error:
                 logger.debug("Cannot read what messages wait for: %s", error)
-                self._paused_until = monotonic() + PAUSE
+                self._paused[queue.store] = monotonic() + PAUSE
                 self._read_later(queue, PAUSE)
             except Exception:
                 extra = log_extra(str(queue.key))
@@ -160,7 +171,7 @@ class WaitingMessages:
                 until = idle_at
                 if self._due:
                     due, _, queue = self._due[0]
-                    until = min(max(due, self._paused_until), idle_at)
+                    until = min(due, idle_at)
                     if due != queue.due or until <= now:
                         heapq.heappop(self._due)
                         if due != queue.due:
@@ -169,7 +180,8 @@ class WaitingMessages:
                         return queue
                 self._changed.wait(until - now)
             self._thread = None
-        for queue in self._queues.values():
+            queues = [*self._queues.values()]  # none, unless this is closed
+        for queue in queues:
             queue.untrack()
         return None
 

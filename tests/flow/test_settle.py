@@ -220,6 +220,21 @@ class TestTheStoreIsAway:
         assert sent_signals == ["begun", "completed"]
         assert slow.idempotency_record("1").result == "kept in the end"
 
+    def test_a_result_that_the_server_refuses_is_given_up_after_a_lease(
+        self, task: Make, own_server: RedisServer, sent_signals: list[str]
+    ) -> None:
+        """The heartbeat gets through, so the lease never ends."""
+
+        def body(self: IdempotentTask, order: str) -> str:
+            return "x" * 2_000_000
+
+        with own_server.client() as client:
+            client.config_set("proto-max-bulk-len", "1mb")
+        large = task(body, redis_url=own_server.url, lease=1, max_result_size=10_000_000)
+
+        assert len(large.delay("1").get()) == 2_000_000
+        assert sent_signals == ["begun", "outcome_unsaved"]
+
     @pytest.mark.parametrize("error", [SoftTimeLimitExceeded, SystemExit])
     def test_an_interruption_meanwhile_loses_no_result(
         self,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
+from celery_idempotent import CorruptRecordError
 from tests.apps import run_command
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
@@ -194,6 +195,22 @@ def test_revoked_and_expired_messages_are_passed_over(
         assert last.get(timeout=SOON) == "found one"
         assert time.monotonic() - since < AT_ONCE
         assert [revoked.state, expired.state] == ["REVOKED"] * 2
+
+
+def test_a_record_that_cannot_be_read_refuses_what_waits_for_it(shop: Shop, order: str) -> None:
+    first = shop.ledger.start(pack, order)
+    (duplicate,) = duplicates_of(shop, pack, order, 1)
+    since = time.monotonic()
+    with shop.redis.pipeline() as pipeline:
+        name = f"idem:{pack.idempotency_key_of(order)}"
+        pipeline.delete(name).hset(name, "x", "y").execute()
+    with pytest.raises(CorruptRecordError):
+        duplicate.get(timeout=SOON)
+    runs = one_at_a_time(shop, 5, 0.01)
+    assert time.monotonic() - since < AT_ONCE
+    assert runs[-1][2] - runs[0][0] < 2, "the others are not delayed"
+    shop.ledger.release(order)
+    first.get(timeout=SOON)
 
 
 class TestRedis:

@@ -298,8 +298,7 @@ class Pass:
             try:
                 return await self.runtime.execute(command)
             except StoreUnavailableError:
-                expired = not lease.trusted and lease_now() >= since + lease.seconds
-                if self._writes_once or expired:
+                if self._writes_once or lease_now() >= since + lease.seconds:
                     raise
                 await self.runtime.sleep(WRITE_RETRY_INTERVAL)
             except CorruptRecordError:
