@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import time
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -248,14 +247,9 @@ class PayloadCodec:
                 "its result (ignore_result)"
             )
         if record.format == DELEGATED:
-            try:
-                task_id = layout.read_task_id(record.body)
-            except ValueError:
-                raise layout.corrupt(record.key) from None
             from celery_idempotent.core.payload import delegated
 
-            seconds = time.time() - record.at_ms / 1000
-            return delegated.result_of(self._result_codec.app, task_id, seconds)
+            return delegated.result_of(self._result_codec.app, record)
         return self._decode(Payload(record.format, record.body), record.key, RESULT)
 
     def view(self, record: Record) -> Any:
@@ -267,11 +261,14 @@ class PayloadCodec:
         """
         serializer = record.format.lstrip("".join(MARKS.values())).partition("+")[0]
         content_type = registry.name_to_type.get(serializer)
-        if record.format == DELEGATED:
-            app = self._result_codec.app
-            content_type = app.backend.content_type if app else None
+        if record.format == DELEGATED and (app := self._result_codec.app):
+            content_type = app.backend.content_type
         if serializer and record.format != RESULT_IGNORED and content_type not in DATA_ONLY:
             reason = f"tools decode only JSON and msgpack, not {content_type or serializer}"
+        elif record.format.startswith(OFFLOADED):
+            from celery_idempotent.core.payload import offload
+
+            return self.view(offload.read(self.offload_storage, record))
         elif len(record.body) > MAX_DECODED:
             reason = f"it has {len(record.body):,} bytes"
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from billiard.exceptions import WorkerLostError
@@ -10,18 +11,24 @@ from celery.states import EXCEPTION_STATES, PENDING, READY_STATES
 
 from celery_idempotent.core.payload.result_codec import is_storable
 from celery_idempotent.core.printable import one_line
+from celery_idempotent.core.record import Record, layout
 from celery_idempotent.errors import NotReadyError, ResultNotStoredError
 
 
-def result_of(app: Celery | None, task_id: str, seconds: float) -> Any:
-    """Returns the result of a task that replaced this one `seconds` ago. May block.
+def result_of(app: Celery | None, record: Record) -> Any:
+    """Returns the result of the task that replaced the one of `record`. May block.
 
     Raises:
+        CorruptRecordError: if the record does not name it.
         NotReadyError: if the task has not finished. Without an app, no task is replaced.
         ResultNotStoredError: if the backend cannot return the result, may have deleted it, or
             holds an error that would affect the worker, such as WorkerLostError.
         Exception: what the task raised.
     """
+    try:
+        task_id = layout.read_task_id(record.body)
+    except ValueError:
+        raise layout.corrupt(record.key) from None
     if app is None:
         raise NotReadyError(task_id)
     result = app.AsyncResult(task_id)
@@ -33,7 +40,7 @@ def result_of(app: Celery | None, task_id: str, seconds: float) -> Any:
             f"{task} replaced this one, and the result backend cannot return its result"
         ) from error
     expires = app.backend.expires
-    if state == PENDING and expires and seconds > expires:
+    if state == PENDING and expires and time.time() - record.at_ms / 1000 > expires:
         # The result has probably expired: waiting for it would never end.
         raise ResultNotStoredError(
             f"{task} replaced this one, and the result backend no longer has its "

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from base64 import urlsafe_b64encode
+from dataclasses import replace
 from typing import Any
 
 from celery_idempotent.core.events.report import log_extra
 from celery_idempotent.core.key.canonical import digest
 from celery_idempotent.core.printable import one_line
-from celery_idempotent.core.record import OFFLOADED, RESULT, Payload, subject
+from celery_idempotent.core.record import ERROR, OFFLOADED, RESULT, Payload, Record, State, subject
 from celery_idempotent.errors import (
     CorruptRecordError,
     ResultNotStoredError,
@@ -64,6 +65,13 @@ def get(storage: Any, payload: Payload, key: str, field: str) -> Payload:
             f"{subject(key, field)} is no longer in idempotency_offload_backend: {name}"
         )
     return Payload(payload.format.removeprefix(OFFLOADED), body)
+
+
+def read(storage: Any, record: Record) -> Record:
+    """Returns `record` with its outcome in place of the object's name; raises as :func:`get`."""
+    field = ERROR if record.state is State.FAILED else RESULT
+    payload = get(storage, Payload(record.format, record.body), record.key, field)
+    return replace(record, format=payload.format, body=payload.body)
 
 
 def delete(storage: Any, payload: Payload, key: str, field: str) -> None:

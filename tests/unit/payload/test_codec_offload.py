@@ -9,6 +9,7 @@ from threading import get_ident
 import pytest
 
 from celery_idempotent.core.payload.codec import PayloadCodec
+from celery_idempotent.core.payload.value_codec import MAX_DECODED
 from celery_idempotent.core.record import RESULT, Payload, State, step_field, steps
 from celery_idempotent.core.store import run_sync
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
@@ -58,6 +59,18 @@ class TestOffloadStorage:
         assert all(
             re.fullmatch(r"shop\.charge:digest:17(:[\w-]{12})?", name) for name in storage.objects
         )
+
+    def test_shows_no_value_that_is_too_large(self) -> None:
+        """The object counts, and not its name."""
+        codec = make_codec(offload_storage=MemoryStorage())
+        for size in (MAX_DECODED - 2, MAX_DECODED - 1):
+            value = "x" * size  # and two quotes
+            record = record_with(encode(value, max_size=0, codec=codec))
+            if size == MAX_DECODED - 2:
+                assert codec.view(record) == value
+            else:
+                with pytest.raises(ResultNotStoredError, match="not shown: it has 8,388,609 bytes"):
+                    codec.view(record)
 
     @pytest.mark.parametrize(
         "name",
