@@ -11,6 +11,8 @@ import pytest
 from celery import Celery, Task
 
 from celery_idempotent import IdempotentTask, State
+from celery_idempotent.core.task.message.message_headers import MessageHeaders, Waits
+from celery_idempotent.core.task.publish.put_back import with_derived_key
 from tests.flow.deliveries import Deliveries
 
 HANDLERS = ("before_start", "on_success", "on_failure", "after_return")
@@ -169,12 +171,13 @@ def test_each_instance_of_a_class_has_its_own_name_and_options(app: Celery) -> N
 
 
 class Tracing(Task):
-    """A base class that replaces the headers of every message."""
+    """A base class that replaces the headers of every message, and forwards the running call's."""
 
     abstract = True
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        return super().apply_async(args, kwargs, **{**options, "headers": {"trace_id": "1"}})
+        headers = {**(self.request.headers or options["headers"]), "trace_id": "1"}
+        return super().apply_async(args, kwargs, **{**options, "headers": headers})
 
 
 def test_an_order_of_bases_that_hides_methods_is_refused() -> None:
@@ -193,8 +196,13 @@ def test_a_retry_whose_headers_are_replaced_keeps_its_key(broker_app: Celery, or
     task = broker_app.task(charge, base=base, bind=True, name="shop.traced", shared=False)
     deliveries = Deliveries(broker_app, task)
 
-    deliveries.deliver(deliveries.publish(order, idempotency_key=order))
+    own, waits = {"idempotency_key": order}, Waits(1, 2, "holder")
+    key = task.idempotency_key_of(**own)
+    headers = with_derived_key(own, key, order, put_back_count=1, waits=waits)
+    deliveries.deliver(deliveries.publish(order, task_id=order, headers=headers))
     again: Any = deliveries.next()
+    carried = MessageHeaders.read(task.name, order, again.request_dict)
+    assert carried == MessageHeaders(order, key=key)
 
     assert deliveries.deliver(again).state == "success"
     assert task.idempotency_record(idempotency_key=order).state is State.COMPLETED

@@ -244,16 +244,20 @@ def change_then_handle(self: Any, order: str, amount: int) -> int:
         return amount
 
 
-@shared_task(
-    bind=True, base=IdempotentTask, name="shop.label_then_handle", idempotency_key="{order}"
-)
-def label_then_handle(self: Any, order: str, amount: int) -> int:
+def label_then_handle(self: Any, order: str, amount: int, countdown: float = 0) -> int:
     """Retries once with another amount and with headers."""
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
         if self.request.retries == 0:
-            raise self.retry(args=(order, amount + 1), countdown=0, headers={"label": "again"})
+            headers = {**(self.request.headers or {}), "label": "again"}
+            raise self.retry(args=(order, amount + 1), countdown=countdown, headers=headers)
         assert self.request.headers["label"] == "again"
         return amount
+
+
+label_in_turn = task_of(
+    label_then_handle, "label_in_turn", idempotency_key="{order}", idempotency_until="finished"
+)
+label_then_handle = task_of(label_then_handle, "label_then_handle", idempotency_key="{order}")
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.give_up", max_retries=1)

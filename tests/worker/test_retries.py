@@ -16,6 +16,7 @@ from tests.worker.tasks import (
     OutOfStockError,
     change_then_handle,
     give_up,
+    label_in_turn,
     label_then_handle,
     lose_retry,
     try_in_vain,
@@ -41,6 +42,20 @@ def test_a_retry_with_headers_keeps_its_key(ledger: Ledger, order: str, explicit
     assert label_then_handle.apply_async((order, 1), **options).get(timeout=SOON) == 2
     retried, done = ledger.runs(order)
     assert retried.key == done.key
+
+
+def test_a_retry_of_a_message_that_was_put_back_has_its_countdown(
+    ledger: Ledger, order: str
+) -> None:
+    """Also if it forwards the headers of the message, which has waited for another call."""
+    first = ledger.start(label_in_turn, order, 1, 2.0)
+    second = ledger.duplicate(label_in_turn, order, 1, 2.0)
+    ledger.release(order)
+
+    assert [first.get(timeout=SOON), second.get(timeout=SOON)] == [2, 2]
+    runs = ledger.runs(order)
+    assert [run.task_id for run in runs] == [first.id] * 2 + [second.id] * 2
+    assert runs[3].started_at - runs[2].started_at >= 2.0
 
 
 def test_a_retry_that_cannot_be_published_requeues_the_message(ledger: Ledger, order: str) -> None:

@@ -351,8 +351,8 @@ class IdempotentTask(TaskOptions, Task):
         text_id = id_text(task_id)
         again = has_own_id and getattr(self.request_stack.top, "idempotency_headers_again", None)
         if again and text_id == id_text(self.request.id):
-            # An `apply_async` of a subclass may have replaced those of a retry.
-            options["headers"] = {**again, **(options.get("headers") or {})}
+            # An `apply_async` of a subclass may have replaced those of a retry, or forward others.
+            options["headers"] = again | message_headers.without_keys(options.get("headers") or {})
         try:
             options = self._bind_headers("apply_async", text_id, kwargs, options)
         except KeyRuleError as error:

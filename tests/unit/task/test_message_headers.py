@@ -9,11 +9,13 @@ from uuid import UUID
 
 import pytest
 from celery.app.task import Context
+from celery.canvas import Signature
 
 from celery_idempotent.core.key import Key
 from celery_idempotent.core.task.message import message_headers
 from celery_idempotent.core.task.message.message_headers import MessageHeaders, bind
 from celery_idempotent.core.task.publish import put_back
+from celery_idempotent.core.task.publish.replacement import mark_replaced
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from tests.unit.conftest import add, shop
 
@@ -183,6 +185,20 @@ def test_a_header_that_is_none_is_no_key() -> None:
 def test_a_retry_carries_the_derived_key(given: Any) -> None:
     assert read(for_retry({"other": 1}, given, KEY)).key == KEY
     assert read(for_retry(with_derived_key({"other": 1}, KEY), given)).key == KEY
+
+
+def test_a_retry_does_not_wait_as_its_message_did() -> None:
+    """Also with the headers of the message: otherwise it would be woken before its countdown."""
+    waits = message_headers.Waits(1, 17, ANOTHER)
+    fields = {"put_back_count": 3, "rollback_count": 2, "forgets": 9, "waits": waits}
+    headers = put_back.with_derived_key(None, KEY, ID, **fields)
+    assert read(headers).waits == waits
+
+    for given in (None, {**headers, "mine": 2}):
+        assert read(for_retry(headers, given)) == MessageHeaders(key=KEY)
+    replacement = Signature("shop.charge", options={"headers": headers})
+    mark_replaced(replacement, KEY, Context(id=ID))
+    assert read(replacement.options["headers"]).waits is None
 
 
 def test_a_retry_cannot_change_the_explicit_key() -> None:

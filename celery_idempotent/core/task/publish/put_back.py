@@ -124,18 +124,12 @@ def put_back(
         headers, expires = {**headers, "expires": expires}, None
     pause = RequeuePause(task, request, began_at)
     seconds = min(seconds, longest_wait(task.app))
-    options = {
-        "countdown": seconds,
-        "retries": request.retries,
-        "headers": headers,
-        "expires": expires,
-        "add_to_parent": False,
-    }
+    options = {"countdown": seconds, "expires": expires, "add_to_parent": False}
     while True:
         try:
-            signature = task.signature_from_request(
-                request, request.args, request.kwargs, **options
-            )
+            signature = task.signature_from_request(request, **options)
+            signature.set(headers={**signature.options["headers"], **headers})
+            request.idempotency_headers_again = signature.options["headers"]
             with confirming_producer(task.app) as producer:
                 signature.apply_async(producer=producer)
             break
@@ -174,7 +168,7 @@ def next_headers(
     new_headers: Mapping[str, Any] | None,
     key: Key | None = None,
 ) -> dict[str, Any]:
-    """Returns the headers of a retry, or of a message that is put back, with the explicit key.
+    """Returns the headers of a retry: with the keys of the call, and never those of a put-back.
 
     Args:
         headers: of the message.
@@ -186,8 +180,6 @@ def next_headers(
     """
     own, given = MessageHeaders.read(task, task_id, headers), new_headers
     new = own if given is None else MessageHeaders.read(task, task_id, given)
-    if given is not None and new.key is not None:
-        return dict(given)  # of a message that is put back
     if new.explicit_key not in (None, own.explicit_key):
         raise KeyRuleError(
             f"{task}: a retry keeps the key of its call; remove idempotency_key from its headers"

@@ -76,7 +76,8 @@ def mark_replaced(canvas: Signature, key: Key, request: Context) -> None:
     for sig in signatures(canvas):
         if getattr(sig, "tasks", None) is not None:
             continue  # Celery publishes its parts
-        headers = sig.options.get("headers") or {}
+        given = (sig.options.get("headers") or {}).items()  # perhaps those of the message
+        headers = {name: value for name, value in given if name != message_headers.WAITS_HEADER}
         # Celery itself sets the level only on the first messages of a canvas.
         sig.set(headers={**headers, REPLACED_HEADER: replaced}, replaced_task_nesting=nesting)
 
