@@ -1,4 +1,4 @@
-"""The store is lost between the reply to a begin and the body."""
+"""The store is lost between the reply to a begin and the body, or the replay."""
 
 from __future__ import annotations
 
@@ -69,3 +69,15 @@ def test_a_begin_that_must_be_confirmed_runs_no_body(task: Make, own_server: Red
         return runs
 
     assert eventually(run_again) == [1]
+
+
+def test_a_replay_has_its_outcome(task: Make, own_server: RedisServer) -> None:
+    def body(self: IdempotentTask, order: str) -> str:
+        return f"receipt {order}"
+
+    pay = task(body, redis_url=own_server.url)
+    assert pay.delay("1").get() == "receipt 1"
+
+    with once_at(signals.begin_replied, own_server.kill):
+        assert pay.delay("1").get() == "receipt 1"
+    assert not own_server.running
