@@ -259,7 +259,8 @@ def _return_to_queue(signature: Signature, request: Context) -> None:
 def only_to_queue(name: str) -> dict[str, Any]:
     """Returns the options with which a message reaches the queue `name` and no other.
 
-    They name the exchange and the key, too, since ``task_routes`` may add its own.
+    They name the exchange and the key, too, since ``task_routes`` may add its own. The queue must
+    exist: it is not declared.
     """
     queue = Queue(name, Exchange(""), routing_key=name, no_declare=True)
     return {"exchange": "", "routing_key": name, "queue": queue}
