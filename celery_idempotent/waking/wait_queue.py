@@ -21,7 +21,7 @@ from celery_idempotent.errors import CorruptRecordError
 #: Seconds for which a message that was woken keeps others from being woken, in all workers.
 CLAIM_SECONDS = 1.0
 #: Bytes that hold a turn, or a record without its body.
-_SIZE = 2048
+_SIZE = layout.HEAD_BYTES
 _OUTCOMES, _SENDING = (b"V", b"T", b"t", b"E", b"D", b"X"), (b"T", b"t")
 
 

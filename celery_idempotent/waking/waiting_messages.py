@@ -248,10 +248,8 @@ class WaitingMessages:
             return
         try:
             self.consumer.timer.cancel(message.entry)
-            if isinstance(
-                message.entry, Entry
-            ):  # `celery inspect scheduled` reads it until its ETA
-                message.entry.args = []
+            if isinstance(message.entry, Entry):
+                message.entry.args = []  # `celery inspect scheduled` reads it until its ETA
             message()
         except Exception:
             task_id = message.request.text_id

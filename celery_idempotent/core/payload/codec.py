@@ -78,7 +78,7 @@ class Transform(Protocol):
         """Returns `payload`, changed for this field of this record. Never raises."""
 
     def decode(self, payload: Payload, key: str, field: str) -> Payload:
-        """Returns what :meth:`encode` got; a CorruptRecordError says why it cannot."""
+        """Returns what :meth:`encode` got; raises CorruptRecordError, with the reason."""
 
 
 class PayloadCodec:

@@ -68,6 +68,8 @@ HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED, PROCESS_EXIT = ENDS = (
 _FIXED = 15
 #: Bytes of a task id. AMQP allows 255.
 _MAX_TASK_ID = 1000
+#: More bytes than precede the body of a record.
+HEAD_BYTES = 2048
 #: As `str` formats a UUID; `UUID` would also accept other forms.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 #: Body of a FAILED record whose executions died, as often in a row as the settings allow.

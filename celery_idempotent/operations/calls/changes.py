@@ -82,7 +82,8 @@ def forget(
     else:
         return ABSENT
     stores = {task: task.idempotency_configuration.executor.store for task in tasks}
-    owners = [task for task in tasks if location(stores[task]) == location(store)]
+    here = location(store)
+    owners = [task for task in tasks if location(stores[task]) == here]
     sender = next((task for task in owners if task.name == key.task), None)
     configuration = (sender or owners[0]).idempotency_configuration
     record = view.record if view else None

@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 PAGE = 500
 #: The reply of PTTL for a name without a value.
 NO_KEY = -2
-#: More bytes than precede the outcome.
-HEAD = 2048
 #: Names among which every node of a cluster has one, unless it has few slots.
 NAMES_TO_TRY = 1000
 #: Maximum bytes to read of a record that is shown to a person.
@@ -156,7 +154,7 @@ class RecordReader:
         Args:
             whole: also read the finished steps of long records, which a scan leaves out.
         """
-        size, config = WHOLE if whole else HEAD, self.store.config
+        size, config = WHOLE if whole else layout.HEAD_BYTES, self.store.config
         views: dict[Key, RecordView] = {}
         with _outages() as outages:
             for node, its_keys in self._by_node(keys):
@@ -204,7 +202,7 @@ class RecordReader:
         keys: Sequence[tuple[Any, Key]],
         *,
         expiry: bool = True,
-        size: int = HEAD,
+        size: int = layout.HEAD_BYTES,
         are_slots: bool = False,
     ) -> list[RecordView]:
         """Returns the records under these names; names without a record are left out.

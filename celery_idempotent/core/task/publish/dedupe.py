@@ -75,7 +75,7 @@ def publish(
     """Reserves the key, and sends the message.
 
     If another call has the key, it sends nothing, and returns the result of that call or raises an
-    error, as the option says.
+    error, depending on the option.
 
     Args:
         options: of the call; the headers in it are replaced.

@@ -96,7 +96,7 @@ def put_back(
     the copy on its own.
 
     Args:
-        waited: as its headers say.
+        waited: from its headers.
         forgets: as in its headers.
         began_at: seconds of `monotonic`.
 

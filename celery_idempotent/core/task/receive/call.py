@@ -231,7 +231,7 @@ class TaskCall:
                 request = self.request
                 if request.is_eager and isinstance(outcome.value, Retry):
                     return replace(self._reserved_for(outcome.value), outcome=outcome)
-                follows = bool(request.callbacks or request.chain or request.chord)
+                follows = continuation.has_continuation(request)
                 result = None if follows else self._backend_result(outcome.value)
                 return Complete(
                     outcome, continues=follows and self.data.continues, backend_result=result
