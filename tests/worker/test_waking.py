@@ -57,14 +57,17 @@ def one_at_a_time(
 def duplicates_of(shop: Shop, task: Any, order: str, number: int = 2) -> list[AsyncResult]:
     """Returns calls that wait for a running one, which has begun before."""
     results = [shop.ledger.duplicate(task, order) for _ in range(number)]
-    eventually(lambda: waiting(shop) == number, f"{number} messages wait; {waiting(shop)} do")
+    eventually(lambda: waiting(shop, task, order) == number, f"{number} messages wait")
     return results
 
 
-def waiting(shop: Shop) -> int:
-    """Returns how many messages wait in workers."""
+def waiting(shop: Shop, task: Any, order: str) -> int:
+    """Returns how many messages wait in workers for the key of an order."""
     replies = inspect(shop)._request("idempotency_waiting") or {}
-    return sum(line["messages"] for lines in replies.values() for line in lines)
+    key = str(task.idempotency_key_of(order))
+    return sum(
+        each["messages"] for lines in replies.values() for each in lines if each["key"] == key
+    )
 
 
 def inspect(shop: Shop) -> Any:
@@ -81,7 +84,8 @@ def assert_answered_at_once(shop: Shop, order: str, first: Any, duplicates: list
     assert [len(shop.ledger.signals(each.id, "conflicted")) for each in duplicates] == [1] * len(
         duplicates
     )
-    assert not any((inspect(shop).scheduled() or {}).values())
+    scheduled = [each for lines in (inspect(shop).scheduled() or {}).values() for each in lines]
+    assert not {each["request"]["id"] for each in scheduled} & {each.id for each in duplicates}
 
 
 class TestTheRunEnds:
@@ -131,7 +135,7 @@ class TestTheRunEnds:
         ledger.wait_for_signal(first.id, "conflicted")
         if comes == "before a duplicate":
             duplicates = [ledger.duplicate(task, order)]
-        eventually(lambda: waiting(shop) == 1 + len(duplicates), "the retry waits")
+        eventually(lambda: waiting(shop, task, order) == 1 + len(duplicates), "the retry waits")
         since = time.monotonic()
         ledger.release(f"retry of {order}")
         values = [each.get(timeout=SOON) for each in (first, *duplicates)]
@@ -302,7 +306,7 @@ def test_the_end_of_a_worker_leaves_its_waiting_messages_to_others(
         else:
             ending.wait_for_exit()
             shop.start_worker(concurrency=2)
-        eventually(lambda: waiting(shop) == 5, "its messages wait again")
+        eventually(lambda: waiting(shop, pack, order) == 5, "its messages wait again")
         since = time.monotonic()
         shop.ledger.release(order)
         values = [each.get(timeout=SOON) for each in (first, *duplicates)]
