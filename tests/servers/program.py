@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing_extensions import Self
 
 _STOP_SECONDS = 10.0
+_START_SECONDS = 60.0
+_START_POLL_SECONDS = 0.005
 
 # Makes Linux kill the program when its parent ends. A small Python program does this before it
 # executes the server, because code between fork and exec is unsafe in a process with threads. The
@@ -40,7 +43,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class ServerError(RuntimeError):
-    """A private server is missing, failed to start, or is not owned by this process."""
+    """A private server is missing, or failed to start."""
 
 
 class Stoppable:
@@ -94,7 +97,7 @@ class Program:
 
         Linux kills the child when the thread that forked it ends, not when the process does, and
         the caller's thread may end before the program should. A program that cannot be executed
-        counts as ended; `output_tail` then contains the reason.
+        counts as ended; its log then contains the reason.
         """
         launched = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(launched,), daemon=True)
@@ -141,13 +144,27 @@ class Program:
             self.end(signal.SIGKILL)
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def output(self) -> list[str]:
-        """Returns the lines that the child has printed since it was launched."""
-        return self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+    def wait_until(self, is_ready: Callable[[], object]) -> None:
+        """Polls `is_ready` until it is true.
 
-    def output_tail(self) -> str:
-        """Returns the last two lines of output; the last one alone is often not informative."""
-        return " ".join(line.strip() for line in self.output()[-2:]) or "it printed nothing."
+        Raises:
+            ServerError: the program has ended, or has not become ready within a minute.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        while not is_ready():
+            if self.ended() or time.monotonic() > deadline:
+                raise ServerError(f"The server did not start: {self._reason()}")
+            time.sleep(_START_POLL_SECONDS)
+
+    def _reason(self) -> str:
+        """Returns the first errors that RabbitMQ has logged, or the last two lines of output.
+
+        What follows RabbitMQ's errors is Erlang's report of the shutdown; the last line alone of
+        other servers is often not informative.
+        """
+        output = self._log.read_text(encoding="utf-8", errors="replace")
+        errors = re.findall(r"\[error\] <[\d.]+> +(\S.*)", output)[:3]
+        return " ".join(errors or output.splitlines()[-2:]) or "it printed nothing."
 
 
 #: How long servers may take to agree. A Sentinel whose timer is late, as on a busy machine,
@@ -206,6 +223,43 @@ class Ports(Stoppable):
     def stop(self) -> None:
         """Releases the ports. A second call has no effect."""
         self._release()
+
+
+class Server(Stoppable):
+    """A server that runs as one or more programs; it ends when its owner stops it or drops it.
+
+    Args:
+        ports: those that it listens on.
+        programs: the server itself is the first one.
+    """
+
+    def __init__(self, ports: Ports | None, *programs: Program) -> None:
+        self._program = programs[0]
+        self._discard = weakref.finalize(self, _discard, ports, *programs)
+        try:
+            self.launch()
+        except BaseException:
+            self.stop()
+            raise
+
+    def launch(self) -> None:
+        """Starts the server, and returns when a client can use it."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Kills the server with SIGKILL, as a crash would; it can be started again."""
+        self._program.end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Stops the server and removes its directory. A second call has no effect."""
+        self._discard()
+
+
+def _discard(ports: Ports | None, *programs: Program) -> None:
+    for program in programs:
+        program.discard()
+    if ports:
+        ports.stop()
 
 
 def _reserve(holder: socket.socket, port: int) -> None:

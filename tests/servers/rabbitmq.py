@@ -12,27 +12,20 @@ owner is killed; its temporary directory then remains.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-import weakref
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import amqp
 
-from tests.servers.program import Ports, Program, ServerError, Stoppable
+from tests.servers.program import Ports, Program, Server, ServerError
 
-__all__ = ["RabbitMQ", "RabbitMQError", "find_rabbitmq"]
-
-_START_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _CONTROL_SECONDS = 60.0
-_POLL_SECONDS = 0.02
 _NOT_YET = "requires the 'rabbit' app to be running"
 
 # The program on PATH is a wrapper that must run as root, to switch to the user rabbitmq. This is
@@ -46,10 +39,6 @@ _ERL_FLAGS = (
 )
 
 
-class RabbitMQError(ServerError):
-    """RabbitMQ is not installed, failed to start, or rejected a command."""
-
-
 def find_rabbitmq() -> Path | None:
     """Returns the script that starts RabbitMQ; None if it or Erlang's epmd is missing."""
     if shutil.which("epmd") is None:
@@ -60,7 +49,7 @@ def find_rabbitmq() -> Path | None:
     return Path(on_path) if on_path else None
 
 
-class RabbitMQ(Stoppable):
+class RabbitMQ(Server):
     """A running broker, returned by `start`. The end of a `with` block stops it.
 
     Attributes:
@@ -77,53 +66,41 @@ class RabbitMQ(Stoppable):
         self._epmd_address = ("127.0.0.1", epmd_port)
         self._control = script.resolve().with_name("rabbitmqctl")
         directory = Path(tempfile.mkdtemp(prefix="rabbitmq-"))
-        self._node_name = directory.name  # unique on this machine
-        _write_configuration(directory, {"listeners.tcp.1": self._address})
+        (directory / "rabbitmq.conf").write_text(f"listeners.tcp.1 = {self._address}\n")
+        (directory / "enabled_plugins").write_text("[].\n")
         self._environment = _environment(directory, epmd_port, distribution_port)
         epmd = [str(shutil.which("epmd")), "-port", str(epmd_port), "-address", "127.0.0.1"]
         self._epmd = Program(directory, "epmd", epmd, self._environment)
-        self._server = Program(directory, "server", [str(script)], self._environment)
-        self._discard = weakref.finalize(self, _discard, ports, self._server, self._epmd)
-        try:
-            self._epmd.launch()
-            self._wait_for(self._epmd, self._epmd_is_ready)
-            self._server.launch()
-            self._wait_for(self._server, self._server_is_ready)
-        except BaseException:
-            self.stop()
-            raise
+        server = Program(directory, "server", [str(script)], self._environment)
+        super().__init__(ports, server, self._epmd)
 
     @classmethod
     def start(cls) -> RabbitMQ:
         """Starts a broker and returns when a client can log in.
 
         Raises:
-            RabbitMQError: RabbitMQ is not installed, or no client could log in within 60 s.
+            ServerError: RabbitMQ is not installed, or no client could log in within 60 s.
         """
         script = find_rabbitmq()
         if script is None:
-            raise RabbitMQError(
-                "RabbitMQ is not installed: apt-get install rabbitmq-server, "
-                "or put rabbitmq-server and Erlang's epmd on PATH."
-            )
+            raise ServerError("RabbitMQ is not installed: apt-get install rabbitmq-server")
         return cls(script)
 
-    def stop(self) -> None:
-        """Stops the broker and removes its directory. A second call has no effect."""
-        self._discard()
-
-    def kill(self) -> None:
-        """Kills the broker with SIGKILL, as a crash would; `restart` starts it again."""
-        self._server.end(signal.SIGKILL)
+    def launch(self) -> None:
+        """Starts the broker, and returns when a client can log in."""
+        if self._epmd.ended():
+            self._epmd.launch()
+            self._epmd.wait_until(self._epmd_is_ready)
+        self._program.launch()
+        self._program.wait_until(self._server_is_ready)
 
     def restart(self) -> None:
         """Shuts the broker down, if it runs, and starts it on the same URL.
 
         Durable queues survive, with the persistent messages that the broker had confirmed.
         """
-        self._server.end(signal.SIGTERM)
-        self._server.launch()
-        self._wait_for(self._server, self._server_is_ready)
+        self._program.end(signal.SIGTERM)
+        self.launch()
 
     def close_connections(self) -> None:
         """Closes every connection from the broker's side, with CONNECTION_FORCED."""
@@ -131,7 +108,7 @@ class RabbitMQ(Stoppable):
         while error := self._control_error("close_all_connections", "--global", "for a test"):
             # It accepts clients shortly before it counts as started.
             if _NOT_YET not in error or time.monotonic() > deadline:
-                raise RabbitMQError(f"The connections were not closed: {error}")
+                raise ServerError(f"The connections were not closed: {error}")
 
     def block_publishers(self) -> None:
         """Stops accepting messages, as when memory or disk space runs out.
@@ -146,7 +123,7 @@ class RabbitMQ(Stoppable):
 
     def _set_memory_limit(self, fraction: str) -> None:
         if error := self._control_error("set_vm_memory_high_watermark", fraction):
-            raise RabbitMQError(f"The memory limit was not set: {error}")
+            raise ServerError(f"The memory limit was not set: {error}")
 
     def _control_error(self, *arguments: str) -> str:
         """Runs rabbitmqctl and returns its error message, or "" on success."""
@@ -157,16 +134,8 @@ class RabbitMQ(Stoppable):
             capture_output=True,
             text=True,
             timeout=_CONTROL_SECONDS,
-            check=False,
         )
         return " ".join(result.stderr.split("\n\n")[0].split()) if result.returncode else ""
-
-    def _wait_for(self, program: Program, is_ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        while not is_ready():
-            if program.ended() or time.monotonic() > deadline:
-                raise RabbitMQError(f"RabbitMQ did not start: {_error_of(program)}")
-            time.sleep(_POLL_SECONDS)
 
     def _epmd_is_ready(self) -> bool:
         try:
@@ -181,12 +150,9 @@ class RabbitMQ(Stoppable):
         )
         try:
             with connection:
-                properties: dict[str, str] = connection.server_properties
-        except (OSError, amqp.AMQPError):  # not listening yet, or another program is
+                return True
+        except (OSError, amqp.AMQPError):  # not listening yet
             return False
-        if not properties["cluster_name"].startswith(f"{self._node_name}@"):
-            raise RabbitMQError(f"Another broker listens at {self.url}: choose another port.")
-        return True
 
 
 def _environment(directory: Path, epmd_port: int, distribution_port: int) -> dict[str, str]:
@@ -214,21 +180,3 @@ def _environment(directory: Path, epmd_port: int, distribution_port: int) -> dic
         "RABBITMQ_PID_FILE": str(directory / "server.pid"),
     }
     return inherited | own
-
-
-def _write_configuration(directory: Path, settings: Mapping[str, str]) -> None:
-    lines = [f"{name} = {value}\n" for name, value in settings.items()]
-    (directory / "rabbitmq.conf").write_text("".join(lines), encoding="utf-8")
-    (directory / "enabled_plugins").write_text("[].\n", encoding="utf-8")
-
-
-def _discard(ports: Ports, *programs: Program) -> None:
-    for program in programs:
-        program.discard()
-    ports.stop()
-
-
-def _error_of(program: Program) -> str:
-    """Returns the first three logged errors; what follows is Erlang's report of the shutdown."""
-    errors = (re.search(r"\[error\] <[\d.]+> +(\S.*)", line) for line in program.output())
-    return " ".join([error[1] for error in errors if error][:3]) or program.output_tail()

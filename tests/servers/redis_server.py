@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import time
-import weakref
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -23,25 +22,19 @@ from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from celery_idempotent.core.clock import monotonic
 from celery_idempotent.testing.server import in_package
 from tests.servers.program import (
     Certificate,
     Clock,
     Ports,
     Program,
+    Server,
     ServerError,
-    Stoppable,
     wait_until,
 )
 
-__all__ = ["RedisServer", "RedisServerError", "find_servers", "find_tls_servers"]
-
-_START_SECONDS = 20.0
-_POLL_SECONDS = 0.002
+_REPLY_SECONDS = 20.0
 _TLS_CHECK_SECONDS = 10.0
 
 # Valkey reads the clock once per millisecond and extrapolates in between.
@@ -51,11 +44,7 @@ _CLOCK_CACHED_SECONDS = 0.002
 DEFAULTS = {"save": '""', "repl-diskless-sync-delay": "0"}
 
 
-class RedisServerError(ServerError):
-    """A Redis server of the requested kind is missing, failed to start, or is not owned."""
-
-
-class RedisServer(Stoppable):
+class RedisServer(Server):
     """A running server, returned by `start`. The end of a `with` block stops it.
 
     Attributes:
@@ -68,17 +57,12 @@ class RedisServer(Stoppable):
     version: str
     flavour: str
 
-    def __init__(self, url: str, program: Program, ports: Ports | None = None) -> None:
+    def __init__(
+        self, url: str, program: Program, ports: Ports | None, clock: Clock | None
+    ) -> None:
         self.url = url
-        self._program = program
-        self._clock: Clock | None = None
-        self._discard = weakref.finalize(self, _discard, program, ports)
-        try:
-            program.launch()
-            self._wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
+        self._clock = clock
+        super().__init__(ports, program)
 
     @classmethod
     def start(
@@ -115,7 +99,7 @@ class RedisServer(Stoppable):
 
         Raises:
             ServerError: no such server is available, a prerequisite is missing, or the server did
-                not reply within 20 s.
+                not reply within a minute.
         """
         program = _choose(kind, tls=tls)
         directory = Path(mkdtemp(prefix="redis-server-"))
@@ -141,9 +125,8 @@ class RedisServer(Stoppable):
         )
         command = [str(program), str(settings), *(["--sentinel"] if sentinel else [])]
         environment = own_clock.environment if own_clock else None
-        server = cls(url, Program(directory, "server", command, environment), ports)
-        server._clock = own_clock
-        server._finish_start(replica_of)
+        server = cls(url, Program(directory, "server", command, environment), ports, own_clock)
+        server._wait_until_copy_of(replica_of)
         return server
 
     def restart(self, *, replica_of: RedisServer | None = None) -> None:
@@ -160,9 +143,8 @@ class RedisServer(Stoppable):
                 program.directory / "server.conf", _replication_directives(replica_of)
             )
         program.end(signal.SIGTERM)
-        program.launch()
-        self._wait_until_ready()
-        self._finish_start(replica_of)
+        self.launch()
+        self._wait_until_copy_of(replica_of)
 
     def url_as(self, user: str, password: str) -> str:
         """Returns `url` with the credentials of one of its `users`."""
@@ -172,12 +154,10 @@ class RedisServer(Stoppable):
         """Sets the server's clock forward, or back for negative `seconds`.
 
         Raises:
-            RedisServerError: the server uses the machine's clock.
+            ServerError: the server uses the machine's clock.
         """
         if self._clock is None:
-            raise RedisServerError(
-                "This server uses the machine's clock: start it with clock=True."
-            )
+            raise ServerError("This server uses the machine's clock: start it with clock=True.")
         self._clock.step(seconds)
         time.sleep(_CLOCK_CACHED_SECONDS)
 
@@ -193,9 +173,7 @@ class RedisServer(Stoppable):
             and copy["slave_repl_offset"] >= source["master_repl_offset"]
         )
 
-    def _finish_start(self, master: RedisServer | None) -> None:
-        if self._clock is not None:
-            self._clock.remove_shared_memory(self._program.pid)
+    def _wait_until_copy_of(self, master: RedisServer | None) -> None:
         if master is not None:
             wait_until(lambda: self.is_copy_of(master), "The replica did not get the master's data")
 
@@ -217,14 +195,6 @@ class RedisServer(Stoppable):
             url = re.sub(r"/\d+(?=\?|$)", "", url)
         return redis.Redis.from_url(url, **options)
 
-    def stop(self) -> None:
-        """Stops the server and removes its directory. A second call has no effect."""
-        self._discard()
-
-    def kill(self) -> None:
-        """Kills the server with SIGKILL, as a crash would; `restart` starts it again."""
-        self._program.end(signal.SIGKILL)
-
     def pause(self) -> None:
         """Suspends the server with SIGSTOP: connections stay open, and no reply is sent."""
         self._program.send(signal.SIGSTOP)
@@ -233,24 +203,23 @@ class RedisServer(Stoppable):
         """Resumes a paused server with SIGCONT."""
         self._program.send(signal.SIGCONT)
 
-    def _wait_until_ready(self) -> None:
-        deadline = monotonic() + _START_SECONDS
-        options = {"retry": Retry(NoBackoff(), 0), "socket_timeout": _START_SECONDS}
-        with self.client(**options) as client:
-            while True:
-                try:
-                    client.ping()
-                    info: dict[str, Any] = client.info("server")
-                    break
-                except redis.RedisError as error:  # not listening yet, or still loading its data
-                    if self._program.ended() or monotonic() > deadline:
-                        output = self._program.output_tail()
-                        raise RedisServerError(f"The server did not start: {output}") from error
-                time.sleep(_POLL_SECONDS)
-        if info["process_id"] != self._program.pid:
-            raise RedisServerError(f"Another server listens at {self.url}: choose another port.")
+    def launch(self) -> None:
+        """Starts the server's process, and returns when it replies to PING."""
+        self._program.launch()
+        self._program.wait_until(self._replies)
+        if self._clock is not None:
+            self._clock.remove_shared_memory(self._program.pid)
+
+    def _replies(self) -> bool:
+        try:
+            with self.client(retry=None, socket_timeout=_REPLY_SECONDS) as client:
+                client.ping()
+                info: dict[str, Any] = client.info("server")
+        except redis.RedisError:  # not listening yet, or still loading its data
+            return False
         self.flavour = "valkey" if "valkey_version" in info else "redis"
         self.version = str(info.get("valkey_version") or info["redis_version"])
+        return True
 
 
 def find_servers() -> dict[str, Path]:
@@ -278,13 +247,7 @@ def has_tls(path: Path) -> bool:
     """
     command = [str(path), "--port", "0", "--tls-port", "1", "--save", ""]
     try:
-        result = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TLS_CHECK_SECONDS,
-            check=False,
-        )
+        result = subprocess.run(command, capture_output=True, timeout=_TLS_CHECK_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return b"tls-cert-file" in result.stdout
@@ -299,7 +262,7 @@ def _choose(kind: str, *, tls: bool) -> Path:
     for name, program in (find_tls_servers() if tls else find_servers()).items():
         if kind in (name, "any"):
             return program
-    raise RedisServerError(
+    raise ServerError(
         f"No server of the kind {kind!r}{' with TLS' * tls} here: apt-get install redis-server; "
         "those of pip packages do not have TLS."
     )
@@ -343,9 +306,3 @@ def append_directives(settings: Path, directives: Mapping[str, str]) -> None:
     """Appends directives to a redis.conf; the last one of a name is in effect."""
     with settings.open("a", encoding="utf-8") as file:
         file.writelines(f"{name} {value}\n" for name, value in directives.items())
-
-
-def _discard(program: Program, ports: Ports | None) -> None:
-    program.discard()
-    if ports:
-        ports.stop()

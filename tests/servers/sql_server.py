@@ -12,19 +12,13 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import tempfile
-import time
-import weakref
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.servers.program import Ports, Program, ServerError, Stoppable
-
-_START_SECONDS = 60.0
-_POLL_SECONDS = 0.02
+from tests.servers.program import Ports, Program, Server, ServerError
 
 
 def find_postgres() -> Path | None:
@@ -52,15 +46,15 @@ def find_pgbouncer() -> Path | None:
     return Path(program) if program else None
 
 
-class SQLServer(Stoppable):
+class SQLServer(Server):
     """A running server; the end of a `with` block stops it."""
 
     #: The user of the package.
     user: ClassVar[str]
 
     def __init__(self) -> None:
-        self.ports = Ports(1)
-        (self.port,) = self.ports.numbers
+        ports = Ports(1)
+        (self.port,) = ports.numbers
         self.directory = Path(tempfile.mkdtemp(prefix=f"{self.user}-", dir="/tmp"))
         self.directory.chmod(0o711)
         self.data = self.directory / "data"
@@ -70,13 +64,8 @@ class SQLServer(Stoppable):
             account = pwd.getpwnam(self.user)
             os.chown(self.data, account.pw_uid, account.pw_gid)
         self._initialize()
-        self.program = Program(self.directory, "server", self._as_user(self._command()))
-        self._discard = weakref.finalize(self, _discard, self.program, self.ports)
-        try:
-            self.launch()
-        except BaseException:
-            self.stop()
-            raise
+        program = Program(self.directory, "server", self._as_user(self._command()))
+        super().__init__(ports, program)
 
     @classmethod
     def start(cls) -> Any:
@@ -85,26 +74,17 @@ class SQLServer(Stoppable):
 
     def launch(self) -> None:
         """Starts the server's process, and waits until a client can log in."""
-        self.program.launch()
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                return self.execute("SELECT 1")
-            except Exception as error:
-                if type(error).__name__ != "OperationalError":
-                    raise
-                if self.program.ended() or time.monotonic() > deadline:
-                    tail = self.program.output_tail()
-                    raise ServerError(f"{self.user} did not start: {tail}") from None
-                time.sleep(_POLL_SECONDS)
+        self._program.launch()
+        self._program.wait_until(self._lets_clients_in)
 
-    def kill(self) -> None:
-        """Kills the server with SIGKILL, as a crash would; `launch` starts it again."""
-        self.program.end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        """Stops the server and removes its directory. A second call has no effect."""
-        self._discard()
+    def _lets_clients_in(self) -> bool:
+        try:
+            self.execute("SELECT 1")
+        except Exception as error:
+            if type(error).__name__ != "OperationalError":
+                raise
+            return False
+        return True
 
     def create_database(self) -> str:
         """Creates a database and returns its URL, as SQLAlchemy reads it."""
@@ -134,9 +114,7 @@ class SQLServer(Stoppable):
         return [*switch, "--clear-groups", "--pdeathsig", "KILL", "--", *command]
 
     def _run(self, command: list[str]) -> None:
-        done = subprocess.run(
-            self._as_user(command), capture_output=True, text=True, cwd="/", check=False
-        )
+        done = subprocess.run(self._as_user(command), capture_output=True, text=True, cwd="/")
         if done.returncode:
             raise ServerError(f"{command[0]}: {done.stdout}{done.stderr}")
 
@@ -171,7 +149,8 @@ class PostgreSQL(SQLServer):
         import psycopg
 
         conninfo = f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
-        with psycopg.connect(conninfo, autocommit=True) as connection:
+        # PgBouncer in transaction mode has no prepared statements.
+        with psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as connection:
             connection.execute(statement.encode())
 
     def url(self, database: str) -> str:
@@ -218,14 +197,12 @@ class MariaDB(SQLServer):
         return f"mysql+pymysql://root@127.0.0.1:{self.port}/{database}"
 
 
-class PgBouncer(SQLServer):
+class PgBouncer(PostgreSQL):
     """PgBouncer in transaction mode, in front of `server`.
 
     It has fewer connections to a database than clients do, so that consecutive transactions of a
     client run on different ones.
     """
-
-    user = "postgres"
 
     def __init__(self, server: PostgreSQL) -> None:
         self._server = server
@@ -257,20 +234,3 @@ class PgBouncer(SQLServer):
 
     def _command(self) -> list[str]:
         return [str(find_pgbouncer()), str(self._configuration)]
-
-    def execute(self, statement: str) -> None:
-        """Executes a statement as the superuser."""
-        import psycopg
-
-        conninfo = f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
-        with psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as connection:
-            connection.execute(statement.encode())
-
-    def url(self, database: str) -> str:
-        """Returns the URL of a database."""
-        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
-
-
-def _discard(program: Program, ports: Ports) -> None:
-    program.discard()
-    ports.stop()

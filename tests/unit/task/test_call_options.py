@@ -98,8 +98,9 @@ def test_another_name_is_an_option_of_celery(shop: Shop, name: str) -> None:
 
 
 def test_an_invalid_key_of_a_signature_is_rejected_when_it_is_published(shop: Shop) -> None:
-    for key in ("", ("acme", None), shop.charge.idempotency_key_of(1)):
-        with pytest.raises(KeyRuleError, match=r"^orders\.charge: idempotency_key "):
+    derived = shop.charge.idempotency_key_of(1)
+    for key, reason in (("", "must be"), (("acme", None), "must be"), (derived, "is a Key, ")):
+        with pytest.raises(KeyRuleError, match=rf"^orders\.charge: idempotency_key {reason}"):
             shop.charge.s(1).set(idempotency_key=key).delay()
     for key in (None, False, 7):
         shop.charge.s(1).set(idempotency_key=key).delay()

@@ -35,14 +35,6 @@ def with_explicit_key(headers: Any, key: Any, task_id: str = ID) -> dict[str, An
     return dict(options["headers"])
 
 
-def read_header(headers: Any, key: Any) -> None:
-    read({"idempotency_key": key})
-
-
-def bind_header(headers: Any, key: Any) -> None:
-    bind("shop.charge", ID, {"idempotency_key": key})
-
-
 def for_retry(headers: Any, given: Any, key: Key | None = None) -> dict[str, Any]:
     return put_back.next_headers("shop.charge", ID, headers, given, key)
 
@@ -51,8 +43,9 @@ def with_derived_key(headers: Any, key: Key, *, put_back_count: int = 0) -> dict
     return put_back.with_derived_key(headers, key, ID, put_back_count=put_back_count)
 
 
-@pytest.mark.parametrize("headers", [None, {}, {"other": 1}], ids=repr)
+@pytest.mark.parametrize("headers", [None, {}, {"other": 1}, {"idempotency_key": None}], ids=repr)
 def test_a_message_without_the_headers_has_no_key(headers: Any) -> None:
+    """A header that is None is as ``idempotency_key=None`` of a call."""
     assert read(headers) == MessageHeaders()
 
 
@@ -169,16 +162,16 @@ _LONG = "has 300 characters, and 255 are allowed: pass a digest of it"
     ids=repr,
 )
 def test_an_invalid_explicit_key_is_rejected_and_not_shown(key: Any, reason: str) -> None:
-    for use in (with_explicit_key, read_header, bind_header):
+    header = {"idempotency_key": key}
+    for use in (
+        lambda: with_explicit_key(None, key),
+        lambda: read(header),
+        lambda: bind("shop.charge", ID, header),
+    ):
         with pytest.raises(KeyRuleError) as caught:
-            use(None, key)
+            use()
 
         assert str(caught.value) == f"shop.charge: idempotency_key {reason}"
-
-
-def test_a_header_that_is_none_is_no_key() -> None:
-    """As ``idempotency_key=None`` of a call."""
-    assert read({"idempotency_key": None}) == MessageHeaders()
 
 
 @pytest.mark.parametrize("given", [None, {"mine": 2}], ids=repr)
@@ -210,11 +203,6 @@ def test_a_retry_cannot_change_the_explicit_key() -> None:
             for_retry(given, {"idempotency_key": "req-8"})
     with pytest.raises(KeyRuleError, match="a retry keeps the key of its call"):
         add(shop()).signature_from_request(Context(id=ID), headers={"idempotency_key": "req-8"})
-
-
-def test_a_derived_key_is_not_an_explicit_key() -> None:
-    with pytest.raises(KeyRuleError, match="idempotency_key is a Key"):
-        with_explicit_key(None, KEY)
 
 
 class TestAnotherMessagesHeaders:
@@ -278,19 +266,9 @@ def test_a_header_of_the_first_version_is_ignored() -> None:
     assert bind("shop.charge", ID, first) == {}
 
 
-BINDING = with_explicit_key(None, "req-7")["idempotency"]
-
-
-def header_text(
-    key: str = KEY.digest,
-    fingerprint: str = "00" * 8,
-    put_back_count: str = "3",
-) -> str:
-    return f"{BINDING}.{key}.{fingerprint}.{put_back_count}"
-
-
-def test_an_intact_header_is_read() -> None:
-    assert read({"idempotency": header_text()}).put_back_count == 3
+def header_text(key: str = KEY.digest, fingerprint: str = "00" * 8, count: str = "3") -> str:
+    binding = with_explicit_key(None, "req-7")["idempotency"]
+    return f"{binding}.{key}.{fingerprint}.{count}"
 
 
 @pytest.mark.parametrize(
@@ -300,7 +278,7 @@ def test_an_intact_header_is_read() -> None:
         *(header_text(key=KEY.digest + more) for more in ("x", "\n")),
         *(header_text(key=key) for key in ("short", "{" * 22, "é" * 22)),
         *(header_text(fingerprint="zz"), header_text(fingerprint="00" * 300)),
-        *(header_text(put_back_count=text) for text in ("often", "", "-1", "٣", "9" * 10)),
+        *(header_text(count=text) for text in ("often", "", "-1", "٣", "9" * 10)),
         *(header_text() + "\n", header_text() + ".more", header_text().rpartition(".")[0]),
         *(header_text()[1:], header_text().partition(".")[2]),
         "é" + header_text()[1:],
@@ -308,6 +286,7 @@ def test_an_intact_header_is_read() -> None:
     ids=lambda damaged: repr(damaged).replace(KEY.digest, "KEY")[:100],
 )
 def test_a_damaged_header_is_ignored(damaged: Any) -> None:
+    assert read({"idempotency": header_text()}).put_back_count == 3, "the intact one"
     assert read({"idempotency": damaged}) == MessageHeaders()
     assert read({"idempotency": damaged, "idempotency_key": "req-7"}) == MessageHeaders("req-7")
 
