@@ -63,20 +63,18 @@ def error_of(app: Celery, **attributes: Any) -> str:
 
 def shop(broker_url: str = "redis://localhost:1/0", **settings: Any) -> Celery:
     """Returns an app without tasks."""
-    app = Celery("shop", set_as_current=False)
+    app = celery(**settings)
     app.finalized = True  # without the shared tasks of other tests
-    app.conf.update(broker_url=broker_url, result_backend="redis://localhost:1/0", **settings)
+    app.conf.broker_url = broker_url
     return app
 
 
-def add(app: Celery, function: Any = None, *, name: str = "shop.charge", **options: Any) -> Any:
+def add(app: Celery, function: Any = None, *, name: str = TASK, **options: Any) -> Any:
     """Adds an idempotent task to `app`, and returns it."""
 
     def charge(order_id: int, amount: int = 0) -> None: ...
 
-    return app.task(
-        function or charge, base=IdempotentTask, name=name, lazy=False, shared=False, **options
-    )
+    return task_in(app, function or charge, name=name, **options)
 
 
 def unchanged(

@@ -35,6 +35,7 @@ class Task(IdempotentTask):
     """The task of most tests."""
 
     idempotency_key = "order:{order}"
+    idempotency_lease = 10
     idempotency_label = "order {order}"
     idempotency_replay_errors = (ValueError,)
 
@@ -51,22 +52,14 @@ def handle(self: Any, order: str, outcome: str = "charged") -> dict[str, str]:
         return {"part": part, "receipt": uuid4().hex}
 
 
-charge = app.task(bind=True, base=Task, name="shop.charge", idempotency_lease=10)(handle)
-brief = app.task(bind=True, base=Task, name="shop.brief", idempotency_lease=2)(handle)
-finished = app.task(
-    bind=True, base=Task, name="shop.finished", idempotency_lease=10, idempotency_until="finished"
-)(handle)
-reserved = app.task(
-    bind=True,
-    base=Task,
-    name="shop.reserved",
-    idempotency_lease=10,
-    idempotency_dedupe_publish=True,
-)(handle)
-collapsed = app.task(
-    bind=True, base=Task, name="shop.collapsed", idempotency_lease=10, idempotency_until="started",
-    idempotency_dedupe_publish=True,
-)(handle)  # fmt: skip
+for name, options in {
+    "charge": {},
+    "brief": {"idempotency_lease": 2},
+    "finished": {"idempotency_until": "finished"},
+    "reserved": {"idempotency_dedupe_publish": True},
+    "collapsed": {"idempotency_until": "started", "idempotency_dedupe_publish": True},
+}.items():
+    app.task(bind=True, base=Task, name=f"shop.{name}", **options)(handle)
 
 
 @app.task(name="shop.publish")

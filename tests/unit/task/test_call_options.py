@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -104,16 +105,6 @@ def test_an_invalid_key_of_a_signature_is_rejected_when_it_is_published(shop: Sh
             shop.charge.s(1).set(idempotency_key=key).delay()
     for key in (None, False, 7):
         shop.charge.s(1).set(idempotency_key=key).delay()
-
-
-def test_an_option_of_tasks_is_not_one_of_calls(shop: Shop) -> None:
-    with pytest.raises(TypeError) as caught:
-        shop.charge.apply_async((1,), idempotency_lease=5)
-
-    assert str(caught.value) == (
-        "apply_async() takes no option 'idempotency_lease'; it is an option of tasks, set it on "
-        "the task"
-    )
 
 
 @pytest.mark.parametrize("options", [{"idempotency_key": "req-8"}, {"idempotency_keyy": "req-8"}])
@@ -290,18 +281,18 @@ def test_the_retention_of_a_call_is_checked_before_anything_is_published(shop: S
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"),
+    ("name", "hint"),
     [
-        ("idempotency_keyy", "idempotency_key"),
-        ("idempotency_keys", "idempotency_key"),
-        ("idempotency_result_tll", "idempotency_result_ttl"),
+        ("idempotency_keyy", "did you mean 'idempotency_key'?"),
+        ("idempotency_keys", "did you mean 'idempotency_key'?"),
+        ("idempotency_result_tll", "did you mean 'idempotency_result_ttl'?"),
+        ("idempotency_lease", "it is an option of tasks, set it on the task"),
     ],
 )
-def test_the_error_suggests_the_nearest_option(shop: Shop, name: str, nearest: str) -> None:
+def test_the_error_suggests_the_nearest_option(shop: Shop, name: str, hint: str) -> None:
     with pytest.raises(TypeError) as caught:
         shop.charge.apply_async((1,), **{name: 1})
-    assert str(caught.value) == (
-        f"apply_async() takes no option {name!r}; did you mean {nearest!r}?"
-    )
-    with pytest.raises(KeyRuleError, match=rf"'{name}' .*; did you mean '{nearest}'\?$"):
-        misplaced.check_headers("orders.charge", {name: 1})
+    assert str(caught.value) == f"apply_async() takes no option {name!r}; {hint}"
+    if hint.startswith("did"):
+        with pytest.raises(KeyRuleError, match=rf"'{name}' .*; {re.escape(hint)}$"):
+            misplaced.check_headers("orders.charge", {name: 1})
