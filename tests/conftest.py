@@ -1,7 +1,7 @@
 """Groups tests by module for pytest-xdist, and skips tests whose prerequisites are missing.
 
-Also reports how many tests with the mark `exhaustive` were left out, which only ``make test-all``
-runs; and fixtures of several folders.
+Also reports that tests with the mark `exhaustive` were left out, which only ``make test-all`` runs;
+and fixtures of several folders.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -68,44 +67,15 @@ def exhaustive_except(names: Iterable[str], *kept: str) -> list[Any]:
     ]
 
 
-class LeftOut:
-    """A plugin that reports how many exhaustive tests were left out."""
-
-    def __init__(self) -> None:
-        self._by_folder: Counter[str] = Counter()
-
-    def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        self._by_folder.update(
-            item.path.relative_to(TESTS).parts[0]
-            for item in items
-            if item.get_closest_marker("exhaustive")
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if "not exhaustive" in config.option.markexpr:
+        terminalreporter.section("left out")
+        terminalreporter.write_line(
+            "Tests of further deployments, brokers, pools and databases, and long ones: "
+            "`make test-all` also runs them."
         )
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """In a process of pytest-xdist, sends the counts to the main process."""
-        if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["left_out"] = dict(self._by_folder)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Receives the counts; each process has the same ones."""
-        self._by_folder = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
-
-    def pytest_terminal_summary(
-        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
-    ) -> None:
-        if self._by_folder and "not exhaustive" in config.option.markexpr:
-            folders = ", ".join(f"{name} {n:,}" for name, n in self._by_folder.most_common())
-            terminalreporter.section("left out")
-            terminalreporter.write_line(
-                f"{self._by_folder.total():,} tests of further deployments, brokers, pools and "
-                f"databases, and long ones: {folders}."
-            )
-            terminalreporter.write_line("`make test-all` also runs them.")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(LeftOut())
 
 
 @pytest.hookimpl(wrapper=True)

@@ -33,7 +33,7 @@ from celery_idempotent import (
 from celery_idempotent.testing import IsolatedRecords
 from examples.burst.tasks import index
 from examples.one_at_a_time.tasks import synchronize
-from tests.docs.pages import ROOT, python_blocks
+from tests.docs.pages import README, ROOT, block_with, python_blocks
 
 pytestmark = pytest.mark.usefixtures("idempotency")
 
@@ -67,11 +67,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the Python blocks of a page or a section, with eager apps; returns their names."""
     monkeypatch.setattr(celery, "Celery", eager_app)
 
-    def run(page: str, title: str = "", **names: Any) -> dict[str, Any]:
+    def run(page: str, title: str = "", containing: str = "", **names: Any) -> dict[str, Any]:
         names |= {"__name__": "shop", "IdempotentTask": IdempotentTask, "TASK_ID": TASK_ID}
         names.setdefault("app", eager_app("shop"))
         for block in python_blocks(ROOT / f"docs/{page}.md", title):
-            exec(block.replace("@app.task(", "@app.task(shared=False, "), names)
+            if containing in block:
+                exec(block.replace("@app.task(", "@app.task(shared=False, "), names)
         return names
 
     return run
@@ -90,6 +91,22 @@ def post(api: FastAPI, url: str, **options: Any) -> httpx.Response:
 
 def options_of(task: Any) -> Any:
     return task.idempotency_configuration.settings
+
+
+def test_the_first_example_charges_once_until_its_record_is_forgotten(run: Run) -> None:
+    gateway = Calls()
+    names = run("../README", containing='Celery("shop"', gateway=gateway)
+    first, duplicate, reused = block_with(README, "# another task id, the same result").splitlines()
+
+    assert eval(first, names) == eval(duplicate, names) == "reply 1"
+    with pytest.raises(KeyReusedError):
+        eval(reused, names)
+    assert gateway == [(42, 999)]
+
+    names = run("reference/task", containing="record = charge.", **names)
+    assert names["record"].result == "reply 1"
+    assert names["charge"].delay(42, amount=999).get() == "reply 2"
+    assert gateway == [(42, 999)] * 2
 
 
 class TestChargeOnce:

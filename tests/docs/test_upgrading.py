@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.core.key import canonical
 from celery_idempotent.core.record import layout
 from tests.docs.pages import ROOT, block_with
-from tests.unit.conftest import rule_of
 from tests.waiting import SOON
 
 PAGE = ROOT / "docs/upgrading.md"
@@ -59,25 +58,6 @@ def test_an_alias_has_the_keys_and_the_result_of_the_task(idempotency: Any) -> N
     assert results == ["charged 42"] * 3
     assert charged == [999]
     app.close()
-
-
-@pytest.mark.parametrize(
-    ("rule", "changes"), [(None, True), ("order:{order}", False), (("order",), False)]
-)
-def test_what_a_new_name_of_a_parameter_changes(rule: Any, changes: bool) -> None:
-    def before(order: int, amount: int = 0) -> None: ...
-
-    def renamed(order_id: int, amount: int = 0) -> None: ...
-
-    def with_another(order: int, amount: int = 0, currency: str = "EUR") -> None: ...
-
-    def key_of(body: Callable[..., Any], rule: Any) -> Any:
-        return rule_of(body, rule).derive((42,), {})
-
-    new_rule = {None: None, "order:{order}": "order:{order_id}", ("order",): ("order_id",)}[rule]
-    assert key_of(with_another, rule) == key_of(before, rule)
-    assert (str(key_of(renamed, new_rule)) != str(key_of(before, rule))) is changes
-    assert key_of(renamed, new_rule) != key_of(before, rule), "the key or its fingerprint"
 
 
 @pytest.mark.exhaustive

@@ -62,6 +62,8 @@ class TestChanges:
             (BY_ORDER, amount_first, BY_ORDER, ["keys-changed"]),
             ({}, total, {}, ["keys-changed"]),
             (BY_ORDER, renamed, {"idempotency_key": "order:{order}"}, ["fingerprints-changed"]),
+            ({"idempotency_key": ("order_id",)}, renamed, {"idempotency_key": ("order",)},
+             ["fingerprints-changed"]),
             (BY_ORDER, total, BY_ORDER, ["fingerprints-changed"]),
             (BY_ORDER, with_tenant, BY_ORDER, ["calls-refused"]),
             ({}, in_dollars, {}, ["defaults-changed"]),
