@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from threading import get_ident
 from typing import Any
 
 from celery import Celery
@@ -33,27 +34,34 @@ KEY = "shop.charge:digest"
 
 
 class MemoryStorage:
-    """An offload storage in memory; all its methods fail while it is `unavailable`."""
+    """An offload storage in memory; all its methods fail while it is `unavailable`.
 
-    def __init__(self, unavailable: bool = False) -> None:
-        self.unavailable = unavailable
+    Attributes:
+        threads: those that have used it.
+    """
+
+    def __init__(self) -> None:
+        self.unavailable = False
         self.objects: dict[str, bytes] = {}
+        self.threads: list[int] = []
 
     def put(self, name: str, data: bytes, seconds: float) -> None:
-        if self.unavailable:
-            raise OSError("unavailable")
+        self._use()
         self.objects[name] = data
         self.seconds = seconds
 
     def get(self, name: str) -> bytes | None:
-        if self.unavailable:
-            raise OSError("unavailable")
+        self._use()
         return self.objects.get(name)
 
     def delete(self, name: str) -> None:
+        self._use()
+        self.objects.pop(name, None)
+
+    def _use(self) -> None:
+        self.threads.append(get_ident())
         if self.unavailable:
             raise OSError("unavailable")
-        self.objects.pop(name, None)
 
 
 def make_codec(

@@ -187,7 +187,7 @@ class TestErrors:
         assert type(error) is WordyError
         assert str(error) == "out of 5"
 
-    def test_are_json_whatever_the_serializer_of_the_result_backend(self) -> None:
+    def test_are_json_whatever_the_app_writes_and_accepts(self) -> None:
         pickling = Celery("pickling", backend="cache+memory://", set_as_current=False)
         pickling.conf.result_serializer = "pickle"
         codec = PayloadCodec(ResultCodec(pickling), prepare_accept_content(["pickle"]))
@@ -198,13 +198,6 @@ class TestErrors:
 
         assert type(again) is ValueError
         assert again.args == ("<class 'object'>",)
-
-    def test_are_decoded_even_if_the_app_does_not_accept_json(self) -> None:
-        payload = encode_error(ValueError("a"))
-
-        assert decode(payload, codec=make_codec(accept=["pickle"]), state=State.FAILED).args == (
-            "a",
-        )
 
     def test_are_never_unpickled(self) -> None:
         with pytest.raises(CorruptRecordError):

@@ -116,22 +116,8 @@ class TestOffloadStorage:
 
 
 def test_on_an_event_loop_only_the_offload_storage_is_used_in_a_thread() -> None:
-    threads = []
-
-    class Recording(MemoryStorage):
-        def put(self, name: str, data: bytes, seconds: float) -> None:
-            threads.append(get_ident())
-            super().put(name, data, seconds)
-
-        def get(self, name: str) -> bytes | None:
-            threads.append(get_ident())
-            return super().get(name)
-
-        def delete(self, name: str) -> None:
-            threads.append(get_ident())
-            super().delete(name)
-
-    storage = Recording()
+    storage = MemoryStorage()
+    threads = storage.threads
     settings = Settings(serializer="json", max_result_size=10)
 
     async def use(codec: PayloadCodec) -> None:
