@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from typing_extensions import Self
 
 from celery_idempotent.extensions.offload import OffloadStorage, check
 from tests.servers.moto_server import REGION, MotoServer
@@ -24,43 +23,25 @@ DATA = [
 ]
 
 
-class Bucket(MotoServer):
-    """A bucket of moto that exists within a `with` block; `settings` reach it from any process."""
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        #: Settings of Celery's S3 backend.
-        self.settings: dict[str, Any] = {
-            "s3_endpoint_url": f"http://{self.address}",
+@pytest.fixture(scope="module")
+def s3_settings() -> Iterator[dict[str, Any]]:
+    """Settings of Celery's S3 backend, for a bucket of moto."""
+    with MotoServer() as server:
+        url = f"http://{server.address}"
+        server.session.resource("s3", endpoint_url=url).create_bucket(Bucket="results")
+        yield {
+            "s3_endpoint_url": url,
             "s3_access_key_id": "testing",
             "s3_secret_access_key": "testing",
             "s3_region": REGION,
             "s3_bucket": "results",
         }
-        resource = self.session.resource("s3", endpoint_url=self.settings["s3_endpoint_url"])
-        self._bucket = resource.create_bucket(Bucket="results")
-        return self
-
-    def objects(self) -> dict[str, bytes]:
-        """Returns the contents of all objects by name."""
-        return {item.key: item.get()["Body"].read() for item in self._bucket.objects.all()}
-
-    def empty(self) -> None:
-        """Deletes all objects."""
-        self._bucket.objects.delete()
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[Bucket]:
-    with Bucket() as bucket:
-        yield bucket
 
 
 @pytest.fixture(params=["file", "s3", "memory", "redis"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path, server: RedisServer) -> OffloadStorage:
     if request.param == "s3":
-        settings = request.getfixturevalue("bucket").settings
-        return OffloadStorage(make_app(**settings), "s3://")
+        return OffloadStorage(make_app(**request.getfixturevalue("s3_settings")), "s3://")
     urls = {"file": f"file://{tmp_path}", "memory": "cache+memory://", "redis": server.url}
     check(make_app(), urls[request.param])
     return OffloadStorage(make_app(), urls[request.param])
@@ -79,14 +60,10 @@ def test_any_bytes_are_returned_unchanged(storage: OffloadStorage) -> None:
         assert storage.get(f"{NAME}{number}") == data
 
 
-def test_a_name_that_was_never_stored_has_no_data(storage: OffloadStorage) -> None:
+def test_a_name_that_was_never_stored_or_is_deleted_has_no_data(storage: OffloadStorage) -> None:
     assert storage.get(f"{NAME}-never") is None
-
-
-def test_a_deleted_name_has_no_data(storage: OffloadStorage) -> None:
     storage.put(NAME, b"1", 60)
     storage.delete(NAME)
-
     assert storage.get(NAME) is None
 
 
