@@ -30,14 +30,15 @@ from redis.sentinel import Sentinel
 from tests.servers.program import Ports, Stoppable, wait_until
 from tests.servers.redis_server import RedisServer
 
-__all__ = ["ClusterServers", "SentinelServers", "SlotMove"]
-
 _SLOTS = 16_384
 _MASTERS = 3
 _MIGRATE_MS = 5_000
 #: How many of the three Sentinels must agree.
 _QUORUM = 2
 _INFO_PERIOD_MS = 500
+#: How long a master may not reply before it counts as failed. Sentinels send a new master its first
+#: PING after a second; with a shorter time they would declare it down before that.
+_DOWN_AFTER_MS = "1500"
 
 
 class _Range(NamedTuple):
@@ -67,18 +68,11 @@ class ClusterServers(Stoppable):
 
     @classmethod
     def start(
-        cls,
-        kind: str = "any",
-        *,
-        node_timeout_ms: int = 1500,
-        config: Mapping[str, str] | None = None,
-        users: Mapping[str, str] | None = None,
+        cls, config: Mapping[str, str] | None = None, users: Mapping[str, str] | None = None
     ) -> ClusterServers:
         """Starts a cluster and returns when it serves all slots and every master has a replica.
 
         Args:
-            kind: as in `RedisServer.start`.
-            node_timeout_ms: how long a master may not reply before it counts as failed.
             config: further redis.conf directives for each node.
             users: as in `RedisServer.start`; see `url_as`.
 
@@ -87,7 +81,7 @@ class ClusterServers(Stoppable):
         """
         directives = {
             "cluster-enabled": "yes",
-            "cluster-node-timeout": str(node_timeout_ms),
+            "cluster-node-timeout": _DOWN_AFTER_MS,
             "repl-ping-replica-period": "1",  # a replica is listed after its master's first ping
             "cluster-replica-validity-factor": "0",  # a replica may always be promoted
             "cluster-allow-replica-migration": "no",  # a replica keeps its master
@@ -95,7 +89,7 @@ class ClusterServers(Stoppable):
         }
 
         def start_node(port: int) -> RedisServer:
-            return RedisServer.start(kind, port=port, config=directives, users=users)
+            return RedisServer.start(port=port, config=directives, users=users)
 
         ports = Ports(2 * _MASTERS)
         with ThreadPoolExecutor() as pool:
@@ -136,11 +130,7 @@ class ClusterServers(Stoppable):
             abrupt: kill immediately; data that is not replicated yet is lost.
         """
         failed, replica = self.master_of(key), self.replica_of(key)
-        if not abrupt:
-            wait_until(
-                lambda: replica.is_copy_of(failed), "The replica did not get the master's data"
-            )
-        failed.kill()
+        _kill(failed, replica, abrupt=abrupt)
         slot = key_slot(key.encode())
         wait_until(
             lambda: all(_serves(node, slot, replica.port) for node in self.living),
@@ -318,36 +308,30 @@ class SentinelServers(Stoppable):
         )
 
     @classmethod
-    def start(
-        cls, kind: str = "any", *, password: str | None = None, down_after_ms: int = 1500
-    ) -> SentinelServers:
+    def start(cls, password: str | None = None) -> SentinelServers:
         """Starts a group and returns when all of its members have discovered each other.
 
         Args:
-            kind: as in `RedisServer.start`.
             password: of the servers with the data; the Sentinels have none.
-            down_after_ms: how long the master may not reply before it counts as down. Sentinels
-                send a new master its first PING after a second; with a shorter time they would
-                declare it down before that.
 
         Raises:
             ServerError: no such server is available, or they did not discover each other.
         """
         ports = Ports(4)
         master_port, *sentinel_ports = ports.numbers
-        master = RedisServer.start(kind, port=master_port, password=password)
-        replica = RedisServer.start(kind, password=password, replica_of=master)
+        master = RedisServer.start(port=master_port, password=password)
+        replica = RedisServer.start(password=password, replica_of=master)
         name = cls.master_name
         config = {
             f"sentinel monitor {name}": f"127.0.0.1 {master.port} {_QUORUM}",
-            f"sentinel down-after-milliseconds {name}": str(down_after_ms),
+            f"sentinel down-after-milliseconds {name}": _DOWN_AFTER_MS,
             f"sentinel failover-timeout {name}": "1000",
         }
         if password:
             config[f"sentinel auth-pass {name}"] = password
 
         def start_sentinel(port: int) -> RedisServer:
-            return RedisServer.start(kind, port=port, sentinel=True, config=config)
+            return RedisServer.start(port=port, sentinel=True, config=config)
 
         with ThreadPoolExecutor() as pool:
             sentinels = list(pool.map(start_sentinel, sentinel_ports))
@@ -386,11 +370,7 @@ class SentinelServers(Stoppable):
             abrupt: kill immediately; data that is not replicated yet is lost.
         """
         failed, replica = self.master, self.replica
-        if not abrupt:
-            wait_until(
-                lambda: replica.is_copy_of(failed), "The replica did not get the master's data"
-            )
-        failed.kill()
+        _kill(failed, replica, abrupt=abrupt)
         wait_until(
             lambda: (
                 all(self._master_port(sentinel) == replica.port for sentinel in self.sentinels)
@@ -430,6 +410,13 @@ class SentinelServers(Stoppable):
             if replica["master-link-status"] != "ok":
                 return False
         return True
+
+
+def _kill(master: RedisServer, replica: RedisServer, *, abrupt: bool) -> None:
+    """Kills a master; unless it is abrupt, not before the replica has all of its data."""
+    if not abrupt:
+        replica.wait_until_copy_of(master)
+    master.kill()
 
 
 def _role(server: RedisServer) -> str:

@@ -21,7 +21,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from typing_extensions import Self
@@ -272,35 +271,25 @@ def _reserve(holder: socket.socket, port: int) -> None:
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """Paths of PEM files: the authority to trust, the server's certificate chain and its key."""
+def make_certificate(directory: Path) -> dict[str, str]:
+    """Writes a new authority, and a certificate signed by it, into `directory`.
 
-    authority: Path
-    chain: Path
-    key: Path
+    Returns:
+        the directives of Redis that name the files.
+    """
+    import trustme
 
-    @classmethod
-    def make(cls, directory: Path) -> Certificate:
-        """Writes a new authority, and a certificate signed by it, into `directory`.
-
-        Raises:
-            ServerError: the package trustme is not installed.
-        """
-        try:
-            import trustme
-        except ImportError:
-            raise ServerError("A server with TLS needs trustme: pip install trustme") from None
-        certificate = cls(
-            directory / "authority.pem", directory / "server.pem", directory / "server.key"
-        )
-        authority = trustme.CA()
-        issued = authority.issue_cert("127.0.0.1", "localhost")
-        authority.cert_pem.write_to_path(certificate.authority)
-        issued.private_key_pem.write_to_path(certificate.key)
-        for pem in issued.cert_chain_pems:
-            pem.write_to_path(certificate.chain, append=True)
-        return certificate
+    files = {
+        name: str(directory / f"{name}.pem")
+        for name in ("tls-ca-cert-file", "tls-cert-file", "tls-key-file")
+    }
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    authority.cert_pem.write_to_path(files["tls-ca-cert-file"])
+    issued.private_key_pem.write_to_path(files["tls-key-file"])
+    for pem in issued.cert_chain_pems:
+        pem.write_to_path(files["tls-cert-file"], append=True)
+    return files
 
 
 REPOSITORY = Path(__file__).parents[2]

@@ -25,12 +25,12 @@ import redis
 
 from celery_idempotent.testing.server import in_package
 from tests.servers.program import (
-    Certificate,
     Clock,
     Ports,
     Program,
     Server,
     ServerError,
+    make_certificate,
     wait_until,
 )
 
@@ -126,7 +126,8 @@ class RedisServer(Server):
         command = [str(program), str(settings), *(["--sentinel"] if sentinel else [])]
         environment = own_clock.environment if own_clock else None
         server = cls(url, Program(directory, "server", command, environment), ports, own_clock)
-        server._wait_until_copy_of(replica_of)
+        if replica_of:
+            server.wait_until_copy_of(replica_of)
         return server
 
     def restart(self, *, replica_of: RedisServer | None = None) -> None:
@@ -137,14 +138,13 @@ class RedisServer(Server):
         Args:
             replica_of: the master from now on; returns when all of its data is copied.
         """
-        program = self._program
+        self._program.end(signal.SIGTERM)
         if replica_of:
-            append_directives(
-                program.directory / "server.conf", _replication_directives(replica_of)
-            )
-        program.end(signal.SIGTERM)
+            settings = self._program.directory / "server.conf"
+            append_directives(settings, _replication_directives(replica_of))
         self.launch()
-        self._wait_until_copy_of(replica_of)
+        if replica_of:
+            self.wait_until_copy_of(replica_of)
 
     def url_as(self, user: str, password: str) -> str:
         """Returns `url` with the credentials of one of its `users`."""
@@ -173,9 +173,9 @@ class RedisServer(Server):
             and copy["slave_repl_offset"] >= source["master_repl_offset"]
         )
 
-    def _wait_until_copy_of(self, master: RedisServer | None) -> None:
-        if master is not None:
-            wait_until(lambda: self.is_copy_of(master), "The replica did not get the master's data")
+    def wait_until_copy_of(self, master: RedisServer) -> None:
+        """Returns when `is_copy_of` is true."""
+        wait_until(lambda: self.is_copy_of(master), "The replica did not get the master's data")
 
     @property
     def port(self) -> int:
@@ -277,15 +277,13 @@ def _listen_directives(
         return f"redis+socket://{path}", {"port": "0", "unixsocket": str(path)}
     if not tls:
         return f"redis://127.0.0.1:{port}/0", {"port": str(port)}
-    certificate = Certificate.make(directory)
-    trust = {"ssl_cert_reqs": "required", "ssl_ca_certs": str(certificate.authority)}
+    files = make_certificate(directory)
+    trust = {"ssl_cert_reqs": "required", "ssl_ca_certs": files["tls-ca-cert-file"]}
     return f"rediss://127.0.0.1:{port}/0?{urlencode(trust, safe='/')}", {
         "port": "0",
         "tls-port": str(port),
-        "tls-ca-cert-file": str(certificate.authority),
-        "tls-cert-file": str(certificate.chain),
-        "tls-key-file": str(certificate.key),
         "tls-auth-clients": "no",
+        **files,
     }
 
 

@@ -23,12 +23,16 @@ class Provider(CredentialProvider):
         return ("secret",)
 
 
-def options_of(**settings: Any) -> dict[str, Any]:
-    """Returns the options of the connections to the records of an app with these settings."""
+def store_of(settings: dict[str, Any], **attributes: Any) -> Any:
+    """Returns the store of a task in an app with these settings."""
     app = Celery("shop", set_as_current=False)
     app.conf.update(settings)
-    client = task_in(app).idempotency_configuration.executor.store.client
-    pool = client.connection_pool
+    return task_in(app, **attributes).idempotency_configuration.executor.store
+
+
+def options_of(**settings: Any) -> dict[str, Any]:
+    """Returns the options of the connections to the records of an app with these settings."""
+    pool = store_of(settings).client.connection_pool
     options = dict(pool.connection_kwargs, connection_class=pool.connection_class)
     if manager := getattr(pool, "sentinel_manager", None):
         addresses = [s.connection_pool.connection_kwargs for s in manager.sentinels]
@@ -55,13 +59,9 @@ class TestRedis:
     def test_is_the_configured_one_or_the_backend_or_the_broker(
         self, settings: dict[str, Any], config: str
     ) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update(
-            {"broker_url": "redis://broker:1/0", "result_backend": "redis://:pw@backend:1/0"}
-            | settings
-        )
+        both = {"broker_url": "redis://broker:1/0", "result_backend": "redis://:pw@backend:1/0"}
 
-        assert str(task_in(app).idempotency_configuration.executor.store.config) == config
+        assert str(store_of(both | settings).config) == config
 
     @pytest.mark.parametrize(
         ("settings", "expected"),
@@ -184,45 +184,34 @@ class TestRedis:
         assert ":p" not in str(caught.value)
 
     def test_that_is_configured_gets_no_options_of_others(self) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update(
-            result_backend="redis://backend",
-            redis_backend_use_ssl={"ssl_ca_certs": "/etc/ca.pem"},
-            idempotency_redis_url="redis://own",
-            idempotency_redis_options={"username": "shop"},
-        )
+        settings = {
+            "result_backend": "redis://backend",
+            "redis_backend_use_ssl": {"ssl_ca_certs": "/etc/ca.pem"},
+            "idempotency_redis_url": "redis://own",
+            "idempotency_redis_options": {"username": "shop"},
+        }
 
-        config = task_in(app).idempotency_configuration.executor.store.config
+        config = store_of(settings).config
 
         assert (config.url, config.options) == ("redis://own", {"username": "shop"})
 
     def test_may_be_a_custom_client(self) -> None:
         client = Redis()
-        task = task_in(celery(), idempotency_redis_client=lambda: client)
-
-        store = task.idempotency_configuration.executor.store
+        store = store_of({}, idempotency_redis_client=lambda: client)
 
         assert store.client is client
         assert str(store.config) == "function given by the user"
-
-    def test_may_be_the_import_path_of_a_client(self) -> None:
-        task = task_in(celery(), idempotency_redis_client="redis:Redis")
-
-        assert isinstance(task.idempotency_configuration.executor.store.client, Redis)
+        assert isinstance(store_of({}, idempotency_redis_client="redis:Redis").client, Redis)
 
     def test_with_an_invalid_import_path_is_rejected(self) -> None:
-        task = task_in(celery(), idempotency_redis_client="shop.nowhere:client")
-
         with pytest.raises(ImproperlyConfigured, match="'shop.nowhere:client' cannot be imported"):
-            task.idempotency_record(1)
+            store_of({}, idempotency_redis_client="shop.nowhere:client")
 
     def test_that_is_not_configured_is_an_error(self) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update(broker_url="amqp://guest:secret@localhost//", result_backend="rpc://")
-        task = task_in(app)
+        settings = {"broker_url": "amqp://guest:secret@localhost//", "result_backend": "rpc://"}
 
         with pytest.raises(ImproperlyConfigured) as caught:
-            task.idempotency_record(1)
+            store_of(settings)
 
         assert str(caught.value) == (
             "idempotency_redis_url is not set, and neither the result backend nor the broker is "

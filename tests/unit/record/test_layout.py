@@ -65,26 +65,39 @@ def test_a_line_of_a_later_version_is_ignored() -> None:
     assert (record.format, record.traceparent, record.label) == ("json", "", "order 42")
 
 
+BEGUN = datetime(2025, 11, 21, 12, 0, 0, 123457, tzinfo=timezone.utc)
+AT = datetime(2025, 11, 21, 12, 1, 0, 123000, tzinfo=timezone.utc)
+
+
 @pytest.mark.parametrize(
-    ("letter", "state", "sending"),
+    ("letters", "state", "sending", "started", "deadline", "finished", "result"),
     [
-        (b"W", State.RESERVED, False),
-        *((letter, State.STARTED, False) for letter in (b"B", b"A", b"b", b"a")),
-        (b"V", State.COMPLETED, False),
-        (b"T", State.COMPLETED, True),
-        (b"t", State.COMPLETED, True),
-        (b"D", State.COMPLETED, False),
-        (b"E", State.FAILED, False),
-        (b"X", State.FAILED, False),
+        (b"W", State.RESERVED, False, None, AT, None, None),
+        (b"BAba", State.STARTED, False, BEGUN, AT, None, None),
+        (b"VD", State.COMPLETED, False, BEGUN, None, AT, b"body!"),
+        (b"Tt", State.COMPLETED, True, BEGUN, None, None, b"body!"),
+        (b"EX", State.FAILED, False, BEGUN, None, AT, b"body!"),
     ],
 )
-def test_the_letter_determines_the_state(letter: bytes, state: State, sending: bool) -> None:
-    record = read(raw_record(letter, owner=b"12", at_ms=258))
+def test_the_letter_determines_the_state_its_times_and_whether_there_is_a_result(
+    letters: bytes,
+    state: State,
+    sending: bool,
+    started: datetime | None,
+    deadline: datetime | None,
+    finished: datetime | None,
+    result: bytes | None,
+) -> None:
+    for letter in letters:
+        raw = raw_record(bytes([letter]), owner=b"12", body=b"body")
+        record = layout.read(raw, "k", "t", decode=lambda record: record.body + b"!")
 
-    assert record.state is state
-    assert record.sending is sending
-    assert record.sending_until_ms == (258 if sending else 0)
-    assert record.awaited == (12 if letter in b"WDX" else 0)
+        assert (record.state, record.sending) == (state, sending)
+        assert record.sending_until_ms == (record.at_ms if sending else 0)
+        assert record.awaited == (12 if letter in b"WDX" else 0)
+        assert (record.started_at, record.deadline) == (started, deadline)
+        assert (record.finished_at, record.result) == (finished, result)
+        assert read(raw).result is None, "without a decoder"
 
 
 def test_every_other_letter_belongs_to_another_version() -> None:
@@ -223,41 +236,6 @@ def test_a_payload_is_read_back_from_its_bytes() -> None:
 
     assert payload.to_bytes() == b"json+gzip\ntwo\nlines"
     assert Payload.from_bytes(payload.to_bytes()) == payload
-
-
-BEGUN = datetime(2025, 11, 21, 12, 0, 0, 123457, tzinfo=timezone.utc)
-AT = datetime(2025, 11, 21, 12, 1, 0, 123000, tzinfo=timezone.utc)
-
-
-def record(letter: bytes) -> Record:
-    raw = raw_record(letter, owner=b"1")
-    return layout.read(raw, "k", "t", decode=lambda record: record.body + b"!")
-
-
-@pytest.mark.parametrize(
-    ("letter", "started", "deadline", "finished"),
-    [
-        (b"W", None, AT, None),
-        (b"A", BEGUN, AT, None),
-        (b"V", BEGUN, None, AT),
-        (b"T", BEGUN, None, None),
-        (b"E", BEGUN, None, AT),
-    ],
-)
-def test_each_state_has_its_times(
-    letter: bytes, started: datetime | None, deadline: datetime | None, finished: datetime | None
-) -> None:
-    actual = record(letter)
-
-    assert (actual.started_at, actual.deadline, actual.finished_at) == (started, deadline, finished)
-
-
-def test_only_a_finished_record_has_a_result() -> None:
-    assert record(b"V").result == b"!"
-    assert record(b"E").result == b"!"
-    assert record(b"A").result is None
-    assert record(b"W").result is None
-    assert layout.read(raw_record(b"V"), "k", "t").result is None, "without a decoder"
 
 
 def test_a_state_prints_as_its_name() -> None:

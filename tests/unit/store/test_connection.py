@@ -17,78 +17,47 @@ from celery_idempotent.core.store.transport.connection import connect
 from celery_idempotent.core.store.url import redacted
 from celery_idempotent.errors import SettingsError
 
-
-def connection_of(url: str) -> Any:
-    """Return a connection for `url` that is not open."""
-    return connect(StoreConfig(url=url)).connection_pool.make_connection()
+ORG, TLS, SOCKET = {"host": "example.org"}, "rediss://:secret@example.org:6380/1", "/run/redis.sock"
 
 
 @pytest.mark.parametrize(
-    ("url", "host", "port", "database", "user", "password"),
+    ("url", "expected"),
     [
-        ("redis://", "localhost", 6379, 0, None, None),
-        ("redis:///3", "localhost", 6379, 3, None, None),
-        ("redis://example.org", "example.org", 6379, 0, None, None),
-        ("redis://example.org:7000/2", "example.org", 7000, 2, None, None),
-        ("redis://example.org/?db=4", "example.org", 6379, 4, None, None),
-        ("redis://:s%40cret@example.org/0", "example.org", 6379, 0, None, "s@cret"),
-        ("redis://shop:secret@example.org", "example.org", 6379, 0, "shop", "secret"),
-        ("redis://[::1]:7000", "::1", 7000, 0, None, None),
+        ("redis://", {"host": "localhost", "port": 6379, "db": 0}),
+        ("redis://", {"username": None, "password": None, "socket_connect_timeout": 2}),
+        ("redis://", {"socket_timeout": 2.5}),  # and a resend takes as long
+        ("redis://?socket_timeout=0.5", {"socket_timeout": 0.5}),
+        ("redis:///3", {"host": "localhost", "db": 3}),
+        ("redis://example.org", {**ORG, "port": 6379, "db": 0}),
+        ("redis://example.org:7000/2", {**ORG, "port": 7000, "db": 2}),
+        ("redis://example.org/?db=4", {**ORG, "db": 4}),
+        ("redis://:s%40cret@example.org/0", {**ORG, "username": None, "password": "s@cret"}),
+        ("redis://shop:secret@example.org", {**ORG, "username": "shop", "password": "secret"}),
+        ("redis://[::1]:7000", {"host": "::1", "port": 7000, "db": 0}),
+        (TLS, {**ORG, "port": 6380, "db": 1, "cert_reqs": ssl.CERT_REQUIRED, "ca_certs": None}),
+        (f"{TLS}?ssl_cert_reqs=CERT_REQUIRED", {"cert_reqs": ssl.CERT_REQUIRED, "port": 6380}),
+        (f"{TLS}?ssl_cert_reqs=CERT_OPTIONAL", {"cert_reqs": ssl.CERT_OPTIONAL}),
+        (f"{TLS}?ssl_cert_reqs=CERT_NONE", {"cert_reqs": ssl.CERT_NONE}),
+        (f"{TLS}?ssl_cert_reqs=required", {"cert_reqs": ssl.CERT_REQUIRED}),
+        (
+            f"{TLS}?ssl_cert_reqs=none&ssl_ca_certs=%2Fetc%2Fca.pem",
+            {"cert_reqs": ssl.CERT_NONE, "ca_certs": "/etc/ca.pem"},
+        ),
+        (f"redis+socket://{SOCKET}", {"path": SOCKET, "db": 0, "password": None}),
+        (f"redis+socket://{SOCKET}?virtual_host=3", {"path": SOCKET, "db": 3}),
+        (f"redis+socket://{SOCKET}?virtual_host=/3", {"path": SOCKET, "db": 3}),
+        (
+            f"redis+socket://:secret@{SOCKET}?db=2",
+            {"path": SOCKET, "db": 2, "password": "secret"},
+        ),
+        (f"unix://{SOCKET}?db=5", {"path": SOCKET, "db": 5}),
     ],
 )
-def test_tcp(
-    url: str, host: str, port: int, database: int, user: str | None, password: str | None
-) -> None:
-    connection = connection_of(url)
+def test_a_url_is_read_as_by_celery(url: str, expected: dict[str, Any]) -> None:
+    connection = connect(StoreConfig(url=url)).connection_pool.make_connection()
 
-    assert (connection.host, connection.port, connection.db) == (host, port, database)
-    assert (connection.username, connection.password) == (user, password)
-
-
-@pytest.mark.parametrize(
-    ("query", "wanted"),
-    [
-        ("ssl_cert_reqs=CERT_REQUIRED", ssl.CERT_REQUIRED),
-        ("ssl_cert_reqs=CERT_OPTIONAL", ssl.CERT_OPTIONAL),
-        ("ssl_cert_reqs=CERT_NONE", ssl.CERT_NONE),
-        ("ssl_cert_reqs=required", ssl.CERT_REQUIRED),
-        ("ssl_cert_reqs=none&ssl_ca_certs=%2Fetc%2Fca.pem", ssl.CERT_NONE),
-        ("", ssl.CERT_REQUIRED),
-    ],
-)
-def test_tls_in_celerys_form(query: str, wanted: ssl.VerifyMode) -> None:
-    connection = connection_of(f"rediss://:secret@example.org:6380/1?{query}")
-
-    assert connection.cert_reqs == wanted
-    assert (connection.host, connection.port, connection.db) == ("example.org", 6380, 1)
-    assert connection.ca_certs == ("/etc/ca.pem" if "ca_certs" in query else None)
-
-
-@pytest.mark.parametrize(
-    ("url", "database", "password"),
-    [
-        ("redis+socket:///run/redis.sock", 0, None),
-        ("redis+socket:///run/redis.sock?virtual_host=3", 3, None),
-        ("redis+socket:///run/redis.sock?virtual_host=/3", 3, None),
-        ("redis+socket://:secret@/run/redis.sock?db=2", 2, "secret"),
-        ("unix:///run/redis.sock?db=5", 5, None),
-    ],
-)
-def test_unix_socket(url: str, database: int, password: str | None) -> None:
-    connection = connection_of(url)
-
-    assert connection.path == "/run/redis.sock"
-    assert (connection.db, connection.password) == (database, password)
-
-
-def test_default_timeouts_and_those_of_the_url() -> None:
-    assert connection_of("redis://").socket_timeout == 2.5  # and a resend takes as long
-    assert connection_of("redis://").socket_connect_timeout == 2
-    assert connection_of("redis://?socket_timeout=0.5").socket_timeout == 0.5
-
-
-def test_a_command_whose_reply_is_lost_is_resent() -> None:
-    assert connection_of("redis://").retry.get_retries() == 1
+    assert {name: getattr(connection, name) for name in expected} == expected
+    assert connection.retry.get_retries() == 1, "a command whose reply is lost is resent"
 
 
 @pytest.mark.parametrize(
