@@ -22,13 +22,6 @@ pytestmark = pytest.mark.core
 def charge(order: Any, amount: Any = 0, **options: Any) -> None: ...
 
 
-def test_only_the_named_arguments_are_part_of_the_key() -> None:
-    task = Task(charge, "order:{order}")
-
-    assert task.name(42, amount=1) == task.name(42, amount=2)
-    assert task.name(42) != task.name(43)
-
-
 def test_the_fingerprint_distinguishes_the_other_arguments() -> None:
     task = Task(charge, "order:{order}")
 
