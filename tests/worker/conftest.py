@@ -9,7 +9,7 @@ import pytest
 
 from tests.servers.program import Ports
 from tests.servers.redis_server import RedisServer
-from tests.worker.harness import Shop
+from tests.worker.harness import Monitor, Shop
 from tests.worker.ledger import Ledger
 
 
@@ -70,3 +70,10 @@ def port() -> Iterator[int]:
     """A free port, on which a worker serves metrics."""
     with Ports(1) as ports:
         yield ports.numbers[0]
+
+
+@pytest.fixture(scope="module")
+def monitor(shared_shop: Shop) -> Iterator[Monitor]:
+    monitor = Monitor(shared_shop)
+    yield monitor
+    monitor.stop()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 from uuid import uuid4
 
 from celery import Celery
@@ -24,6 +25,7 @@ from celery.result import AsyncResult
 from pytest_celery import CeleryTestWorker
 from redis import Redis
 
+from celery_idempotent.core.store import commands
 from tests.apps import close
 from tests.servers.redis_server import RedisServer
 from tests.waiting import SOON, eventually
@@ -382,6 +384,14 @@ class Monitor:
         self._connection.release()
 
 
+def scrape(port: int) -> dict[str, float]:
+    """Returns the metrics that a worker serves, by name and labels."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON) as response:
+        lines = response.read().decode().splitlines()
+    series = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in series}
+
+
 #: In seconds, instead of the default of 60.
 LEASE = 2.0
 
@@ -430,6 +440,14 @@ def freeze_past_the_lease(shop: Shop, task: Any, order: str, within: str = "") -
         receipts=(frozen_receipt, winner_receipt),
         signals_of_frozen=ledger.signals(first.id),
         notes=ledger.notes(order),
+    )
+
+
+def end_lease(task: Any, *args: Any) -> None:
+    """Ends the lease of the execution that holds the key of a call."""
+    key, record = task.idempotency_key_of(*args), task.idempotency_record(*args)
+    task.idempotency_configuration.execute(
+        commands.abandon(key, record.task_id, record.worker, grace_ms=0, reason="")
     )
 
 

@@ -75,11 +75,7 @@ class Ledger:
     def run(self, order: str, task_id: str | None, execution: Any = None) -> Iterator[None]:
         """Records the start and the end of an execution, which waits while its order is held."""
         number = uuid4().hex
-        start = {
-            "task_id": task_id,
-            "pid": os.getpid(),
-            "started_at": time.time(),
-        }
+        start = {"task_id": task_id, "pid": os.getpid(), "started_at": time.time()}
         if execution is not None:
             start |= {name: getattr(execution, name) for name in _EXECUTION_ATTRIBUTES}
         self._redis.rpush(f"runs:{order}", json.dumps([number, start]))

@@ -17,14 +17,7 @@ from tests.apps import run_command
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, check_duplicates
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import (
-    forgetful,
-    give,
-    pack,
-    silent,
-    thrifty,
-    unserialisable,
-)
+from tests.worker.tasks import forgetful, give, pack, silent, thrifty, unserialisable
 
 pytestmark = pytest.mark.worker
 

@@ -24,14 +24,7 @@ from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report, ship
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import (
-    OutOfStockError,
-    charge,
-    final,
-    flaky,
-    pack,
-    try_later,
-)
+from tests.worker.tasks import OutOfStockError, charge, final, flaky, pack, try_later
 
 pytestmark = pytest.mark.worker
 
@@ -51,15 +44,30 @@ def unreachable_broker() -> Connection:
 SHOP = {"idempotency_dedupe_publish": True}
 
 
+def publish_three_times(shop: Shop, task: Any, *args: Any) -> str:
+    """Asserts that three calls are one message; returns its task id."""
+    before = shop.redis.llen(UNCONSUMED_QUEUE)
+    results = [task.apply_async(args, queue=UNCONSUMED_QUEUE) for _ in range(3)]
+    assert {result.id for result in results} == {results[0].id}
+    assert shop.redis.llen(UNCONSUMED_QUEUE) == before + 1
+    return str(results[0].id)
+
+
 class TestInFlight:
     def test_queued_call_is_published_once(self, shop: Shop, order: str) -> None:
-        before = shop.redis.llen(UNCONSUMED_QUEUE)
-        results = [pack.apply_async((order,), queue=UNCONSUMED_QUEUE) for _ in range(3)]
+        task_id = publish_three_times(shop, pack, order)
 
-        assert {result.id for result in results} == {results[0].id}
-        assert shop.redis.llen(UNCONSUMED_QUEUE) == before + 1
         assert pack.idempotency_forget(order)
-        assert pack.apply_async((order,), queue=UNCONSUMED_QUEUE).id != results[0].id
+        assert pack.apply_async((order,), queue=UNCONSUMED_QUEUE).id != task_id
+
+    def test_call_after_an_error_with_completed_steps_is_published_once(
+        self, shop: Shop, order: str
+    ) -> None:
+        """The record with the steps is not reserved until the next publish."""
+        with pytest.raises(OutOfStockError):
+            ship.delay(order, "charge", "error").get(timeout=SOON)
+
+        publish_three_times(shop, ship, order, "charge", "error")
 
     def test_retrying_call_is_published_once(self, ledger: Ledger, order: str) -> None:
         first = try_later.delay(order, 1.0)
@@ -111,29 +119,26 @@ class TestRaising:
 
 
 class TestCompleted:
-    def test_result_missing_in_the_backend_is_read_from_the_record(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        first = pack.delay(order)
-        receipt = first.get(timeout=SOON)
-        first.forget()
-        duplicate = pack.delay(order)
-
-        assert (duplicate.id, duplicate.get(timeout=SOON)) == (first.id, receipt)
-        assert len(ledger.runs(order)) == 1
-
     @pytest.mark.parametrize("forgotten", [False, True], ids=["kept", "forgotten"])
-    def test_raises_the_stored_error(self, ledger: Ledger, order: str, forgotten: bool) -> None:
-        first = final.delay(order)
-        first.get(timeout=SOON, propagate=False)
+    @pytest.mark.parametrize("task", [pack, final], ids=["result", "error"])
+    def test_duplicate_has_the_outcome(
+        self, ledger: Ledger, order: str, task: Any, forgotten: bool
+    ) -> None:
+        """If the result backend has forgotten it, the record has it."""
+        first = task.delay(order)
+        outcome = first.get(timeout=SOON, propagate=False)
         if forgotten:
             first.forget()
-        duplicate = final.delay(order)
+        duplicate = task.delay(order)
 
-        with pytest.raises(OutOfStockError) as caught:
-            duplicate.get(timeout=SOON)
-        assert caught.value.args == (order, 3)
-        assert (duplicate.id, duplicate.state) == (first.id, "FAILURE")
+        assert duplicate.id == first.id
+        if task is pack:
+            assert duplicate.get(timeout=SOON) == outcome
+        else:
+            with pytest.raises(OutOfStockError) as caught:
+                duplicate.get(timeout=SOON)
+            assert caught.value.args == (order, 3)
+            assert duplicate.state == "FAILURE"
         assert len(ledger.runs(order)) == 1
 
     def test_call_after_a_released_error_is_published(self, ledger: Ledger, order: str) -> None:
@@ -145,15 +150,13 @@ class TestCompleted:
         assert second.get(timeout=SOON) == "found one"
 
 
-class TestOtherArguments:
-    def test_are_rejected_at_publish(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        first = charge.delay(order, amount=1)
+def test_other_arguments_are_rejected(ledger: Ledger, order: str) -> None:
+    first = ledger.start(charge, order, 1)
 
-        with pytest.raises(KeyReusedError, match=first.id):
-            charge.delay(order, amount=2)
-        ledger.release(order)
-        assert first.get(timeout=SOON)["amount"] == 1
+    with pytest.raises(KeyReusedError, match=first.id):
+        charge.delay(order, amount=2)
+    ledger.release(order)
+    assert first.get(timeout=SOON)["amount"] == 1
 
 
 class TestLostMessages:
@@ -219,32 +222,29 @@ class TestDiscardedMessages:
         assert pack.idempotency_record(order) is None
         assert pack.delay(order).get(timeout=SOON)["receipt"]
 
-    @pytest.mark.parametrize("countdown", [None, 600], ids=["in its queue", "in a worker"])
-    @needs_states_of_the_revoked
+    @pytest.mark.parametrize(
+        "place",
+        [
+            pytest.param("in its queue", marks=needs_states_of_the_revoked),
+            pytest.param("in a worker", marks=needs_states_of_the_revoked),
+            pytest.param("on its way", marks=pytest.mark.exhaustive),
+        ],
+    )
     def test_revoked_message_releases_the_key(
-        self, shop: Shop, ledger: Ledger, order: str, countdown: int | None
+        self, shop: Shop, ledger: Ledger, order: str, place: str
     ) -> None:
-        queue = "celery" if countdown else UNCONSUMED_QUEUE
+        countdown = 600 if place == "in a worker" else None
+        queue = "celery" if countdown else f"late {order}"
         revoked = pack.apply_async((order,), countdown=countdown, queue=queue)
         shop.control("revoke", revoked.id)
+        if place == "on its way":
+            shop.control("add_consumer", queue)
+            eventually(lambda: pack.idempotency_record(order) is None, "it is discarded")
         next_call = pack.delay(order)
 
         assert next_call.id != revoked.id
         assert next_call.get(timeout=SOON)["receipt"]
         assert len(ledger.runs(order)) == 1
-
-    @pytest.mark.exhaustive
-    def test_worker_that_discards_a_revoked_message_releases_the_key(
-        self, shop: Shop, order: str
-    ) -> None:
-        revoked = pack.apply_async((order,), queue=f"late {order}")
-        shop.control("revoke", revoked.id)
-        shop.control("add_consumer", f"late {order}")
-        eventually(lambda: pack.idempotency_record(order) is None, "the key is free")
-
-        next_call = pack.delay(order)
-        assert next_call.id != revoked.id
-        assert next_call.get(timeout=SOON)["receipt"]
 
 
 class TestCallsThatAreNotDeduplicated:
@@ -301,43 +301,37 @@ def frozen(signature: Any, task_id: str) -> Any:
     return signature
 
 
-class TestAfterAnErrorWithCompletedSteps:
-    """The record with the steps is not reserved until the next publish."""
-
-    @pytest.fixture
-    def failed_call(self, order: str) -> tuple[str, str, str]:
-        arguments = (order, "charge", "error")
-        with pytest.raises(OutOfStockError):
-            ship.delay(*arguments).get(timeout=SOON)
-        return arguments
-
-    def test_publishes_one_message(self, shop: Shop, failed_call: tuple[str, str, str]) -> None:
-        # Only this queue is counted: the failed message may not be acknowledged yet.
-        before = shop.redis.llen(UNCONSUMED_QUEUE)
-        results = [ship.apply_async(failed_call, queue=UNCONSUMED_QUEUE) for _ in range(3)]
-
-        assert len({result.id for result in results}) == 1
-        assert shop.redis.llen(UNCONSUMED_QUEUE) == before + 1
-
-
 class TestKeyHeldBy:
     """The key is held by a call that stores no result with its task id."""
 
-    @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
-    def test_eager_call(self, ledger: Ledger, order: str, done: bool) -> None:
+    @pytest.mark.parametrize(
+        ("task", "done"),
+        [(pack, False), (pack, True), (final, False)],
+        ids=["runs", "done", "fails"],
+    )
+    def test_eager_call(self, ledger: Ledger, order: str, task: Any, done: bool) -> None:
         ledger.hold(order)
         with ThreadPoolExecutor(1) as thread:
-            eager = thread.submit(pack.apply, (order,))
+            eager = thread.submit(task.apply, (order,))
             ledger.wait_for_run(order)
             if done:
                 ledger.release(order)
                 eager.result(SOON)
-            result = pack.delay(order)
+            result = task.delay(order)
             assert result.ready() is done
+            if not done:
+                assert result.state == "PENDING"
+                with pytest.raises(CeleryTimeoutError):
+                    result.get(timeout=0.2)
             ledger.release(order)
 
-            assert result.get(timeout=SOON) == eager.result(SOON).get()
-        assert (result.state, result.successful()) == ("SUCCESS", True)
+            if task is final:
+                with pytest.raises(OutOfStockError):
+                    result.get(timeout=SOON)
+            else:
+                assert result.get(timeout=SOON) == eager.result(SOON).get()
+        assert result.state == ("FAILURE" if task is final else "SUCCESS")
+        assert (result.successful(), result.failed()) == (task is pack, task is final)
         assert len(ledger.runs(order)) == 1
 
     @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
@@ -355,26 +349,6 @@ class TestKeyHeldBy:
         outcome = outcome_of(result)
         assert (outcome.replayed, outcome.task_id) == (True, first.id)
 
-    def test_execution_that_fails(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(final.apply, (order,))
-            ledger.wait_for_run(order)
-            result = final.delay(order)
-            ledger.release(order)
-
-            with pytest.raises(OutOfStockError):
-                result.get(timeout=SOON)
-        assert (result.state, result.failed()) == ("FAILURE", True)
-
-    def test_running_execution_times_out(self, ledger: Ledger, order: str) -> None:
-        ledger.start(pack, order)
-        result = pack.delay(order)
-
-        assert (result.state, result.ready()) == ("PENDING", False)
-        with pytest.raises(CeleryTimeoutError):
-            result.get(timeout=0.2)
-
 
 class TestResultOfADeduplicatedPublish:
     """It can be used like any AsyncResult."""
@@ -388,8 +362,11 @@ class TestResultOfADeduplicatedPublish:
         assert isinstance(result, RecordResult)
         assert AsyncResult(result.id) == result
         assert result_from_tuple(result.as_tuple(), shop.app).id == result.id
+        receipt = result.get(timeout=SOON)
         for copied in (copy.copy(result), pickle.loads(pickle.dumps(result))):
-            assert copied.get(timeout=SOON) == result.get(timeout=SOON)
+            assert copied.get(timeout=SOON) == receipt
+        result.forget()
+        assert result.get(timeout=SOON) == receipt
 
     def test_can_be_joined(self, result: AsyncResult, order: str) -> None:
         published = pack.delay(f"another {order}")
@@ -401,12 +378,6 @@ class TestResultOfADeduplicatedPublish:
     def test_cannot_be_awaited_within_a_task(self, result: AsyncResult) -> None:
         with denied_join_result(), pytest.raises(RuntimeError, match="within a task"):
             result.get(timeout=SOON)
-
-    def test_remains_after_forget(self, result: AsyncResult) -> None:
-        receipt = result.get(timeout=SOON)
-        result.forget()
-
-        assert result.get(timeout=SOON) == receipt
 
     def test_needs_no_result_backend(
         self, server: RedisServer, open_shop: Callable[..., Shop], order: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from celery import Task, chain, chord, group, shared_task
 from celery.canvas import Signature
 from celery.result import AsyncResult
 
-from celery_idempotent import TASK_ID, IdempotentTask, State
+from celery_idempotent import TASK_ID, State
 from celery_idempotent.contrib.sqlalchemy import metadata
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
@@ -36,109 +38,66 @@ def between(self: Any, received: Any = None, order: str = "", part: str = "betwe
 
 
 @shared_task(bind=True, name="shop.pass_on")
-def pass_on(self: Any, order: str, task: str, depth: int) -> None:
+def pass_on(self: Any, task: Any, _: Any) -> None:
     """A plain Celery task that replaces itself by another task."""
-    self.replace(self.app.tasks[task].si(order=order, part="end", depth=depth))
+    self.replace(self.app.signature(task).clone(kwargs={"depth": 1}).set(immutable=True))
 
 
+#: Makes a member of the canvas, or one of the plain tasks between.
 Make = Callable[..., Signature]
 
 
-def _member(task: Any, order: str) -> Make:
-    """Returns a function that creates members of a canvas: the task itself, with its key."""
-    return lambda part, **kwargs: task.s(order=order, part=part, **kwargs)
+def _nested(me: Make, other: Signature) -> Signature:
+    branches = group(chain(me("one"), other), chain(other, me("two")), me("three"))
+    return chain(other, branches, me("end"))
 
 
-def _twice_in_a_chain(task: Any, order: str) -> Signature:
-    member = _member(task, order)
-    return chain(member("one"), member("two"))
-
-
-def _nested(task: Any, order: str) -> Signature:
-    member, other = _member(task, order), between.s(order=order)
-    branches = group(chain(member("one"), other), chain(other, member("two")), member("three"))
-    return chain(other, branches, member("end"))
-
-
-SHAPES: dict[str, Callable[[Any, str], Signature]] = {
-    "itself": lambda task, order: task.si(order=order, part="end"),
-    "the end of a chain": lambda task, order: chain(
-        between.s(order=order), _member(task, order)("end")
-    ),
-    "the start of a chain": lambda task, order: chain(
-        _member(task, order)("start"), between.s(order=order)
-    ),
-    "the middle of a chain": lambda task, order: chain(
-        between.s(order=order), _member(task, order)("middle"), between.s(order=order)
-    ),
-    "twice in a chain": _twice_in_a_chain,
-    "in a group": lambda task, order: group(
-        _member(task, order)("one"), between.s(order=order), _member(task, order)("two")
-    ),
-    "the header of a chord": lambda task, order: chord(
-        [_member(task, order)("one"), _member(task, order)("two")], between.s(order=order)
-    ),
-    "the body of a chord": lambda task, order: chord(
-        [between.s(order=order), between.s(order=order)], _member(task, order)("end")
-    ),
+#: Canvases of a task `me`, which has its own key, and a plain task.
+SHAPES: dict[str, Callable[[Make, Signature], Signature]] = {
+    "itself": lambda me, other: me("end").set(immutable=True),
+    "the end of a chain": lambda me, other: chain(other, me("end")),
+    "the start of a chain": lambda me, other: chain(me("start"), other),
+    "the middle of a chain": lambda me, other: chain(other, me("middle"), other),
+    "twice in a chain": lambda me, other: chain(me("one"), me("two")),
+    "in a group": lambda me, other: group(me("one"), other, me("two")),
+    "the header of a chord": lambda me, other: chord([me("one"), me("two")], other),
+    "the body of a chord": lambda me, other: chord([other, other], me("end")),
     "nested": _nested,
-    "again": lambda task, order: chain(
-        between.s(order=order), _member(task, order)("end", shape="the end of a chain")
-    ),
-    "again in the middle": lambda task, order: chain(
-        _member(task, order)("one", shape="the end of a chain"), between.s(order=order)
-    ),
-    "by way of a plain task": lambda task, order: pass_on.si(order, task.name, 1),
+    "again": lambda me, other: chain(other, me("end", shape="the end of a chain")),
+    "again in the middle": lambda me, other: chain(me("one", shape="the end of a chain"), other),
+    "by way of a plain task": lambda me, other: pass_on.si(me("end"), other),
 }
-
-
-def _weave(self: Any, received: Any, order: str, shape: str, part: str, depth: int) -> list[Any]:
-    ledger = Ledger.of(self.app)
-    if getattr(self, "idempotency", None):
-        with ledger.run(order, self.request.id, self.idempotency):
-            ledger.wait_for_release(f"{part} of {order}")
-            ledger.die_if_requested(part, order)
-            if shape and not depth:
-                self.replace(SHAPES[shape](self, order))
-    elif shape and not depth:
-        self.replace(SHAPES[shape](self, order))
-    ledger.note(order, part)
-    return [part, received]
 
 
 def weave(
     self: Any, got: Any = None, order: str = "", shape: str = "", part: str = "", depth: int = 0
 ) -> list[Any]:
     """Replaces itself by the canvas of that `shape`; without one, it is a member of the canvas."""
-    return _weave(self, got, order, shape, part, depth)
+    ledger, execution = Ledger.of(self.app), getattr(self, "idempotency", None)
+    with ledger.run(order, self.request.id, execution) if execution else nullcontext():
+        if execution:
+            ledger.wait_for_release(f"{part} of {order}")
+            ledger.die_if_requested(part, order)
+        if shape and not depth:
+            self.replace(SHAPES[shape](partial(_member, self, order), between.s(order=order)))
+    ledger.note(order, part)
+    return [part, got]
 
 
+def _member(task: Any, order: str, part: str, **kwargs: Any) -> Signature:
+    return task.s(order=order, part=part, **kwargs)
+
+
+KEYED: dict[str, Any] = {"idempotency_key": "{order}"}
 plain_weave = shared_task(weave, bind=True, base=Task, name="shop.plain_weave")
-woven = shared_task(
-    weave, bind=True, base=IdempotentTask, name="shop.woven", idempotency_key="{order}"
-)
-woven_by_id = shared_task(
-    weave, bind=True, base=IdempotentTask, name="shop.woven_by_id", idempotency_key=TASK_ID
-)
-woven_in_sql = shared_task(
-    weave,
-    bind=True,
-    base=IdempotentTask,
-    name="shop.woven_in_sql",
-    idempotency_key="{order}",
-    idempotency_transaction=f"{__name__}:engine",
-    idempotency_shadow=False,  # which excludes a transaction, also in an app in shadow
-)
+woven = task_of(weave, "woven", **KEYED)
+woven_by_id = task_of(weave, "woven_by_id", idempotency_key=TASK_ID)
+# Shadow excludes a transaction, also in an app in shadow.
+IN_SQL = {"idempotency_transaction": f"{__name__}:engine", "idempotency_shadow": False}
+woven_in_sql = task_of(weave, "woven_in_sql", **IN_SQL, **KEYED)
 
 
-@shared_task(
-    bind=True,
-    base=IdempotentTask,
-    name="shop.in_stages",
-    idempotency_key="{order}",
-    ignore_result=True,
-)
-def in_stages(self: Any, got: Any = None, order: str = "", stage: int = 0) -> int:
+def stages(self: Any, got: Any = None, order: str = "", stage: int = 0) -> int:
     """Replaces itself by a chain with its next stage; each stage has the same step."""
     ledger = Ledger.of(self.app)
     with ledger.run(order, self.request.id, self.idempotency):
@@ -148,38 +107,31 @@ def in_stages(self: Any, got: Any = None, order: str = "", stage: int = 0) -> in
         return stage
 
 
+in_stages = task_of(stages, "in_stages", ignore_result=True, **KEYED)
+
+
 @shared_task(bind=True, name="shop.stumble")
-def stumble(self: Any, received: Any = None, order: str = "", error: str = "") -> str:
+def stumble(self: Any, received: Any = None, order: str = "", shape: str = "") -> str:
     """A plain Celery task that fails once for each order; notes that it runs."""
     ledger = Ledger.of(self.app)
     ledger.wait_for_release(f"stumble of {order}")
     ledger.note(order, "stumble")
     if len(ledger.notes(order)) == 1:
-        raise LookupError(order) if error == "LookupError" else OutOfStockError(order, 1)
+        ends_key = shape == "an error that ends the key"
+        raise LookupError(order) if ends_key else OutOfStockError(order, 1)
     return "done"
 
 
-FAILING: dict[str, Callable[[str], Signature]] = {
-    "a task": lambda order: stumble.si(order=order),
-    "the start of a chain": lambda order: chain(
-        stumble.si(order=order), between.si(order=f"end of {order}")
-    ),
-    "the end of a chain": lambda order: chain(
-        between.si(order=f"start of {order}"), stumble.si(order=order)
-    ),
-    "in a group": lambda order: group(
-        stumble.si(order=order), between.si(order=f"other of {order}")
-    ),
-    "the header of a chord": lambda order: chord(
-        [stumble.si(order=order), between.si(order=f"other of {order}")],
-        between.si(order=f"body of {order}"),
-    ),
-    "the body of a chord": lambda order: chord(
-        [between.si(order=f"one of {order}"), between.si(order=f"two of {order}")],
-        stumble.si(order=order),
-    ),
-    "an expired task": lambda order: stumble.si(order=order).set(expires=-1),
-    "an error that ends the key": lambda order: stumble.si(order=order, error="LookupError"),
+#: Canvases of a task that fails, and plain tasks of other orders.
+FAILING: dict[str, Callable[[Signature, Make], Signature]] = {
+    "a task": lambda failing, other: failing,
+    "the start of a chain": lambda failing, other: chain(failing, other("end")),
+    "the end of a chain": lambda failing, other: chain(other("start"), failing),
+    "in a group": lambda failing, other: group(failing, other("other")),
+    "the header of a chord": lambda failing, other: chord([failing, other("other")], other("body")),
+    "the body of a chord": lambda failing, other: chord([other("one"), other("two")], failing),
+    "an expired task": lambda failing, other: failing.set(expires=-1),
+    "an error that ends the key": lambda failing, other: failing,
 }
 
 
@@ -191,18 +143,18 @@ def hand_on(self: Any, order: str, shape: str = "a task", amount: int = 1) -> No
             ledger.note(order, "expires")
         elif shape == "an expired task":
             shape = "a task"
-        self.replace(FAILING[shape](order))
+        self.replace(FAILING[shape](stumble.si(order=order, shape=shape), partial(_another, order)))
 
 
-handing_on = task_of(
-    hand_on, "handing_on", idempotency_key="{order}", idempotency_replay_errors=(LookupError,)
-)
+def _another(order: str, name: str) -> Signature:
+    return between.si(order=f"{name} of {order}")
+
+
+handing_on = task_of(hand_on, "handing_on", idempotency_replay_errors=(LookupError,), **KEYED)
 handing_on_reserved = task_of(
-    hand_on, "handing_on_reserved", idempotency_key="{order}", idempotency_dedupe_publish=True
+    hand_on, "handing_on_reserved", idempotency_dedupe_publish=True, **KEYED
 )
-handing_on_in_turn = task_of(
-    hand_on, "handing_on_in_turn", idempotency_key="{order}", idempotency_until="finished"
-)
+handing_on_in_turn = task_of(hand_on, "handing_on_in_turn", idempotency_until="finished", **KEYED)
 
 
 pytestmark = pytest.mark.worker
@@ -229,81 +181,72 @@ CORNERS = ("itself", "the end of a chain", "in a group")
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("task", "shape"),
+    ("task", "shape", "in_a_chain"),
     [
-        *((woven, shape) for shape in SHAPES),
-        *((woven_in_sql, shape) for shape in CORNERS),
-        *(pytest.param(woven_by_id, shape, marks=pytest.mark.exhaustive) for shape in CORNERS),
+        *((woven, shape, False) for shape in SHAPES),
+        *((woven_in_sql, shape, False) for shape in CORNERS),
+        *((woven, shape, True) for shape in CORNERS),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                *((woven_by_id, shape, False) for shape in CORNERS),
+                *((woven, shape, True) for shape in SHAPES if shape not in CORNERS),
+            )
+        ),
     ],
-    ids=lambda each: getattr(each, "name", each),
+    ids=lambda each: str(getattr(each, "name", each)),
 )
-class TestEveryShape:
-    def test_result_and_executions_are_those_of_plain_celery_despite_a_copy(
-        self, shop: Shop, ledger: Ledger, order: str, shape: str, task: Any
-    ) -> None:
-        expected, members = in_plain_celery(ledger, order, shape)
-        call = {"order": order, "shape": shape}
-        task.apply_async(kwargs=call, task_id=order, queue="kept")
-        message = shop.deliver_kept(order)
-        ledger.wait_for_run(order)
-        shop.redis.lpush("celery", message)
+def test_result_and_executions_are_those_of_plain_celery_despite_a_copy(
+    shop: Shop, ledger: Ledger, order: str, task: Any, shape: str, in_a_chain: bool
+) -> None:
+    """In a chain, what follows the task follows its replacement."""
+    expected, members = in_plain_celery(ledger, order, shape)
+    call = task.s(order=order, shape=shape).set(task_id=order, queue="kept")
+    last = report.s(f"after {order}")
+    result = chain(call, last).apply_async() if in_a_chain else call.apply_async()
+    message = shop.deliver_kept(order)
+    ledger.wait_for_run(order)
+    shop.redis.lpush("celery", message)
 
-        assert task.AsyncResult(order).get(timeout=SOON) == expected
-        # The replacement may be faster. A copy that is put back goes to the queue "kept".
-        ledger.wait_for_signal(order, "completed")
-        shop.wait_until_empty()
-        shop.replay(message, order)
-        assert sorted(ledger.notes(order)) == members
+    assert result.get(timeout=SOON) == expected
+    # The replacement may be faster. A copy that is put back goes to the queue "kept".
+    ledger.wait_for_signal(order, "completed")
+    shop.wait_until_empty()
+    shop.replay(message, order)
+    assert sorted(ledger.notes(order)) == members
+    assert len(ledger.notes(f"after {order}")) == in_a_chain
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("shape", exhaustive_except(SHAPES, *CORNERS))
-class TestDuplicatesOfEveryShape:
-    """Duplicates with another task id."""
+def test_duplicates_get_the_final_result(ledger: Ledger, order: str, shape: str) -> None:
+    expected, members = in_plain_celery(ledger, order, shape)
+    ledger.hold(f"{members[0]} of {order}")
+    call = woven.s(order=order, shape=shape)
+    first = call.delay()
+    ledger.wait_for_run(order)
+    during = call.delay()
+    ledger.wait_for_signal(during.id, "conflicted")
+    ledger.release(f"{members[0]} of {order}")
 
-    def test_get_the_final_result(self, ledger: Ledger, order: str, shape: str) -> None:
-        expected, members = in_plain_celery(ledger, order, shape)
-        held_member = members[0]
-        ledger.hold(f"{held_member} of {order}")
-        first = woven.delay(order=order, shape=shape)
-        ledger.wait_for_run(order)
-        during = woven.delay(order=order, shape=shape)
-        ledger.wait_for_signal(during.id, "conflicted")
-        ledger.release(f"{held_member} of {order}")
-
-        assert first.get(timeout=SOON) == expected
-        assert during.get(timeout=SOON) == expected
-        assert woven.delay(order=order, shape=shape).get(timeout=SOON) == expected
-        assert sorted(ledger.notes(order)) == members
+    assert [result.get(timeout=SOON) for result in (first, during)] == [expected] * 2
+    assert call.delay().get(timeout=SOON) == expected
+    assert sorted(ledger.notes(order)) == members
 
 
-class TestWithinAnotherCanvas:
-    """The continuation of the replaced task follows its replacement."""
+@pytest.mark.parametrize(
+    "shape", exhaustive_except(["in a group", "the body of a chord"], "in a group")
+)
+def test_in_the_header_of_a_chord(ledger: Ledger, order: str, shape: str) -> None:
+    expected, members = in_plain_celery(ledger, order, shape)
+    call = woven.s(order=order, shape=shape)
 
-    @pytest.mark.parametrize("shape", exhaustive_except(SHAPES, *CORNERS))
-    def test_in_a_chain(self, ledger: Ledger, order: str, shape: str) -> None:
-        ends = []
-        for name, task in (("plain", plain_weave), ("woven", woven)):
-            call = {"order": f"{name} {order}", "shape": shape}
-            ends.append(chain(task.s(**call), report.s(order)).delay().get(timeout=SOON))
+    whole = chord([call, call])(report.s(f"after {order}")).get(timeout=SOON)
 
-        assert ends[0] == ends[1]
-        assert len(ledger.notes(order)) == 2
-        plain, ours = (sorted(ledger.notes(f"{name} {order}")) for name in ("plain", "woven"))
-        assert plain == ours
-
-    @pytest.mark.parametrize(
-        "shape", exhaustive_except(["in a group", "the body of a chord"], "in a group")
-    )
-    def test_in_the_header_of_a_chord(self, ledger: Ledger, order: str, shape: str) -> None:
-        expected, members = in_plain_celery(ledger, order, shape)
-        call = {"order": order, "shape": shape}
-
-        whole = chord([woven.s(**call), woven.s(**call)])(report.s(order)).get(timeout=SOON)
-
-        # Older versions of Celery return the members of a group within a chord in any order.
-        assert [sorted(result, key=str) for result in whole] == [sorted(expected, key=str)] * 2
-        assert sorted(ledger.notes(order)) == sorted([*members, ledger.notes(order)[-1]])
+    # Older versions of Celery return the members of a group within a chord in any order.
+    assert [sorted(result, key=str) for result in whole] == [sorted(expected, key=str)] * 2
+    assert sorted(ledger.notes(order)) == members
+    assert len(ledger.notes(f"after {order}")) == 1
 
 
 class TestReplacementWithTheSameKey:
@@ -345,11 +288,22 @@ class TestReplacementThatFails:
     """Its error frees the key, as an error of the replaced task does."""
 
     @pytest.mark.core
-    @pytest.mark.parametrize("shape", FAILURES)
-    def test_the_next_call_runs(self, ledger: Ledger, order: str, shape: str) -> None:
-        error_of(handing_on.delay(order, shape))
+    @pytest.mark.parametrize(
+        ("task", "shape"),
+        [
+            *((handing_on, shape) for shape in FAILURES),
+            *((task, "a task") for task in (handing_on_reserved, handing_on_in_turn)),
+        ],
+        ids=lambda each: str(getattr(each, "name", each)),
+    )
+    def test_the_next_call_runs(self, ledger: Ledger, order: str, task: Any, shape: str) -> None:
+        first = task.delay(order, shape)
+        error_of(first)
+        following = task.delay(order, shape, amount=2)
 
-        assert handing_on.delay(order, shape, amount=2).get(timeout=SOON)
+        assert following.id != first.id
+        value = following.get(timeout=SOON)
+        assert value == "done" if shape == "a task" else value
         assert len(ledger.runs(order)) == 2
 
     def test_one_of_many_callers_runs(self, ledger: Ledger, order: str) -> None:
@@ -377,29 +331,13 @@ class TestReplacementThatFails:
         assert type(error_of(first)) is type(error_of(second)) is LookupError
         assert len(ledger.runs(order)) == 1
 
-    @pytest.mark.parametrize(
-        "task", [handing_on_reserved, handing_on_in_turn], ids=["dedupe_publish", "finished"]
-    )
-    def test_in_other_modes(self, task: Any, ledger: Ledger, order: str) -> None:
-        first = task.delay(order)
-        error_of(first)
-        following = task.delay(order)
-
-        assert following.id != first.id
-        assert following.get(timeout=SOON) == "done"
-        assert len(ledger.runs(order)) == 2
-
     def test_an_earlier_end_of_the_task_id_is_not_taken_for_its_error(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         shop.app.backend.mark_as_failure(order, OutOfStockError(order, 0))
         ledger.hold(f"stumble of {order}")
         handing_on.apply_async((order,), task_id=order)
-        eventually(lambda: handing_on.idempotency_record(order), "the task has begun")
-        eventually(
-            lambda: handing_on.idempotency_record(order).state is State.COMPLETED,
-            "the task is replaced",
-        )
+        ledger.wait_for_signal(order, "completed")
         during = ledger.duplicate(handing_on, order)
 
         assert len(ledger.runs(order)) == 1

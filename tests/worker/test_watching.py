@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from celery import Celery
@@ -19,49 +18,28 @@ from sqlalchemy import create_engine
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.core.configuration import app_tasks
-from celery_idempotent.core.store import commands
 from celery_idempotent.operations.worker.bootstep import describe_settings
 from tests.servers.program import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
-from tests.worker.harness import Monitor, Shop, Worker
-from tests.worker.tasks import (
-    charge,
-    labelled,
-    misruled,
-    pack,
-    short_lease,
-)
+from tests.worker.harness import Monitor, Shop, Worker, end_lease, scrape
+from tests.worker.tasks import charge, labelled, misruled, pack, short_lease
 
 pytestmark = pytest.mark.worker
 
 
 @pytest.fixture(scope="module")
-def watched(open_shop: Callable[..., Shop], port: int) -> Iterator[Shop]:
+def shared_shop(open_shop: Callable[..., Shop], port: int) -> Iterator[Shop]:
     with open_shop(idempotency_metrics=f"127.0.0.1:{port}", idempotency_lease=30.0) as shop:
         shop.start_worker("--task-events", concurrency=2)
         yield shop
 
 
 @pytest.fixture
-def shop(watched: Shop) -> Iterator[Shop]:
-    watched.app.set_current()
-    yield watched
-    watched.ledger.release_all()
-    watched.wait_until_empty()
-    watched.print_logs()
-
-
-@pytest.fixture
-def worker(shop: Shop) -> Worker:
-    return shop.workers[0]
-
-
-@pytest.fixture
-def monitor(shop: Shop) -> Iterator[Monitor]:
-    monitor = Monitor(shop)
-    yield monitor
-    monitor.stop()
+def worker(shop: Shop) -> Iterator[Worker]:
+    """The only worker, which has no message left after the test."""
+    yield shop.workers[0]
+    shop.wait_until_empty()
 
 
 def inspect(shop: Shop, command: str) -> Any:
@@ -90,34 +68,27 @@ def kill(shop: Shop, order: str) -> None:
     os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
 
 
-class TestEvents:
-    def test_a_replay_sends_an_event(self, shop: Shop, monitor: Monitor, order: str) -> None:
-        first = pack.delay(order)
-        first.get(timeout=SOON)
-        second = pack.delay(order)
+def test_a_replay_sends_an_event_and_a_label_is_in_all_reports(
+    shop: Shop, worker: Worker, monitor: Monitor, order: str
+) -> None:
+    label = f"order {order}"
+    first = shop.ledger.start(labelled, order)
+    assert lease_of(shop, first.id)["label"] == label
+    shop.ledger.release(order)
+    first.get(timeout=SOON)
+    second = labelled.delay(order)
 
-        event = monitor.wait_for("task-replayed", second.id)
-        assert event["first_uuid"] == first.id
-        assert event["key"] == str(pack.idempotency_key_of(order))
-        assert event["hostname"] == shop.workers[0].name() + "@here"
-        monitor.wait_for("task-succeeded", second.id)
-        assert monitor.state.tasks[second.id].state == "SUCCESS"
-
-    def test_a_label_is_in_events_log_lines_signals_and_leases(
-        self, shop: Shop, worker: Worker, monitor: Monitor, order: str
-    ) -> None:
-        label = f"order {order}"
-        first = shop.ledger.start(labelled, order)
-        assert lease_of(shop, first.id)["label"] == label
-        shop.ledger.release(order)
-        first.get(timeout=SOON)
-        second = labelled.delay(order)
-
-        assert monitor.wait_for("task-replayed", second.id)["label"] == label
-        worker.wait_for_log(f"({label}): task {second.id}")
-        assert shop.ledger.wait_for_signal(first.id, "completed").details["label"] == label
-        assert shop.ledger.wait_for_signal(second.id, "replayed").details["label"] == label
-        assert labelled.idempotency_record(order).label == label
+    event = monitor.wait_for("task-replayed", second.id)
+    assert event["first_uuid"] == first.id
+    assert event["key"] == str(labelled.idempotency_key_of(order))
+    assert event["hostname"] == worker.name() + "@here"
+    assert event["label"] == label
+    monitor.wait_for("task-succeeded", second.id)
+    assert monitor.state.tasks[second.id].state == "SUCCESS"
+    worker.wait_for_log(f"({label}): task {second.id}")
+    assert shop.ledger.wait_for_signal(first.id, "completed").details["label"] == label
+    assert shop.ledger.wait_for_signal(second.id, "replayed").details["label"] == label
+    assert labelled.idempotency_record(order).label == label
 
 
 @pytest.mark.exhaustive
@@ -150,48 +121,29 @@ def sends_replay_event(shop: Shop, monitor: Monitor) -> bool:
     return any((e["type"], e.get("uuid")) == ("task-replayed", replay.id) for e in monitor.received)
 
 
+DECISIONS = 'celery_idempotent_decisions_total{{decision="{}",task="shop.pack"}}'
 RENEWED = "celery_idempotent_messages_renewed"
 
 
-def scrape(port: int) -> dict[str, float]:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON) as response:
-        lines = response.read().decode().splitlines()
-    return {
-        name: float(value)
-        for name, _, value in (line.rpartition(" ") for line in lines)
-        if not name.startswith("#")
-    }
-
-
 class TestMetrics:
-    def test_decisions_of_all_processes_are_counted(
-        self, shop: Shop, port: int, order: str
-    ) -> None:
+    @pytest.mark.usefixtures("worker")
+    def test_decisions_and_begins_of_all_processes(self, shop: Shop, port: int, order: str) -> None:
         before = scrape(port)
         for number in range(6):
             charge.delay(f"{order} {number % 3}", 1).get(timeout=SOON)
         shop.wait_until_empty()  # a call is counted after its result is there
         after = scrape(port)
 
-        def increase(decision: str) -> float:
-            name = "celery_idempotent_decisions_total"
-            label = f'{name}{{decision="{decision}",task="shop.charge"}}'
-            return after.get(label, 0) - before.get(label, 0)
+        def increase(metric: str, label: str) -> float:
+            series = f'celery_idempotent_{metric}{{{label},task="shop.charge"}}'
+            return after.get(series, 0) - before.get(series, 0)
 
-        assert (increase("run"), increase("replay")) == (3, 3)
+        for decision, case in (("run", "begun"), ("replay", "finished")):
+            assert increase("decisions_total", f'decision="{decision}"') == 3
+            assert increase("begin_seconds_count", f'case="{case}"') == 3
+            assert 0 < increase("begin_seconds_sum", f'case="{case}"') < 3 * SOON
 
-    def test_the_duration_of_begins_is_measured(self, shop: Shop, port: int, order: str) -> None:
-        pack.delay(order).get(timeout=SOON)
-        pack.delay(order).get(timeout=SOON)
-
-        values = scrape(port)
-
-        for case in ("begun", "finished"):
-            labels = f'{{case="{case}",task="shop.pack"}}'
-            count = values[f"celery_idempotent_begin_seconds_count{labels}"]
-            assert count >= 1
-            assert 0 < values[f"celery_idempotent_begin_seconds_sum{labels}"] < count * SOON
-
+    @pytest.mark.usefixtures("worker")
     def test_a_takeover_is_measured_and_a_dead_process_holds_nothing(
         self, shop: Shop, port: int, order: str
     ) -> None:
@@ -240,9 +192,7 @@ def test_a_worker_that_is_restarted_by_a_signal_serves_metrics(
 
         address = f"http://127.0.0.1:{ports.numbers[0]}/metrics"
         assert worker.logs().count(address) == 2, "a port alone is not served to other machines"
-        with urlopen(address, timeout=SOON) as response:
-            text = response.read().decode()
-        assert 'decisions_total{decision="run",task="shop.pack"} 1.0' in text
+        assert scrape(ports.numbers[0])[DECISIONS.format("run")] == 1
         assert len(list(tmp_path.glob("idempotency-metrics-*"))) == 1, "the first one is removed"
 
 
@@ -259,9 +209,7 @@ def test_spawned_processes_are_counted(
             pack.delay(order).get(timeout=SOON)
 
         assert counts_of(shop, "shop.pack") == {"run": 1, "completed": 1, "replay": 2}
-        with urlopen(f"http://127.0.0.1:{ports.numbers[0]}/metrics", timeout=SOON) as response:
-            text = response.read().decode()
-        assert 'decisions_total{decision="replay",task="shop.pack"} 2.0' in text
+        assert scrape(ports.numbers[0])[DECISIONS.format("replay")] == 2
         worker.container.stop()
         assert list(tmp_path.iterdir()) == []
 
@@ -273,10 +221,16 @@ def by_order(order_id: int = 0) -> None: ...
 
 
 class TestLogAtStart:
-    def test_one_line_has_the_stores(self, worker: Worker) -> None:
-        (line,) = (line for line in worker.logs().splitlines() if "idempotent tasks" in line)
+    def test_of_a_worker(self, worker: Worker) -> None:
+        lines = worker.logs().splitlines()
+        (stores,) = (line for line in lines if "idempotent tasks" in line)
+        (weakness,) = (line for line in lines if "weakens idempotency" in line)
 
-        assert "records at redis://127.0.0.1:" in line
+        assert "records at redis://127.0.0.1:" in stores
+        assert "nothing is written to disk" in weakness
+        assert "appendonly yes" in weakness
+        assert re.search(r"shop\.short_lease: key by .*, lease 2(,|$)", worker.logs(), re.MULTILINE)
+        assert "shop.open_door: unprotected" in worker.logs()
 
     def test_tasks_with_one_rule_and_mode_have_one_line(self) -> None:
         app = Celery("shop", broker="redis://", backend="redis://", set_as_current=False)
@@ -307,49 +261,29 @@ class TestLogAtStart:
             "watch: key by all arguments, serializer json, in shadow (every call runs)",
         ]
 
-    def test_a_task_with_other_settings_has_a_line(self, worker: Worker) -> None:
-        lines = worker.logs()
-
-        assert re.search(r"shop\.short_lease: key by .*, lease 2(,|$)", lines, re.MULTILINE)
-        assert "shop.open_door: unprotected" in lines
-
-    def test_each_finding_is_one_line(self, worker: Worker) -> None:
-        warnings = [line for line in worker.logs().splitlines() if "weakens idempotency" in line]
-
-        assert len(warnings) == 1
-        assert "nothing is written to disk" in warnings[0]
-        assert "appendonly yes" in warnings[0]
-
 
 class TestInspect:
-    def test_returns_a_lease(self, shop: Shop, worker: Worker, order: str) -> None:
+    def test_a_lease_and_its_expiry(
+        self, shop: Shop, worker: Worker, port: int, order: str
+    ) -> None:
         result = shop.ledger.start(pack, order)
         run = shop.ledger.wait_for_run(order)
 
         lease = lease_of(shop, result.id)
-
         assert lease["task"] == "shop.pack"
         assert (lease["pid"], lease["key"], lease["token"]) == (run.pid, run.key, run.token)
-        assert lease["attempt"] == 1
-        assert lease["heartbeat"] == "healthy"
+        assert (lease["attempt"], lease["heartbeat"]) == (1, "healthy")
         assert 0 < lease["trusted_seconds"] <= 0.95 * 30
         assert lease["extended_seconds_ago"] == pytest.approx(lease["held_seconds"], abs=0.1)
 
-    def test_reports_an_expired_lease(self, shop: Shop, port: int, order: str) -> None:
-        result = shop.ledger.start(pack, order)
-        key = pack.idempotency_key_of(order)
-        record = pack.idempotency_record(order)
-        pack.idempotency_configuration.execute(
-            commands.abandon(key, record.task_id, record.worker, grace_ms=0, reason="")
-        )
-
+        end_lease(pack, order)
         lease = lease_of(shop, result.id)
-
-        assert lease["heartbeat"] == "expired"
-        assert lease["trusted_seconds"] == 0
+        assert (lease["heartbeat"], lease["trusted_seconds"]) == ("expired", 0)
         served = scrape(port)
         assert served['celery_idempotent_leases_expired{task="shop.pack"}'] == 1
         assert time.time() - served[f"{RENEWED}_timestamp_seconds"] < SOON
+        shop.ledger.release(order)
+        result.get(timeout=SOON)
 
     def test_returns_findings(self, shop: Shop) -> None:
         names = {finding["name"] for finding in inspect(shop, "idempotency_doctor")}
