@@ -306,18 +306,18 @@ class Shop:
     def deliver_kept(self, task_id: str) -> bytes:
         """Delivers a message of the queue `kept`, and returns it, so that it can come again.
 
-        Copies of an earlier test's messages may return to the queue.
+        From then on it belongs to the default queue, to which it also returns.
         """
 
-        def take() -> bytes | None:
-            for message in self.redis.lrange("kept", 0, -1):
-                if task_id.encode() in message and self.redis.lrem("kept", 1, message):
-                    return bytes(message)
-            return None
+        def kept() -> Any:
+            messages = self.redis.lrange("kept", 0, -1)
+            return next((message for message in messages if task_id.encode() in message), None)
 
-        message = eventually(take, "the message is published")
+        message = eventually(kept, "the message is published")
+        self.redis.lrem("kept", 1, message)
+        message = message.replace(b'"routing_key": "kept"', b'"routing_key": "celery"')
         self.redis.lpush("celery", message)
-        return message
+        return bytes(message)
 
     def replay(self, message: bytes, task_id: str, number: int = 1) -> None:
         """Delivers a message again, and returns when it was answered by its record."""

@@ -134,13 +134,6 @@ def unserialisable(self: Any, order: str) -> object:
         return object()
 
 
-@shared_task(bind=True, base=IdempotentTask, name="shop.call_itself")
-def call_itself(self: Any, order: str, depth: int) -> str:
-    """Calls itself as a function."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        return f"{depth} {call_itself(order, depth - 1)}" if depth else "0"
-
-
 class UnretryableTask(IdempotentTask):
     """A task whose retries cannot be published."""
 

@@ -178,9 +178,7 @@ def test_a_copy_of_the_running_message_is_put_back_in_spite_of_its_lock(
 ) -> None:
     ledger.hold(order)
     first = in_transition.apply_async((order,), queue="kept")
-    message = eventually(lambda: shop.redis.lpop("kept"), "it is published")
-    message = message.replace(b'"routing_key": "kept"', b'"routing_key": "celery"')
-    shop.redis.lpush("celery", message)
+    message = shop.deliver_kept(first.id)
     ledger.wait_for_run(order)
 
     shop.redis.lpush("celery", message)

@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -73,6 +73,20 @@ def publish(shop: Shop, order: str) -> list[tuple[str, Any]]:
     return list(zip(orders, results, strict=True))
 
 
+def assert_soon(shop: Shop, calls: list[tuple[str, Any]], since: float) -> None:
+    """Asserts that each call has a result, of an execution that has started soon after."""
+    for each, result in calls:
+        assert result.get(timeout=SOON)["receipt"]
+        run = shop.ledger.runs(each)[-1]
+        assert run.started_at - since < REDELIVER_AFTER + SLACK, each
+        assert run.task_id == result.id
+
+
+def ends(shop: Shop, calls: list[tuple[str, Any]]) -> list[list[str | None]]:
+    """Returns how the executions of each call have ended."""
+    return [[run.end for run in shop.ledger.runs(each)] for each, _ in calls]
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("pool", exhaustive_except(["prefork", "threads"], "prefork"))
 def test_all_that_a_killed_worker_had_runs_once_more_elsewhere(
@@ -87,13 +101,8 @@ def test_all_that_a_killed_worker_had_runs_once_more_elsewhere(
         for each, _ in calls:
             shop.ledger.release(each)
 
-        for each, result in calls:
-            assert result.get(timeout=SOON)["receipt"]
-            run = shop.ledger.runs(each)[-1]
-            assert run.started_at - killed_at < REDELIVER_AFTER + SLACK, each
-            assert run.task_id == result.id
-        ends = [[run.end for run in shop.ledger.runs(each)] for each, _ in calls]
-        assert ends == [[None, "returned"], ["returned"], ["returned"], ["returned"]]
+        assert_soon(shop, calls, killed_at)
+        assert ends(shop, calls) == [[None, "returned"], ["returned"], ["returned"], ["returned"]]
         killed, second = shop.ledger.runs(calls[0][0])
         assert second.recovered
         assert second.token > killed.token
@@ -101,20 +110,15 @@ def test_all_that_a_killed_worker_had_runs_once_more_elsewhere(
 
 
 @pytest.mark.exhaustive
-class TestLivingWorker:
+@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent", "eventlet"])
+def test_messages_of_a_living_worker_are_delivered_once(
+    open_shop: Callable[..., Shop], order: str, pool: str
+) -> None:
     """The visibility timeout is 3 s here, and kombu itself searches every second."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def shared_shop(cls, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
-            for _ in range(2):
-                shop.start_worker(concurrency=1)
-            yield shop
-
-    def test_messages_are_delivered_once(self, shop: Shop, order: str) -> None:
-        shop.ledger.hold(order)
-        result = pack.delay(order)
+    with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
+        for _ in range(2):
+            shop.start_worker("--pool", pool, concurrency=1)
+        result = shop.ledger.start(pack, order)
         later = pack.apply_async((f"{order} later",), countdown=8)
         started_at = shop.ledger.wait_for_run(order).started_at
         eventually(lambda: time.time() > started_at + 7, "twice the visibility timeout is over")
@@ -126,25 +130,18 @@ class TestLivingWorker:
             assert names == ["begun", "completed"]
         assert len(shop.ledger.runs(f"{order} later")) == 1
 
-    @pytest.mark.parametrize("pool", ["solo", "gevent", "eventlet"])
-    def test_in_other_pools(self, open_shop: Callable[..., Shop], pool: str, order: str) -> None:
-        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
-            for _ in range(2):
-                shop.start_worker("--pool", pool, concurrency=1)
-            self.test_messages_are_delivered_once(shop, order)
+
+SHOP = SETTINGS
 
 
 class TestWhatIsRenewed:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def shared_shop(cls, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-        with open_shop(**SETTINGS) as shop:
-            shop.start_worker(concurrency=2)
-            yield shop
-
-    def test_idempotent_messages_only(self, shop: Shop, order: str) -> None:
+    def test_idempotent_messages_only_from_their_delivery_on(self, shop: Shop, order: str) -> None:
+        """A worker that is killed before the first renewal must not cost an hour."""
         shop.ledger.hold(order)
-        results = [task.delay(order) for task in (pack, open_door)]
+        results = [pack.delay(order)]
+        first = eventually(lambda: scores(shop).get("shop.pack"), "the message is delivered")
+        assert first <= REDELIVER_AFTER
+        results.append(open_door.delay(order))
         shop.ledger.wait_for_run(order, 2)
 
         def is_renewed_twice() -> bool:
@@ -159,16 +156,6 @@ class TestWhatIsRenewed:
         shop.ledger.release(order)
         for result in results:
             result.get(timeout=SOON)
-
-    def test_from_the_moment_of_the_delivery(self, shop: Shop, order: str) -> None:
-        """A worker that is killed before the first renewal must not cost an hour."""
-        shop.ledger.hold(order)
-        result = pack.delay(order)
-        first = eventually(lambda: scores(shop).get("shop.pack"), "the message is delivered")
-
-        assert first <= REDELIVER_AFTER
-        shop.ledger.release(order)
-        result.get(timeout=SOON)
 
     def test_calls_without_protection_are_left_to_the_broker(self, shop: Shop, order: str) -> None:
         result = shop.ledger.start(pack, order, idempotency_key=False)
@@ -271,136 +258,100 @@ def test_a_worker_that_is_killed_in_a_search_delays_others_by_seconds() -> None:
     assert app.conf.broker_transport_options == {"unacked_mutex_expire": 2}
 
 
-class TestFrozenChild:
-    """Its message is given up, so that another worker takes over when the lease has expired."""
+@pytest.mark.exhaustive
+def test_the_message_of_a_frozen_child_is_given_up(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
+    """Another worker takes over when the lease has expired."""
+    with open_shop(**SETTINGS) as shop:
+        worker = shop.start_worker(concurrency=1)
+        result = shop.ledger.start(pack, order)
+        frozen = shop.ledger.wait_for_run(order)
+        shop.start_worker(concurrency=1)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        frozen_at = time.time()
+        try:
+            winner = shop.ledger.wait_for_run(order, 2)
+            name = f"{worker.name()}@here"
+            replies = shop.app.control.inspect([name], limit=1, timeout=SOON)
+            (lease,) = replies._request("idempotency_leases")[name]
+            assert (lease["heartbeat"], lease["pid"]) == ("lost", frozen.pid)
+            shop.ledger.release(order)
+            receipt = result.get(timeout=SOON)
+            # The frozen worker may receive the copy, too, until it has prefetched enough.
+            assert winner.started_at - frozen_at < 10 * REDELIVER_AFTER
+            assert winner.recovered
+        finally:
+            os.kill(frozen.pid, signal.SIGCONT)
+        shop.wait_until_empty()
+        assert pack.delay(order).get(timeout=SOON) == receipt
+        assert "does not renew its lease" in worker.logs()
 
-    @pytest.mark.exhaustive
-    def test_another_worker_takes_over(self, open_shop: Callable[..., Shop], order: str) -> None:
-        with open_shop(**SETTINGS) as shop:
-            worker = shop.start_worker(concurrency=1)
-            result = shop.ledger.start(pack, order)
-            frozen = shop.ledger.wait_for_run(order)
-            shop.start_worker(concurrency=1)
-            os.kill(frozen.pid, signal.SIGSTOP)
-            frozen_at = time.time()
-            try:
-                winner = shop.ledger.wait_for_run(order, 2)
-                name = f"{worker.name()}@here"
-                replies = shop.app.control.inspect([name], limit=1, timeout=SOON)
-                (lease,) = replies._request("idempotency_leases")[name]
-                assert (lease["heartbeat"], lease["pid"]) == ("lost", frozen.pid)
-                shop.ledger.release(order)
-                receipt = result.get(timeout=SOON)
-                # The frozen worker may receive the copy, too, until it has prefetched enough.
-                assert winner.started_at - frozen_at < 10 * REDELIVER_AFTER
-                assert winner.recovered
-            finally:
-                os.kill(frozen.pid, signal.SIGCONT)
-            shop.wait_until_empty()
-            assert pack.delay(order).get(timeout=SOON) == receipt
-            assert "does not renew its lease" in worker.logs()
+
+CANCEL = {"worker_cancel_long_running_tasks_on_connection_loss": True}
 
 
 @pytest.mark.exhaustive
-class TestFrozenMainProcess:
-    """Its pool goes on: what runs there is finished there, the rest runs elsewhere."""
+@pytest.mark.parametrize(
+    ("lose", "settings", "interrupted"),
+    [
+        pytest.param("SIGQUIT", {}, True, id="cold shutdown"),
+        pytest.param("SIGQUIT", {"worker_soft_shutdown_timeout": 1.0}, True, id="soft shutdown"),
+        pytest.param("SIGTERM", {}, False, id="warm shutdown"),
+        pytest.param("SIGHUP", {}, False, id="SIGHUP"),
+        pytest.param("freeze", {}, False, id="main process frozen"),
+        pytest.param("cut", LOST_BROKER, False, id="broker lost"),
+        pytest.param("cut", {**CANCEL, **LOST_BROKER}, True, id="broker lost, tasks cancelled"),
+    ],
+)
+def test_messages_that_a_worker_loses_run_soon(
+    open_shop: Callable[..., Shop],
+    order: str,
+    lose: str,
+    settings: dict[str, Any],
+    interrupted: bool,
+) -> None:
+    """They are not renewed any more, so that they run elsewhere or on the worker itself.
 
-    def test_every_call_runs_once(self, open_shop: Callable[..., Shop], order: str) -> None:
-        with open_shop(**SETTINGS) as shop:
-            worker = shop.start_worker(concurrency=1)
-            calls = publish(shop, order)
-            shop.start_worker(concurrency=1)
-            pid = worker.container.process.pid
-            os.kill(pid, signal.SIGSTOP)
-            frozen_at = time.time()
-            for each, _ in calls[1:]:
-                shop.ledger.release(each)
-            try:
-                for each, result in calls[1:]:
-                    assert result.get(timeout=SOON)["receipt"]
-                    started_at = shop.ledger.runs(each)[0].started_at
-                    assert started_at - frozen_at < REDELIVER_AFTER + SLACK
-                shop.ledger.release(order + " 0")
-                assert calls[0][1].get(timeout=SOON)["receipt"]
-            finally:
-                os.kill(pid, signal.SIGCONT)
-            shop.wait_until_empty()
-            for each, _ in calls:
-                assert [run.end for run in shop.ledger.runs(each)] == ["returned"]
-
-
-CUT = "cut"
-
-
-@pytest.mark.exhaustive
-class TestMessagesThatTheWorkerLoses:
-    """They are not renewed any more, so that they run soon, elsewhere or on the worker itself."""
-
-    @pytest.mark.parametrize(
-        ("lose", "settings", "ends"),
-        [
-            pytest.param("SIGQUIT", {}, ["SystemExit", "returned"], id="cold shutdown"),
-            pytest.param(
-                "SIGQUIT",
-                {"worker_soft_shutdown_timeout": 1.0},
-                ["SystemExit", "returned"],
-                id="soft shutdown",
-            ),
-            pytest.param("SIGTERM", {}, ["returned"], id="warm shutdown"),
-            pytest.param("SIGHUP", {}, ["returned"], id="SIGHUP"),
-            pytest.param(CUT, LOST_BROKER, ["returned"], id="broker lost"),
-            pytest.param(
-                CUT,
-                {"worker_cancel_long_running_tasks_on_connection_loss": True, **LOST_BROKER},
-                ["SystemExit", "returned"],
-                id="broker lost, tasks cancelled",
-            ),
-        ],
-    )
-    def test_all_run_soon(
-        self,
-        open_shop: Callable[..., Shop],
-        order: str,
-        lose: str,
-        settings: dict[str, Any],
-        ends: list[str],
-    ) -> None:
-        with (
-            RedisServer.start() as broker,
-            Proxy(broker.url) as proxy,
-            broker.client() as client,
-            open_shop(**SETTINGS, **settings, broker_url=proxy.url) as shop,
-        ):
-            shop.redis, own = client, shop.redis
-            worker = shop.start_worker(concurrency=1)
-            calls = publish(shop, order)
-            shop.start_worker(concurrency=2)
-            if lose == CUT:
-                proxy.refuse()
-                worker.wait_for_log("Connection to broker lost")
-                proxy.heal()
-            else:
-                worker.kill(lose)
-            if len(ends) > 1:
-                eventually(lambda: shop.ledger.runs(calls[0][0])[0].end, "it is interrupted")
-            if lose == CUT:
-                # The worker's one process may receive the others again.
-                shop.ledger.release(calls[0][0])
-            for each, _ in calls[1:]:
-                shop.ledger.release(each)
-            lost_at = time.time()
-            for each, result in calls[1:]:
-                assert result.get(timeout=SOON)["receipt"]
-                started_at = shop.ledger.runs(each)[-1].started_at
-                assert started_at - lost_at < REDELIVER_AFTER + SLACK
-            shop.ledger.release(calls[0][0])
-            assert calls[0][1].get(timeout=SOON)["receipt"]
-            shop.wait_until_empty()
-            assert shop.redis.zcard("unacked_index") == 0
-            assert [run.end for run in shop.ledger.runs(calls[0][0])] == ends
-            for each, _ in calls[1:]:
-                assert [run.end for run in shop.ledger.runs(each)] == ["returned"]
-            shop.redis = own
+    The pool of a frozen main process goes on: what runs there is finished there.
+    """
+    with (
+        RedisServer.start() as broker,
+        Proxy(broker.url) as proxy,
+        broker.client() as client,
+        open_shop(**SETTINGS, **settings, broker_url=proxy.url) as shop,
+    ):
+        shop.redis, own = client, shop.redis
+        worker = shop.start_worker(concurrency=1)
+        calls = publish(shop, order)
+        (first, result), *others = calls
+        shop.start_worker(concurrency=2)
+        if lose == "cut":
+            proxy.refuse()
+            worker.wait_for_log("Connection to broker lost")
+            proxy.heal()
+        elif lose == "freeze":
+            worker.container.process.send_signal(signal.SIGSTOP)
+        else:
+            worker.kill(lose)
+        if interrupted:
+            eventually(lambda: shop.ledger.runs(first)[0].end, "it is interrupted")
+        if lose == "cut":
+            # The worker's one process may receive the others again.
+            shop.ledger.release(first)
+        lost_at = time.time()
+        for each, _ in others:
+            shop.ledger.release(each)
+        assert_soon(shop, others, lost_at)
+        shop.ledger.release(first)
+        assert result.get(timeout=SOON)["receipt"]
+        if lose == "freeze":
+            worker.resume()
+        shop.wait_until_empty()
+        assert shop.redis.zcard("unacked_index") == 0
+        expected = ["SystemExit", "returned"] if interrupted else ["returned"]
+        assert ends(shop, calls) == [expected, ["returned"], ["returned"], ["returned"]]
+        shop.redis = own
 
 
 @pytest.mark.parametrize("in_shadow", [False, True])

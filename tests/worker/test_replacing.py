@@ -209,8 +209,7 @@ def test_result_and_executions_are_those_of_plain_celery_despite_a_copy(
     shop.redis.lpush("celery", message)
 
     assert result.get(timeout=SOON) == expected
-    # The replacement may be faster. A copy that is put back goes to the queue "kept".
-    ledger.wait_for_signal(order, "completed")
+    ledger.wait_for_signal(order, "completed")  # the replacement may be faster
     shop.wait_until_empty()
     shop.replay(message, order)
     assert sorted(ledger.notes(order)) == members

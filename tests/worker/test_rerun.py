@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -39,19 +41,11 @@ pytestmark = pytest.mark.worker
 
 
 @pytest.fixture(scope="module")
-def shared_extended_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+def extended_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    """A shop whose results have the arguments of the calls."""
     with open_shop(result_extended=True) as shop:
         shop.start_worker(concurrency=4)
         yield shop
-
-
-@pytest.fixture
-def extended_shop(shared_extended_shop: Shop) -> Iterator[Shop]:
-    """A shop whose results have the arguments of the calls."""
-    shared_extended_shop.app.set_current()
-    yield shared_extended_shop
-    shared_extended_shop.ledger.release_all()
-    shared_extended_shop.print_logs()
 
 
 def kept(shop: Shop) -> list[bytes]:
@@ -59,10 +53,10 @@ def kept(shop: Shop) -> list[bytes]:
     return [shop.redis.get(name) for name in shop.redis.scan_iter("idem:{*}:message:*")]
 
 
-def fail(shop: Shop, order: str, task: Any = final, **options: Any) -> AsyncResult:
-    """Calls a task that fails for good the first time, and returns when its message is kept."""
+def fail(shop: Shop, order: str, task: Any = final, times: int = 1, **options: Any) -> AsyncResult:
+    """Calls a task that fails for good at first, and returns when its message is kept."""
     before = len(kept(shop))
-    result = task.apply_async((order, 1), **options)
+    result = task.apply_async((order, times), **options)
     with pytest.raises(OutOfStockError):
         result.get(timeout=SOON)
     eventually(lambda: len(kept(shop)) > before, "the message is kept")
@@ -76,18 +70,36 @@ def kept_of(shop: Shop, task: Any, *args: Any) -> list[Any]:
 
 def succeed(result: AsyncResult) -> Any:
     """Returns the value that replaces the failure of a task id."""
-    return eventually(lambda: result.app.AsyncResult(result.id).successful(), "it succeeds") and (
-        result.app.AsyncResult(result.id).result
+    eventually(lambda: result.app.AsyncResult(result.id).successful(), "it succeeds")
+    return result.app.AsyncResult(result.id).result
+
+
+def finished(shop: Shop, order: str, number: int) -> list[Any]:
+    """Waits until so many executions have ended, and the broker is empty; returns all."""
+    eventually(
+        lambda: sum(bool(run.end) for run in shop.ledger.runs(order)) == number, "it has run"
     )
+    shop.wait_until_empty()
+    return shop.ledger.runs(order)
 
 
 class TestOfEachKind:
-    def test_a_stored_error(self, shop: Shop, order: str) -> None:
+    def test_a_stored_error(
+        self, shop: Shop, order: str, caplog: pytest.LogCaptureFixture, restored_receivers: None
+    ) -> None:
+        caplog.set_level("INFO", "celery_idempotent")
+        received: list[dict[str, Any]] = []
+        signals.rerun.connect(lambda **details: received.append(details), weak=False)
         result = fail(shop, order)
 
         output = celery(shop.app, "rerun", str(final.idempotency_key_of(order, 1)), "--yes")
 
         assert "published: it runs again" in output
+        (details,) = received
+        assert (details["sender"], details["task_id"]) == (final, result.id)
+        assert details["user"]
+        (line,) = [line for line in caplog.messages if "again" in line]
+        assert f"(FAILED, as task {result.id}: shop.final in queue celery)" in line
         assert succeed(result) == "found one"
         assert [run.task_id for run in shop.ledger.runs(order)] == [result.id] * 2
         assert final.idempotency_record(order, 1).state is State.COMPLETED
@@ -103,21 +115,18 @@ class TestOfEachKind:
         assert len(shop.ledger.runs(order)) == 2
 
     def test_a_rejected_duplicate(self, shop: Shop, order: str) -> None:
-        first = shop.ledger.start(rejecting, order)
-        duplicate = rejecting.delay(order)
-        eventually(lambda: kept_of(shop, rejecting, order), "it is kept")
-        shop.ledger.release(order)
-        receipt = first.get(timeout=SOON)
+        first, duplicate = reject(shop, order)
 
         celery(shop.app, "rerun", duplicate.id, "--yes")
 
-        assert succeed(duplicate) == receipt  # the key has its outcome by now
+        assert succeed(duplicate) == first.get()  # the key has its outcome by now
         assert len(shop.ledger.runs(order)) == 1
         eventually(lambda: not kept_of(shop, rejecting, order), "it is deleted")
         assert rejecting.idempotency_record(order).state is State.COMPLETED
 
     def test_a_completed_one_after_two_questions(self, extended_shop: Shop, order: str) -> None:
         shop = extended_shop
+        shop.app.set_current()
         receipt = pack.delay(order, amount=7).get(timeout=SOON)
         key = str(pack.idempotency_key_of(order, amount=7))
 
@@ -126,8 +135,7 @@ class TestOfEachKind:
         assert len(shop.ledger.runs(order)) == 1
         celery(shop.app, "rerun", key, answer="y\ny\n")
 
-        shop.ledger.wait_for_run(order, 2)
-        eventually(lambda: len(finished(shop, order)) == 2, "it has run again")
+        finished(shop, order, 2)
         again = pack.delay(order, amount=7).get(timeout=SOON)
         assert again["amount"] == 7
         assert again != receipt
@@ -153,10 +161,6 @@ class TestOfEachKind:
         assert "its message is not kept" in celery(shop.app, "rerun", key, "--yes", code=1)
 
 
-def finished(shop: Shop, order: str) -> list[Any]:
-    return [run for run in shop.ledger.runs(order) if run.end]
-
-
 def poison(shop: Shop, order: str) -> str:
     """Returns the task id of a call that has killed its process."""
     result = shop.ledger.start(frail, order)
@@ -168,15 +172,21 @@ def poison(shop: Shop, order: str) -> str:
     return result.id
 
 
-def reject(shop: Shop, order: str) -> str:
-    """Returns the task id of a duplicate that was rejected; the outcome it met is forgotten."""
+def reject(shop: Shop, order: str) -> tuple[AsyncResult, AsyncResult]:
+    """Returns a call, which has completed, and its duplicate, which was rejected."""
     first = shop.ledger.start(rejecting, order)
     duplicate = rejecting.delay(order)
     eventually(lambda: kept_of(shop, rejecting, order), "it is kept")
     shop.ledger.release(order)
     first.get(timeout=SOON)
+    return first, duplicate
+
+
+def reject_and_forget(shop: Shop, order: str) -> str:
+    """Returns the task id of a duplicate that was rejected; the outcome it met is forgotten."""
+    _, duplicate = reject(shop, order)
     assert rejecting.idempotency_forget(order)
-    return duplicate.id
+    return str(duplicate.id)
 
 
 def complete(shop: Shop, order: str) -> str:
@@ -186,13 +196,23 @@ def complete(shop: Shop, order: str) -> str:
     return result.id
 
 
+@contextmanager
+def suspended(shop: Shop) -> Iterator[None]:
+    """Lets messages wait in the queue during the block."""
+    shop.app.control.cancel_consumer("celery", reply=True, timeout=1)
+    try:
+        yield
+    finally:
+        shop.control("add_consumer", "celery")
+
+
 class TestTwoPeople:
     @pytest.mark.parametrize(
         "end",
         [
             lambda shop, order: fail(shop, order).id,
             pytest.param(poison, marks=pytest.mark.exhaustive),
-            pytest.param(reject, marks=pytest.mark.exhaustive),
+            pytest.param(reject_and_forget, marks=pytest.mark.exhaustive),
             complete,
         ],
         ids=["a stored error", "poisoned", "a rejected duplicate", "completed"],
@@ -201,6 +221,7 @@ class TestTwoPeople:
         self, extended_shop: Shop, order: str, end: Callable[[Shop, str], str]
     ) -> None:
         shop = extended_shop
+        shop.app.set_current()
         task_id = end(shop, order)
         barrier, cases = threading.Barrier(4), []
 
@@ -211,38 +232,24 @@ class TestTwoPeople:
             barrier.wait()
             cases.append(changes.rerun(call, user=user))
 
-        threads = [threading.Thread(target=click, args=(name,)) for name in "abcd"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(click, "abcd"))
 
         assert "published" in cases
-        eventually(lambda: len(finished(shop, order)) == 2 - (end is poison), "it has run")
-        shop.wait_until_empty()
-        assert len(shop.ledger.runs(order)) == 2
+        assert len(finished(shop, order, 2 - (end is poison))) == 2
 
     @pytest.mark.exhaustive
     def test_one_message_waits_until_the_other_has_failed(self, shop: Shop, order: str) -> None:
         """Both messages are for the first error: if the first fails, the second does not run."""
-        before = len(kept(shop))
-        result = final.delay(order)
-        with pytest.raises(OutOfStockError):
-            result.get(timeout=SOON)
-        eventually(lambda: len(kept(shop)) > before)
-        key = str(final.idempotency_key_of(order))
-        shop.app.control.cancel_consumer("celery", reply=True, timeout=1)
-        try:
+        fail(shop, order, times=2)
+        key = str(final.idempotency_key_of(order, 2))
+        with suspended(shop):
             for _ in range(2):
                 celery(shop.app, "rerun", key, "--yes")
-        finally:
-            shop.control("add_consumer", "celery")
 
-        eventually(lambda: len(finished(shop, order)) == 2, "it has run again")
-        shop.wait_until_empty()
-        assert len(shop.ledger.runs(order)) == 2
+        assert len(finished(shop, order, 2)) == 2
         celery(shop.app, "rerun", key, "--yes")
-        eventually(lambda: len(finished(shop, order)) == 3, "it runs for the second error")
+        assert finished(shop, order, 3), "it runs for the second error"
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("lost", [False, True], ids=["a worker dies", "a message is lost"])
@@ -250,8 +257,7 @@ class TestTwoPeople:
         """A worker dies after forgetting the error, or the message is lost and published again."""
         result = fail(shop, order)
         key = str(final.idempotency_key_of(order, 1))
-        shop.app.control.cancel_consumer("celery", reply=True, timeout=1)
-        try:
+        with suspended(shop):
             celery(shop.app, "rerun", key, "--yes")
             assert final.idempotency_record(order, 1).state is State.FAILED
             if lost:
@@ -259,11 +265,8 @@ class TestTwoPeople:
                 celery(shop.app, "rerun", key, "--yes")
             else:
                 assert final.idempotency_forget(order, 1)  # and its message is redelivered
-        finally:
-            shop.control("add_consumer", "celery")
         assert succeed(result) == "found one"
-        shop.wait_until_empty()
-        assert len(shop.ledger.runs(order)) == 2
+        assert len(finished(shop, order, 2)) == 2
         assert kept_of(shop, final, order) == []
 
 
@@ -283,45 +286,18 @@ def test_all_that_has_failed_of_a_task(shop: Shop) -> None:
     assert len(shop.ledger.runs(other)) == 1
 
 
-def test_the_request_is_logged_and_sent_as_a_signal(
-    shop: Shop, order: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "celery_idempotent")
-    received: list[dict[str, Any]] = []
-
-    def receive(**details: Any) -> None:
-        received.append(details)
-
-    signals.rerun.connect(receive)
-    result = fail(shop, order)
-    celery(shop.app, "rerun", result.id, "--yes")
-
-    (details,) = received
-    assert (details["sender"], details["task_id"]) == (final, result.id)
-    assert details["user"]
-    (line,) = [line for line in caplog.messages if "again" in line]
-    assert f"(FAILED, as task {result.id}: shop.final in queue celery)" in line
-    succeed(result)
-
-
 class TestTheMessage:
-    def test_its_expiry_and_retries_are_dropped(self, shop: Shop, order: str) -> None:
-        result = fail(shop, order, expires=3600, countdown=0.1)
-
-        celery(shop.app, "rerun", result.id, "--yes")
-
-        assert succeed(result) == "found one"
-
-    def test_its_callback_runs_after_the_success(self, shop: Shop, order: str) -> None:
-        result = fail(
-            shop, order, link=pack.si(f"after {order}"), link_error=report_failure.si(order)
-        )
+    def test_its_expiry_and_retries_are_dropped_and_its_callback_runs_after_the_success(
+        self, shop: Shop, order: str
+    ) -> None:
+        links = {"link": pack.si(f"after {order}"), "link_error": report_failure.si(order)}
+        result = fail(shop, order, expires=3600, countdown=0.1, **links)
         eventually(lambda: len(shop.ledger.notes(order)) == 1, "the errback has run")
 
         celery(shop.app, "rerun", result.id, "--yes")
 
+        assert succeed(result) == "found one"
         shop.ledger.wait_for_run(f"after {order}")
-        succeed(result)
         assert len(shop.ledger.notes(order)) == 1
 
     def test_a_chord_counts_its_member_once(self, shop: Shop, order: str) -> None:
@@ -333,13 +309,9 @@ class TestTheMessage:
         shop.ledger.wait_for_run(order)
         eventually(lambda: member.failed(), "the member has failed")
         bodies: list[Any] = []
-
-        def keep_body(body: Any, **_: Any) -> None:
-            bodies.append(body)
-
-        before_task_publish.connect(keep_body)
+        receiver = before_task_publish.connect(lambda body, **_: bodies.append(body), weak=False)
         celery(shop.app, "rerun", member.id, "--yes")
-        before_task_publish.disconnect(keep_body)
+        before_task_publish.disconnect(receiver)
         # Before 5.7, Celery counts each return of a member; later ones, the first.
         assert [body[2]["chord"] for body in bodies] == [None]
         assert succeed(member) == "found one"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,84 +14,51 @@ from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import OutOfStockError
+from tests.worker.tasks import OutOfStockError, run_out, task_of
 
-
-def _then_return(task: Any) -> str:
-    task.retry(throw=False, countdown=1)
-    return "scheduled"
-
-
-def _suppress(task: Any) -> str:
-    with contextlib.suppress(Retry):
-        raise task.retry(countdown=1)
-    return "scheduled"
-
-
-def _twice(task: Any) -> str:
-    task.retry(throw=False, countdown=1)
-    return _then_return(task)
-
-
-def _then_raise(task: Any) -> str:
-    task.retry(throw=False, countdown=1)
-    raise OutOfStockError("after the retry", 0)
-
-
-def _then_ignore(task: Any) -> str:
-    task.retry(throw=False, countdown=1)
-    raise Ignore
-
-
-def _raise_another_error(task: Any) -> str:
-    try:
-        raise task.retry(countdown=1)
-    except Retry:
-        raise OutOfStockError("while handling Retry", 0) from None
-
-
-def _raise(task: Any) -> str:
-    raise task.retry(countdown=1)
-
-
-WAYS: dict[str, Callable[[Any], str]] = {
-    "throw=False": _then_return,
-    "suppressed": _suppress,
-    "twice": _twice,
-    "then an error": _then_raise,
-    "then Ignore": _then_ignore,
-    "then another error": _raise_another_error,
-    "raised": _raise,
-}
-
-
-@shared_task(
-    bind=True,
-    base=IdempotentTask,
-    name="shop.reschedule",
-    idempotency_replay_errors=(OutOfStockError,),
+#: Ways in which a body asks for a retry, and ends.
+WAYS = (
+    *("throw=False", "twice", "then an error", "then Ignore"),
+    *("suppressed", "then another error", "raised"),
 )
+
+
+def ask_for_a_retry(task: Any, way: str) -> str:
+    if way in ("suppressed", "then another error", "raised"):
+        try:
+            raise task.retry(countdown=1)
+        except Retry:
+            if way == "raised":
+                raise
+            if way == "then another error":
+                raise OutOfStockError("while handling Retry", 0) from None
+            return "scheduled"
+    for _ in range(2 if way == "twice" else 1):
+        task.retry(throw=False, countdown=1)
+    if way == "then an error":
+        raise OutOfStockError("after the retry", 0)
+    if way == "then Ignore":
+        raise Ignore
+    return "scheduled"
+
+
+REPLAYED: dict[str, Any] = {"idempotency_replay_errors": (OutOfStockError,)}
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.reschedule", **REPLAYED)
 def reschedule(self: Any, order: str, way: str) -> str:
     """Retries in the first execution, and returns in the second."""
-    ledger = Ledger.of(self.app)
-    with ledger.run(order, self.request.id, self.idempotency):
-        return WAYS[way](self) if self.request.retries == 0 else "done"
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        return ask_for_a_retry(self, way) if self.request.retries == 0 else "done"
 
 
-@shared_task(
-    bind=True,
-    base=IdempotentTask,
-    name="shop.reschedule_by_itself",
+rescheduled_by_celery = task_of(
+    run_out,
+    "rescheduled_by_celery",
     autoretry_for=(OutOfStockError,),
     retry_kwargs={"countdown": 0},
-    idempotency_replay_errors=(OutOfStockError,),
+    **REPLAYED,
 )
-def reschedule_by_itself(self: Any, order: str) -> str:
-    """Fails in the first execution, which Celery's option retries."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        if self.request.retries == 0:
-            raise OutOfStockError(order, 3)
-        return "done"
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.stop_here")
@@ -143,24 +108,22 @@ def test_only_one_of_two_retries_runs(shop: Shop, ledger: Ledger, order: str) ->
 
 
 def test_autoretry_for_reserves_the_key(ledger: Ledger, order: str) -> None:
-    assert reschedule_by_itself.delay(order).get(timeout=SOON) == "done"
+    assert rescheduled_by_celery.delay(order, 1).get(timeout=SOON) == "found one"
     assert [run.end for run in ledger.runs(order)] == ["OutOfStockError", "returned"]
-    assert reschedule_by_itself.idempotency_record(order).state is State.COMPLETED
+    assert rescheduled_by_celery.idempotency_record(order, 1).state is State.COMPLETED
 
 
-class TestDroppedContinuation:
+@pytest.mark.parametrize("moment", [None, "before", "after"])
+def test_copy_of_the_message_does_not_send_a_dropped_continuation(
+    shop: Shop, ledger: Ledger, order: str, moment: str | None
+) -> None:
     """``self.request.chain = None``"""
-
-    @pytest.mark.parametrize("moment", [None, "before", "after"])
-    def test_copy_of_the_message_does_not_send_it(
-        self, shop: Shop, ledger: Ledger, order: str, moment: str | None
-    ) -> None:
-        if moment:
-            ledger.kill_once(moment, order)
-        canvas = chain(stop_here.s(order).set(task_id=order, queue="kept"), report.s(order))
-        canvas.set(link_error=report.si("failed", order)).delay()
-        message = shop.deliver_kept(order)
-        ledger.wait_for_signal(order, "completed")
-        shop.replay(message, order)
-        assert ledger.notes(order) == []
-        assert len(ledger.runs(order)) == 1
+    if moment:
+        ledger.kill_once(moment, order)
+    canvas = chain(stop_here.s(order).set(task_id=order, queue="kept"), report.s(order))
+    canvas.set(link_error=report.si("failed", order)).delay()
+    message = shop.deliver_kept(order)
+    ledger.wait_for_signal(order, "completed")
+    shop.replay(message, order)
+    assert ledger.notes(order) == []
+    assert len(ledger.runs(order)) == 1

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -75,11 +76,23 @@ def inspect(shop: Shop) -> Any:
     return shop.app.control.inspect(timeout=SOON, limit=shop.running)
 
 
-def assert_answered_at_once(shop: Shop, order: str, first: Any, duplicates: list[Any]) -> None:
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Asserts that the block takes less time than a message that is not woken."""
     since = time.monotonic()
-    shop.ledger.release(order)
-    values = [each.get(timeout=SOON) for each in (first, *duplicates)]
+    yield
     assert time.monotonic() - since < AT_ONCE
+
+
+def values_at_once(shop: Shop, order: str, *results: Any) -> list[Any]:
+    """Releases the order, and returns the values of calls, which they get at once."""
+    with at_once():
+        shop.ledger.release(order)
+        return [each.get(timeout=SOON) for each in results]
+
+
+def assert_answered_at_once(shop: Shop, order: str, first: Any, duplicates: list[Any]) -> None:
+    values = values_at_once(shop, order, first, *duplicates)
     assert values == [values[0]] * len(values)
     assert [len(shop.ledger.signals(each.id, "conflicted")) for each in duplicates] == [1] * len(
         duplicates
@@ -88,35 +101,32 @@ def assert_answered_at_once(shop: Shop, order: str, first: Any, duplicates: list
     assert not {each["request"]["id"] for each in scheduled} & {each.id for each in duplicates}
 
 
+def begun(shop: Shop, task: Any, order: str, number: int = 2) -> tuple[Any, list[AsyncResult]]:
+    """Returns a running call, and calls that wait for it."""
+    return shop.ledger.start(task, order), duplicates_of(shop, task, order, number)
+
+
 class TestTheRunEnds:
     #: Celery's handler enters a message with an ETA by `consumer.timer.call_at`, in each version.
     pytestmark = pytest.mark.core
 
     def test_with_a_result_that_answers_all(self, shop: Shop, order: str) -> None:
-        first = shop.ledger.start(pack, order)
-        assert_answered_at_once(shop, order, first, duplicates_of(shop, pack, order))
+        assert_answered_at_once(shop, order, *begun(shop, pack, order))
         assert len(shop.ledger.runs(order)) == 1
 
     def test_with_an_error_so_that_the_next_runs(self, shop: Shop, order: str) -> None:
         first = shop.ledger.start(flaky, order, 2)
         duplicates = [shop.ledger.duplicate(flaky, order, 2) for _ in range(3)]
-        since = time.monotonic()
-        shop.ledger.release(order)
-        with pytest.raises(OutOfStockError):
-            first.get(timeout=SOON)
-        ends = [each.get(timeout=SOON, propagate=False) for each in duplicates]
-        assert time.monotonic() - since < AT_ONCE
-        assert [type(end) for end in ends] == [OutOfStockError, str, str]
+        with at_once():
+            shop.ledger.release(order)
+            ends = [each.get(timeout=SOON, propagate=False) for each in (first, *duplicates)]
+        assert [type(end) for end in ends] == [OutOfStockError, OutOfStockError, str, str]
 
     def test_with_its_process(self, shop: Shop, order: str) -> None:
-        first = shop.ledger.start(pack, order)
-        duplicates = duplicates_of(shop, pack, order)
+        first, duplicates = begun(shop, pack, order)
         os.kill(shop.ledger.runs(order)[0].pid, 9)
         shop.ledger.wait_for_run(order, 2)
-        since = time.monotonic()
-        shop.ledger.release(order)
-        values = [each.get(timeout=SOON) for each in (first, *duplicates)]
-        assert time.monotonic() - since < AT_ONCE
+        values = values_at_once(shop, order, first, *duplicates)
         assert values == [values[0]] * 3
 
     @pytest.mark.parametrize(
@@ -136,28 +146,20 @@ class TestTheRunEnds:
         if comes == "before a duplicate":
             duplicates = [ledger.duplicate(task, order)]
         eventually(lambda: waiting(shop, task, order) == 1 + len(duplicates), "the retry waits")
-        since = time.monotonic()
-        ledger.release(f"retry of {order}")
-        values = [each.get(timeout=SOON) for each in (first, *duplicates)]
-        assert time.monotonic() - since < AT_ONCE
+        values = values_at_once(shop, f"retry of {order}", first, *duplicates)
         assert [run.end for run in ledger.runs(order)][:2] == ["Retry", "returned"]
         assert len(set(values)) == (1 if task is try_early else len(values))
 
     def test_one_at_a_time_in_order(self, shop: Shop, order: str) -> None:
-        first = shop.ledger.start(in_turn, order)
-        duplicates = duplicates_of(shop, in_turn, order, 5)
-        since = time.monotonic()
-        shop.ledger.release(order)
-        results = [each.get(timeout=SOON)["receipt"] for each in (first, *duplicates)]
-        assert time.monotonic() - since < AT_ONCE
+        first, duplicates = begun(shop, in_turn, order, 5)
+        results = [each["receipt"] for each in values_at_once(shop, order, first, *duplicates)]
         assert len(set(results)) == 6
         ids = [run.task_id for run in shop.ledger.runs(order)]
         assert ids == [first.id, *(each.id for each in duplicates)]
 
 
 def test_commands_show_what_waits_and_how_soon_it_was_answered(shop: Shop, order: str) -> None:
-    first = shop.ledger.start(pack, order)
-    duplicates = duplicates_of(shop, pack, order)
+    first, duplicates = begun(shop, pack, order)
     call = "explain", "shop.pack", json.dumps([order])
     assert json.loads(run_command(shop.app, *call, "--json"))["waiting"]["messages"] == 2
     assert "2 messages, since 20" in run_command(shop.app, *call)
@@ -194,24 +196,19 @@ def test_revoked_and_expired_messages_are_passed_over(
         last = shop.ledger.duplicate(flaky, order, 1)
         shop.control("revoke", revoked.id)
         time.sleep(3)
-        since = time.monotonic()
-        shop.ledger.release(order)
-        assert last.get(timeout=SOON) == "found one"
-        assert time.monotonic() - since < AT_ONCE
+        assert values_at_once(shop, order, last) == ["found one"]
         assert [revoked.state, expired.state] == ["REVOKED"] * 2
 
 
 def test_a_record_that_cannot_be_read_refuses_what_waits_for_it(shop: Shop, order: str) -> None:
-    first = shop.ledger.start(pack, order)
-    (duplicate,) = duplicates_of(shop, pack, order, 1)
-    since = time.monotonic()
-    with shop.redis.pipeline() as pipeline:
-        name = f"idem:{pack.idempotency_key_of(order)}"
-        pipeline.delete(name).hset(name, "x", "y").execute()
-    with pytest.raises(CorruptRecordError):
-        duplicate.get(timeout=SOON)
-    runs = one_at_a_time(shop, 5, 0.01)
-    assert time.monotonic() - since < AT_ONCE
+    first, (duplicate,) = begun(shop, pack, order, 1)
+    with at_once():
+        with shop.redis.pipeline() as pipeline:
+            name = f"idem:{pack.idempotency_key_of(order)}"
+            pipeline.delete(name).hset(name, "x", "y").execute()
+        with pytest.raises(CorruptRecordError):
+            duplicate.get(timeout=SOON)
+        runs = one_at_a_time(shop, 5, 0.01)
     assert runs[-1][2] - runs[0][0] < 2, "the others are not delayed"
     shop.ledger.release(order)
     first.get(timeout=SOON)
@@ -245,41 +242,34 @@ class TestRedis:
 
         threads, tracking = number()
         assert not tracking, "nothing has waited yet"
-        first = shop.ledger.start(pack, order)
-        duplicates = duplicates_of(shop, pack, order)
+        first, duplicates = begun(shop, pack, order)
         assert number() == (threads + 2, 2)
         assert_answered_at_once(shop, order, first, duplicates)
         eventually(lambda: number() == (threads, 0), "thread and connections end", 30)
 
-    def test_loses_connections(self, shop: Shop, store: RedisServer, order: str) -> None:
-        first = shop.ledger.start(pack, order)
-        duplicates = duplicates_of(shop, pack, order)
-        for kind in ("pubsub", "normal"):
-            store.client().execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
-        assert_answered_at_once(shop, order, first, duplicates)
-
-    def test_restarts(self, shop: Shop, store: RedisServer, order: str) -> None:
-        first = shop.ledger.start(pack, order)
-        duplicates = duplicates_of(shop, pack, order)
-        store.restart()
+    @pytest.mark.parametrize("lost", ["its connections", "Redis"])
+    def test_is_lost_and_back(self, shop: Shop, store: RedisServer, order: str, lost: str) -> None:
+        first, duplicates = begun(shop, pack, order)
+        if lost == "Redis":
+            store.restart()
+        else:
+            for kind in ("pubsub", "normal"):
+                store.client().execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
         assert_answered_at_once(shop, order, first, duplicates)
 
 
 def test_the_broker_is_lost_and_back(open_shop: Callable[..., Shop], order: str) -> None:
     with open_shop(**LOST_BROKER, broker_transport_options=FAST_REDELIVERY) as shop:
         worker = shop.start_worker(concurrency=2)
-        first = shop.ledger.start(pack, order)
-        duplicate = shop.ledger.duplicate(pack, order)
+        first, (duplicate,) = begun(shop, pack, order, 1)
         database = str(shop.redis.connection_pool.connection_kwargs["db"])
         for client in shop.redis.client_list(_type="normal"):
             if client["db"] == database:  # the ledger has another one
                 shop.redis.client_kill_filter(_id=client["id"], skipme=True)
         worker.wait_for_log("Connection to broker lost")
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", 2)
-        shop.ledger.release(order)
-        since = time.monotonic()
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert time.monotonic() - since < AT_ONCE
+        values = values_at_once(shop, order, duplicate, first)
+        assert values[0] == values[1]
 
 
 SOFT = {"worker_soft_shutdown_timeout": 1.0, "worker_enable_soft_shutdown_on_idle": True}
@@ -307,29 +297,22 @@ def test_the_end_of_a_worker_leaves_its_waiting_messages_to_others(
             ending.wait_for_exit()
             shop.start_worker(concurrency=2)
         eventually(lambda: waiting(shop, pack, order) == 5, "its messages wait again")
-        since = time.monotonic()
-        shop.ledger.release(order)
-        values = [each.get(timeout=SOON) for each in (first, *duplicates)]
-        assert time.monotonic() - since < AT_ONCE
+        values = values_at_once(shop, order, first, *duplicates)
         assert values == [values[0]] * 6
         assert len(shop.ledger.runs(order)) == 1
         shop.wait_until_empty()
 
 
-class TestThePool:
-    @pytest.mark.exhaustive
-    def test_restarts(self, open_shop: Callable[..., Shop], order: str) -> None:
-        with open_shop(worker_pool_restarts=True) as shop:
-            shop.start_worker("--queues", "first", concurrency=1)
-            worker = shop.start_worker(concurrency=2)
-            first = shop.ledger.start(pack, order, queue="first")
-            duplicates = duplicates_of(shop, pack, order, 5)
-            destination = [f"{worker.name()}@here"]
-            (reply,) = shop.app.control.pool_restart(
-                destination=destination, reply=True, timeout=5.0
-            )
-            assert reply == {destination[0]: {"ok": "reload started"}}
-            assert_answered_at_once(shop, order, first, duplicates)
+@pytest.mark.exhaustive
+def test_the_pool_restarts(open_shop: Callable[..., Shop], order: str) -> None:
+    with open_shop(worker_pool_restarts=True) as shop:
+        shop.start_worker("--queues", "first", concurrency=1)
+        name = f"{shop.start_worker(concurrency=2).name()}@here"
+        first = shop.ledger.start(pack, order, queue="first")
+        duplicates = duplicates_of(shop, pack, order, 5)
+        (reply,) = shop.app.control.pool_restart(destination=[name], reply=True, timeout=5.0)
+        assert reply == {name: {"ok": "reload started"}}
+        assert_answered_at_once(shop, order, first, duplicates)
 
 
 @pytest.mark.exhaustive
