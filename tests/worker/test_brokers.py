@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from celery import Celery
+from celery.result import AsyncResult
 from kombu import Connection, Queue
 
 from celery_idempotent.core.task.publish import put_back
@@ -19,6 +20,7 @@ from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
 from tests.worker.harness import LEASE, Shop, check_duplicates, check_retry
+from tests.worker.ledger import Run
 from tests.worker.tasks import pack, rejecting, try_later
 
 pytestmark = [pytest.mark.worker, pytest.mark.rabbitmq]
@@ -51,52 +53,42 @@ def doomed(proxy: Proxy, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
         yield shop
 
 
-def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str) -> None:
+def test_twenty_duplicates_and_a_retry(shop: Shop, order: str) -> None:
     check_duplicates(shop, pack, order, 20)
+    check_retry(shop, try_later, f"retried {order}")
 
 
-class TestRequeueToRabbitMQ:
+def test_a_requeue_fails_without_a_confirm(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The original message is acknowledged next, so the broker must have accepted the new one."""
-
-    @pytest.fixture
-    def app(self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Celery:
-        monkeypatch.setattr(put_back, "CONFIRM_TIMEOUT", 1)
-        return Celery("confirming", broker=proxy.url, set_as_current=False)
-
-    @pytest.fixture
-    def queue(self) -> Queue:
-        return Queue(f"queue-{os.urandom(4).hex()}")
-
-    def test_fails_without_a_confirm(self, app: Celery, queue: Queue, proxy: Proxy) -> None:
-        with confirming_producer(app) as producer:
-            producer.publish({"number": 1}, routing_key=queue.name, declare=[queue])
-            proxy.black_hole()
-            with pytest.raises(TimeoutError):
-                producer.publish({"number": 2}, routing_key=queue.name)
-            proxy.heal()
+    monkeypatch.setattr(put_back, "CONFIRM_TIMEOUT", 1)
+    app = Celery("confirming", broker=proxy.url, set_as_current=False)
+    queue = Queue(f"queue-{os.urandom(4).hex()}")
+    with confirming_producer(app) as producer:
+        producer.publish({"number": 1}, routing_key=queue.name, declare=[queue])
+        proxy.black_hole()
+        with pytest.raises(TimeoutError):
+            producer.publish({"number": 2}, routing_key=queue.name)
+        proxy.heal()
 
 
-def test_retry_runs_again_then_replays(shop: Shop, order: str) -> None:
-    check_retry(shop, try_later, order)
+def run_again(doomed: Shop, result: AsyncResult, order: str) -> Run:
+    """Kills the worker, whose call another worker runs; returns that execution."""
+    doomed.workers[0].kill()
+    doomed.start_worker(concurrency=1)
+    doomed.ledger.release(order)
+    receipt = result.get(timeout=SOON)
+    assert pack.delay(order).get(timeout=SOON) == receipt
+    assert [run.end for run in doomed.ledger.runs(order)] == [None, "returned"]
+    return doomed.ledger.runs(order)[1]
 
 
-class TestKilled:
-    def test_task_of_a_killed_worker_runs_again_after_the_lease(
-        self, doomed: Shop, order: str
-    ) -> None:
-        (worker,) = doomed.workers
-        result = doomed.ledger.start(pack, order)
-        killed = doomed.ledger.wait_for_run(order)
-        worker.kill()
-        doomed.start_worker(concurrency=1)
-        doomed.ledger.release(order)
+def test_task_of_a_killed_worker_runs_again_after_the_lease(doomed: Shop, order: str) -> None:
+    result = doomed.ledger.start(pack, order)
+    killed = doomed.ledger.wait_for_run(order)
 
-        receipt = result.get(timeout=SOON)
-
-        assert pack.delay(order).get(timeout=SOON) == receipt
-        (_, second) = doomed.ledger.runs(order)
-        assert (second.recovered, second.end) == (True, "returned")
-        assert second.started_at - killed.started_at >= LEASE
+    second = run_again(doomed, result, order)
+    assert second.recovered
+    assert second.started_at - killed.started_at >= LEASE
 
 
 class TestConnectionLost:
@@ -122,22 +114,15 @@ class TestConnectionLost:
     def test_copy_is_requeued_before_it_is_acknowledged(
         self, proxy: Proxy, doomed: Shop, order: str
     ) -> None:
-        (worker,) = doomed.workers
         result = doomed.ledger.start(pack, order)
         proxy.cut()
         doomed.ledger.wait_for_signal(result.id, "conflicted")
 
         # After this, no worker can requeue the original or the copy.
-        worker.kill()
-        doomed.start_worker(concurrency=1)
-        doomed.ledger.release(order)
-
-        assert result.get(timeout=SOON)["receipt"]
-        assert [run.end for run in doomed.ledger.runs(order)] == [None, "returned"]
+        run_again(doomed, result, order)
 
     @pytest.mark.slow
     def test_expired_copy_is_not_lost(self, proxy: Proxy, doomed: Shop, order: str) -> None:
-        (worker,) = doomed.workers
         # RabbitMQ drops what has expired before it is redelivered.
         seconds = 12
         result = doomed.ledger.start(pack, order, expires=seconds)
@@ -147,12 +132,7 @@ class TestConnectionLost:
         eventually(lambda: time.time() > run.started_at + seconds, "it has expired")
 
         # A broker that knew the expiry would drop the message now.
-        worker.kill()
-        doomed.start_worker(concurrency=1)
-        doomed.ledger.release(order)
-
-        assert result.get(timeout=SOON)["receipt"]
-        assert [run.end for run in doomed.ledger.runs(order)] == [None, "returned"]
+        run_again(doomed, result, order)
 
 
 def test_rejected_duplicate_is_dead_lettered(

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from celery.result import AsyncResult
 
 from tests.conftest import exhaustive_except
 from tests.waiting import SOON, eventually
@@ -64,19 +63,24 @@ WISHES = {
 }
 
 
-@dataclass
 class Course:
     """What happened for one wish."""
 
-    wish: Wish
-    order: str
-    results: list[AsyncResult] = field(default_factory=list)
-    killed: list[Run] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    receipts: list[str] = field(default_factory=list)
-    #: Executions for the call after the end.
-    later_runs: int = 0
+    def __init__(self, shop: Shop, name: str) -> None:
+        """Publishes the first call, waits until it runs, and publishes the others."""
+        self.wish, self.order, self.killed = WISHES[name], name, list[Run]()
+        self.results = [shop.ledger.start(self.wish.task, self.order)]
+        self.results += [self.wish.task.delay(self.order) for _ in range(DUPLICATES)]
+        if self.wish.peak > 1:
+            shop.ledger.wait_for_run(self.order, self.wish.peak)
+
+    def collect(self, shop: Shop) -> None:
+        """Reads what has happened, after the broker has become empty; then calls once more."""
+        answered = self.results if self.wish.all_answered else self.results[:1]
+        self.receipts = [result.get(timeout=SOON)["receipt"] for result in answered]
+        self.runs, self.notes = shop.ledger.runs(self.order), shop.ledger.notes(self.order)
+        self.wish.task.delay(self.order).get(timeout=SOON)
+        self.later_runs = len(shop.ledger.runs(self.order)) - len(self.runs)
 
 
 def kill(shop: Shop, course: Course) -> None:
@@ -94,29 +98,7 @@ def redeliver(shop: Shop, course: Course) -> None:
         shop.ledger.wait_for_signal(run.task_id, "conflicted")
 
 
-def nothing(shop: Shop, course: Course) -> None:
-    """Causes no fault."""
-
-
-FAULTS = {"no fault": nothing, "a kill": kill, "a redelivery": redeliver}
-
-
-def publish_duplicates(shop: Shop, course: Course) -> None:
-    """Publishes the first call, waits until it runs, and publishes the others."""
-    wish, order = course.wish, course.order
-    course.results.append(wish.task.delay(order))
-    shop.ledger.wait_for_run(order)
-    course.results += [wish.task.delay(order) for _ in range(DUPLICATES)]
-    if wish.peak > 1:
-        shop.ledger.wait_for_run(order, wish.peak)
-
-
-def collect(shop: Shop, course: Course) -> None:
-    """Reads what has happened, after the broker has become empty."""
-    answered = course.results if course.wish.all_answered else course.results[:1]
-    course.receipts = [result.get(timeout=SOON)["receipt"] for result in answered]
-    course.runs = shop.ledger.runs(course.order)
-    course.notes = shop.ledger.notes(course.order)
+FAULTS = {"no fault": lambda shop, course: None, "a kill": kill, "a redelivery": redeliver}
 
 
 @pytest.fixture(scope="module", params=exhaustive_except(FAULTS, "no fault"))
@@ -125,10 +107,7 @@ def courses(request: Any, open_shop: Callable[..., Shop]) -> Iterator[dict[str, 
     fault = FAULTS[request.param]
     with open_shop(idempotency_lease=4.0, **COPIED_MESSAGES) as shop:
         shop.start_worker(concurrency=12)
-        courses = {name: Course(wish, name) for name, wish in WISHES.items()}
-        for course in courses.values():
-            shop.ledger.hold(course.order)
-            publish_duplicates(shop, course)
+        courses = {name: Course(shop, name) for name in WISHES}
         # Those that run or wait; one that is put back is published before it is acknowledged.
         expected = sum(wish.peak + wish.waiting for wish in WISHES.values())
         eventually(lambda: shop.messages() == expected, f"the broker has {expected} messages")
@@ -138,11 +117,7 @@ def courses(request: Any, open_shop: Callable[..., Shop]) -> Iterator[dict[str, 
             shop.ledger.release(course.order)
         shop.wait_until_empty()
         for course in courses.values():
-            collect(shop, course)
-        later = [course.wish.task.delay(course.order) for course in courses.values()]
-        for course, result in zip(courses.values(), later, strict=True):
-            result.get(timeout=SOON)
-            course.later_runs = len(shop.ledger.runs(course.order)) - len(course.runs)
+            course.collect(shop)
         yield courses
 
 
@@ -152,11 +127,6 @@ def test_wish(courses: dict[str, Course], name: str) -> None:
     wish = course.wish
     ended = [run for run in course.runs if run.end == "returned"]
 
-    print(
-        f"{name}: {1 + DUPLICATES} calls, {len(course.runs)} runs ({len(course.killed)} killed), "
-        f"{peak(course.notes)} at once, {wish.waiting} waiting, "
-        f"{len(set(course.receipts))} outcomes, {course.later_runs} run by the next call"
-    )
     assert len(ended) == wish.runs
     assert len(course.runs) == wish.runs + len(course.killed)
     assert peak(course.notes) == wish.peak

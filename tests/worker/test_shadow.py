@@ -56,21 +56,36 @@ def decisions(ledger: Ledger, task_id: str) -> list[str]:
     return [received.name for received in ledger.signals(task_id)]
 
 
+def refusal(ledger: Ledger, task_id: str) -> dict[str, Any]:
+    """Returns the details of the only signal, a refusal."""
+    (received,) = ledger.signals(task_id)
+    assert received.name == "would_refuse"
+    return received.details
+
+
 class TestDuplicate:
     @pytest.mark.core
     def test_runs_after_the_completion_and_is_counted_as_a_replay(
-        self, ledger: Ledger, order: str
+        self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         first, duplicate = pack.delay(order), None
         receipt = first.get(timeout=SOON)
+        record = eventually(lambda: pack.idempotency_record(order), "the record")
         duplicate = pack.delay(order)
 
         assert duplicate.get(timeout=SOON) != receipt
-        assert len(ledger.runs(order)) == 2
         assert decisions(ledger, first.id) == ["would_run"]
         (received,) = ledger.signals(duplicate.id)
         assert received.name == "would_replay"
         assert received.details["record"]["task_id"] == first.id
+        for run in ledger.runs(order):
+            assert (run.key, run.protected) == (str(pack.idempotency_key_of(order)), False)
+            assert (run.token, run.attempt, run.recovered) == (0, 1, False)
+        assert len(ledger.runs(order)) == 2
+        # The record holds the fact only.
+        assert (record.state, record.format) == (State.COMPLETED, "")
+        (name,) = shop.redis.scan_iter(f"idem-shadow:{record.key}")
+        assert receipt["receipt"].encode() not in shop.redis.get(name)
 
     def test_runs_at_once_during_the_first_execution(self, ledger: Ledger, order: str) -> None:
         first = ledger.start(pack, order)
@@ -86,22 +101,6 @@ class TestDuplicate:
         assert decisions(ledger, first.id) == ["would_run", "would_conflict"]
         _, copy_signal = ledger.signals(first.id)
         assert copy_signal.details["policy"] == "retry"
-
-    def test_record_holds_the_fact_only(self, shop: Shop, order: str) -> None:
-        receipt = pack.delay(order).get(timeout=SOON)["receipt"]
-
-        record = eventually(lambda: pack.idempotency_record(order), "the record")
-        assert record.state is State.COMPLETED
-        (name,) = shop.redis.scan_iter(f"idem-shadow:{record.key}")
-        assert receipt.encode() not in shop.redis.get(name)
-        assert record.format == ""
-
-    def test_execution_is_unprotected_and_has_its_key(self, ledger: Ledger, order: str) -> None:
-        pack.delay(order).get(timeout=SOON)
-
-        (run,) = ledger.runs(order)
-        assert (run.key, run.protected) == (str(pack.idempotency_key_of(order)), False)
-        assert (run.token, run.attempt, run.recovered) == (0, 1, False)
 
 
 class TestPublisher:
@@ -138,8 +137,7 @@ class TestPublisher:
 
         for result in results:
             assert result.get(timeout=SOON)["receipt"]
-            (received,) = ledger.signals(result.id)
-            assert (received.name, received.details["reason"]) == ("would_refuse", "key_rule")
+            assert refusal(ledger, result.id)["reason"] == "key_rule"
 
 
 class TestRefusal:
@@ -148,18 +146,16 @@ class TestRefusal:
         result = charge.delay(order, amount=2)
 
         assert result.get(timeout=SOON)["amount"] == 2
-        (received,) = ledger.signals(result.id)
-        assert (received.name, received.details["reason"]) == ("would_refuse", "reused")
-        assert received.details["error"][0] == "KeyReusedError"
+        details = refusal(ledger, result.id)
+        assert (details["reason"], details["error"][0]) == ("reused", "KeyReusedError")
 
     @pytest.mark.parametrize("fault", ["raises", "none", "object", "nan"])
     def test_key_rule_that_fails(self, ledger: Ledger, order: str, fault: str) -> None:
         result = misruled.delay(fault, order)
 
         assert result.get(timeout=SOON)
-        (received,) = ledger.signals(result.id)
-        assert (received.name, received.details["reason"]) == ("would_refuse", "key_rule")
-        assert received.details["key"] == ""
+        details = refusal(ledger, result.id)
+        assert (details["reason"], details["key"]) == ("key_rule", "")
 
     @pytest.mark.parametrize("damage", ["set", "lpush"], ids=["damaged", "of another type"])
     def test_unreadable_record(self, shop: Shop, ledger: Ledger, order: str, damage: str) -> None:
@@ -167,8 +163,7 @@ class TestRefusal:
 
         result = pack.delay(order)
         assert result.get(timeout=SOON)
-        (received,) = ledger.signals(result.id)
-        assert (received.name, received.details["reason"]) == ("would_refuse", "corrupt")
+        assert refusal(ledger, result.id)["reason"] == "corrupt"
 
 
 class TestEnds:
@@ -218,50 +213,47 @@ class TestEnds:
         assert decisions(ledger, result.id) == ["would_run"] * passes
 
 
-class TestCrash:
-    @pytest.mark.parametrize(
-        ("task", "decision", "reason"),
-        [(pack, "would_take_over", None), (frail, "would_refuse", "poisoned")],
-        ids=["takeover", "poisoned"],
-    )
-    def test_runs_again_and_is_counted(
-        self, ledger: Ledger, order: str, task: Any, decision: str, reason: str | None
-    ) -> None:
-        result = ledger.start(task, order)
-        os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
-        ledger.wait_for_run(order, number=2)
-        ledger.release(order)
+@pytest.mark.parametrize(
+    ("task", "decision", "reason"),
+    [(pack, "would_take_over", None), (frail, "would_refuse", "poisoned")],
+    ids=["takeover", "poisoned"],
+)
+def test_crash_runs_again_and_is_counted(
+    ledger: Ledger, order: str, task: Any, decision: str, reason: str | None
+) -> None:
+    result = ledger.start(task, order)
+    os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
+    ledger.wait_for_run(order, number=2)
+    ledger.release(order)
 
-        assert result.get(timeout=SOON)["receipt"]
-        assert decisions(ledger, result.id) == ["would_run", decision]
-        assert ledger.signals(result.id)[1].details.get("reason") == reason
-        assert [run.attempt for run in ledger.runs(order)] == [1, 1]
-
-
-class TestKeysThatRunAgain:
-    def test_burst_is_counted_as_it_would_be_collapsed(self, ledger: Ledger, order: str) -> None:
-        running = ledger.start(collapsed, order)
-        burst = [collapsed.delay(order) for _ in range(3)]
-        ledger.wait_for_run(order, number=4)
-        ledger.release(order)
-        for result in (running, *burst):
-            result.get(timeout=SOON)
-        eventually(lambda: not waiting_in_turn(order), "no call waits any more")
-        later = collapsed.delay(order)
-
-        assert later.get(timeout=SOON)
-        assert [decisions(ledger, result.id) for result in burst] == [
-            ["would_wait"],
-            ["would_deduplicate"],
-            ["would_deduplicate"],
-        ]
-        assert decisions(ledger, later.id) == ["would_run"]
+    assert result.get(timeout=SOON)["receipt"]
+    assert decisions(ledger, result.id) == ["would_run", decision]
+    assert ledger.signals(result.id)[1].details.get("reason") == reason
+    assert [run.attempt for run in ledger.runs(order)] == [1, 1]
 
 
-def waiting_in_turn(order: str) -> bool:
-    """Whether the next turn is reserved for a call of `collapsed`."""
-    record = collapsed.idempotency_record(order)
-    return record is not None and record.state is not State.COMPLETED
+def test_burst_is_counted_as_it_would_be_collapsed(ledger: Ledger, order: str) -> None:
+    running = ledger.start(collapsed, order)
+    burst = [collapsed.delay(order) for _ in range(3)]
+    ledger.wait_for_run(order, number=4)
+    ledger.release(order)
+    for result in (running, *burst):
+        result.get(timeout=SOON)
+
+    def ended() -> bool:
+        record = collapsed.idempotency_record(order)
+        return record is None or record.state is State.COMPLETED
+
+    eventually(ended, "no call waits any more")
+    later = collapsed.delay(order)
+
+    assert later.get(timeout=SOON)
+    assert [decisions(ledger, result.id) for result in (*burst, later)] == [
+        ["would_wait"],
+        ["would_deduplicate"],
+        ["would_deduplicate"],
+        ["would_run"],
+    ]
 
 
 @pytest.mark.exhaustive
