@@ -21,8 +21,8 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[RedisServer]:
-    """A server for the records alone, which a test may stop."""
-    with RedisServer.start(config={}) as store:
+    """A server for the records alone, which a test may stop; it keeps them."""
+    with RedisServer.start(config={"appendonly": "yes", "appendfsync": "always"}) as store:
         yield store
 
 
@@ -47,7 +47,9 @@ def shared_shop(request: Any, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
         yield request.getfixturevalue("default_shop")
         return
     with open_shop(**settings) as shop:
-        shop.start_worker(concurrency=4)
+        # As root, Celery accepts pickle only with this variable.
+        environment = {"C_FORCE_ROOT": "1"} if "accept_content" in settings else {}
+        shop.start_worker(concurrency=4, **environment)
         yield shop
 
 

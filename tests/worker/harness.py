@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -399,22 +398,16 @@ LEASE = 2.0
 FIRST_QUEUE = "first"
 
 
-@dataclass(frozen=True)
-class FrozenTakeover:
-    """An execution that was frozen past its lease, and the one that took over."""
-
-    frozen: Run
-    winner: Run
-    receipts: tuple[Any, Any]
-    signals_of_frozen: list[ReceivedSignal]
-    notes: list[str]
-
-
-def freeze_past_the_lease(shop: Shop, task: Any, order: str, within: str = "") -> FrozenTakeover:
+def freeze_past_the_lease(
+    shop: Shop, task: Any, order: str, within: str = ""
+) -> tuple[Run, Run, list[ReceivedSignal]]:
     """Freezes a worker during `task`, runs a duplicate on another worker, and continues the first.
 
     Args:
         within: the step during which the worker is frozen; before the first step if empty.
+
+    Returns:
+        The frozen execution, the one that took over, and the signals of the first.
     """
     ledger = shop.ledger
     owner = shop.start_worker("--queues", FIRST_QUEUE, concurrency=1)
@@ -427,20 +420,13 @@ def freeze_past_the_lease(shop: Shop, task: Any, order: str, within: str = "") -
     owner.freeze()
     shop.start_worker(concurrency=1)
     ledger.release(held)
-    duplicate = task.delay(order)
-    winner_receipt = duplicate.get(timeout=SOON)
-    winner = ledger.runs(order)[1]
+    receipt = task.delay(order).get(timeout=SOON)
     owner.resume()
-    frozen_receipt = first.get(timeout=SOON)
+    assert first.get(timeout=SOON) == receipt
     eventually(lambda: ledger.runs(order)[0].end, "the resumed execution ends")
     shop.wait_until_empty()
-    return FrozenTakeover(
-        frozen=ledger.runs(order)[0],
-        winner=winner,
-        receipts=(frozen_receipt, winner_receipt),
-        signals_of_frozen=ledger.signals(first.id),
-        notes=ledger.notes(order),
-    )
+    frozen, winner = ledger.runs(order)
+    return frozen, winner, ledger.signals(first.id)
 
 
 def end_lease(task: Any, *args: Any) -> None:

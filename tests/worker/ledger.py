@@ -190,12 +190,12 @@ def _end(text: str | None) -> dict[str, Any]:
 
 
 _EXECUTION_ATTRIBUTES = ("key", "token", "attempt", "recovered", "protected")
-_RECORD_ATTRIBUTES = ("state", "key", "task", "task_id", "worker", "token", "attempt")
+RECORD_ATTRIBUTES = ("state", "key", "task", "task_id", "worker", "token", "attempt")
 
 
 def _to_json(value: Any) -> Any:
     if isinstance(value, Record):
-        return {name: getattr(value, name) for name in _RECORD_ATTRIBUTES}
+        return {name: getattr(value, name) for name in RECORD_ATTRIBUTES}
     if isinstance(value, BaseException):
         return [type(value).__name__, *map(_argument_to_json, value.args)]
     return repr(value)

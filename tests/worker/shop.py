@@ -15,6 +15,7 @@ from typing import Any
 from celery import Celery
 from celery.backends.redis import RedisBackend
 from celery.signals import task_failure, task_success, worker_init
+from celery.utils.dispatch import Signal
 
 from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.core.task.publish import put_back
@@ -24,22 +25,12 @@ from tests.worker.ledger import Ledger
 
 SETTINGS_VARIABLE = "SHOP_SETTINGS"
 
-SIGNALS = (
-    "begun",
-    "taken_over",
-    "completed",
-    "failed",
-    "released",
-    "replayed",
-    "conflicted",
-    "lease_lost",
-    "outcome_unsaved",
-    "store_unavailable",
-    "refused",
-    "deduplicated",
-    "not_stored",
-    "shadowed",
-)
+#: All but those of operators, and one that each begin has.
+SIGNALS = [
+    signal
+    for name, signal in vars(signals).items()
+    if isinstance(signal, Signal) and name not in ("begin_replied", "forgotten", "rerun")
+]
 
 
 def make_app(settings: Mapping[str, Any]) -> Celery:
@@ -67,8 +58,8 @@ def _record_signal(signal: Any, sender: Any, **details: Any) -> None:
         Ledger.of(sender.app).record_signal(name, sender.name, details)
 
 
-for _name in SIGNALS:
-    getattr(signals, _name).connect(_record_signal, weak=False)
+for _signal in SIGNALS:
+    _signal.connect(_record_signal, weak=False)
 
 
 @signals.completed.connect

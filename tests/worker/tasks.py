@@ -26,7 +26,8 @@ def handle(self: Any, order: str, amount: int = 1) -> dict[str, Any]:
 
 def task_of(body: Any, name: str, **options: Any) -> Any:
     """Returns a task with the given body."""
-    return shared_task(body, bind=True, base=IdempotentTask, name=f"shop.{name}", **options)
+    options.setdefault("base", IdempotentTask)
+    return shared_task(body, bind=True, name=f"shop.{name}", **options)
 
 
 pack = task_of(handle, "pack")
@@ -81,8 +82,8 @@ class RunningTask(IdempotentTask):
             return {"error": repr(error)}
 
 
-catching = shared_task(handle, bind=True, base=CatchingTask, name="shop.catching")
-running = shared_task(handle, bind=True, base=RunningTask, name="shop.running")
+catching = task_of(handle, "catching", base=CatchingTask)
+running = task_of(handle, "running", base=RunningTask)
 
 
 def sleep(self: Any, order: str, seconds: float, number: int = 0) -> list[float]:
@@ -120,18 +121,18 @@ def rule_with(fault: str, order: str) -> Any:
 
 def misrule(self: Any, fault: str, order: str) -> str:
     """Returns a receipt."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        return uuid4().hex
+    return str(handle(self, order)["receipt"])
 
 
 misruled = task_of(misrule, "misruled", idempotency_key=rule_with)
 
 
-@shared_task(bind=True, base=IdempotentTask, name="shop.unserialisable")
-def unserialisable(self: Any, order: str) -> object:
+def return_object(self: Any, order: str) -> object:
     """Returns a value that cannot be serialized."""
-    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
-        return object()
+    return handle(self, order) and object()
+
+
+unserialisable = task_of(return_object, "unserialisable")
 
 
 class UnretryableTask(IdempotentTask):
@@ -334,16 +335,11 @@ class NotingTask(IdempotentTask):
 
 
 NEWEST: dict[str, Any] = {"idempotency_key": "{order}", "idempotency_until": "started"}
-burst_of = shared_task(handle_newest, bind=True, base=NotingTask, name="shop.burst_of", **NEWEST)
+burst_of = task_of(handle_newest, "burst_of", base=NotingTask, **NEWEST)
 #: Seconds.
 QUIET, LONGEST_QUIET = 1.0, 3.0
-debounced = task_of(
-    handle_newest,
-    "debounced",
-    idempotency_debounce=QUIET,
-    idempotency_debounce_max_wait=LONGEST_QUIET,
-    **NEWEST,
-)
+DEBOUNCE = {"idempotency_debounce": QUIET, "idempotency_debounce_max_wait": LONGEST_QUIET}
+debounced = task_of(handle_newest, "debounced", **DEBOUNCE, **NEWEST)
 
 
 def handle_until_replaced(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from itertools import count
 
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.worker
 
 
 SHOP = {"idempotency_lease": 4.0}
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[RedisServer]:
-    with RedisServer.start(config={"appendonly": "yes", "appendfsync": "always"}) as store:
-        yield store
 
 
 def test_it_begins_after_the_last_publish(shop: Shop, order: str) -> None:

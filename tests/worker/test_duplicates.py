@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from celery_idempotent import CallOutcome, ResultNotStoredError, State, outcome_of
-from celery_idempotent.core.store.reference import Reference
 from tests.apps import run_command
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, check_duplicates
@@ -32,65 +31,60 @@ JSON_VALUES = [
     b"\x00\xff bytes",
     (1, 2),
 ]
-values = pytest.mark.parametrize("value", [None, 0, "", [], False, "all"], ids=repr)
 
 
-class TestWhileItRuns:
-    def test_twenty_duplicates_cause_no_execution(self, shop: Shop, order: str) -> None:
-        check_duplicates(shop, pack, order, 20)
+def test_twenty_duplicates_of_a_running_call_cause_no_execution(shop: Shop, order: str) -> None:
+    check_duplicates(shop, pack, order, 20)
 
 
-class TestAfterCompletion:
-    def test_args_kwargs_and_send_task_have_the_same_key(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        receipt = pack.delay(order, 7).get(timeout=SOON)
+def test_args_kwargs_and_send_task_have_the_same_key(
+    shop: Shop, ledger: Ledger, order: str
+) -> None:
+    receipt = pack.delay(order, 7).get(timeout=SOON)
 
-        others = [
-            pack.delay(order, amount=7),
-            pack.delay(amount=7, order=order),
-            shop.app.send_task("shop.pack", (order, 7)),
-            shop.app.send_task("shop.pack", kwargs={"order": order, "amount": 7}),
-        ]
+    others = [
+        pack.delay(order, amount=7),
+        pack.delay(amount=7, order=order),
+        shop.app.send_task("shop.pack", (order, 7)),
+        shop.app.send_task("shop.pack", kwargs={"order": order, "amount": 7}),
+    ]
 
-        assert [other.get(timeout=SOON) for other in others] == [receipt] * 4
-        assert len(ledger.runs(order)) == 1
-
-
-class TestValues:
-    """Replayed values equal those of the first ``AsyncResult.get()``, with the same types."""
-
-    @values
-    def test_with_json(self, ledger: Ledger, order: str, value: Any) -> None:
-        first, second = call_twice(order, JSON_VALUES if value == "all" else value)
-
-        assert exactly(second) == exactly(first)
-        assert len(ledger.runs(order)) == 1
+    assert [other.get(timeout=SOON) for other in others] == [receipt] * 4
+    assert len(ledger.runs(order)) == 1
 
 
-class TestNoValue:
-    """If no value is stored, a duplicate gets an error and does not run."""
+@pytest.mark.parametrize("value", [None, 0, "", [], False, JSON_VALUES], ids=repr)
+def test_a_replayed_value_equals_the_first_with_its_types(
+    ledger: Ledger, order: str, value: Any
+) -> None:
+    first, second = (give.delay(order, value).get(timeout=SOON) for _ in range(2))
 
-    @pytest.mark.parametrize(
-        ("task", "reason"),
-        [
-            (forgetful, "idempotency_store_result is off"),
-            (thrifty, "idempotency_max_result_size"),
-            # Celery cannot return it to the first caller either.
-            (unserialisable, "cannot serialize the type"),
-        ],
-        ids=["store_result is off", "too large", "not serializable"],
-    )
-    def test_of_a_task(self, ledger: Ledger, order: str, task: Any, reason: str) -> None:
-        first = task.delay(order)
-        value = first.get(timeout=SOON, propagate=False)
-        record = task.idempotency_record(order)
+    assert exactly(second) == exactly(first)
+    assert len(ledger.runs(order)) == 1
 
-        assert (record.state, record.task_id) == (State.COMPLETED, first.id)
-        assert type(value).__name__ == ("EncodeError" if task is unserialisable else "dict")
-        with pytest.raises(ResultNotStoredError, match=reason):
-            task.delay(order).get(timeout=SOON)
-        assert [run.end for run in ledger.runs(order)] == ["returned"]
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (forgetful, "idempotency_store_result is off"),
+        (thrifty, "idempotency_max_result_size"),
+        # Celery cannot return it to the first caller either.
+        (unserialisable, "cannot serialize the type"),
+    ],
+    ids=["store_result is off", "too large", "not serializable"],
+)
+def test_if_no_value_is_stored_a_duplicate_gets_an_error_and_does_not_run(
+    ledger: Ledger, order: str, task: Any, reason: str
+) -> None:
+    first = task.delay(order)
+    value = first.get(timeout=SOON, propagate=False)
+    record = task.idempotency_record(order)
+
+    assert (record.state, record.task_id) == (State.COMPLETED, first.id)
+    assert type(value).__name__ == ("EncodeError" if task is unserialisable else "dict")
+    with pytest.raises(ResultNotStoredError, match=reason):
+        task.delay(order).get(timeout=SOON)
+    assert [run.end for run in ledger.runs(order)] == ["returned"]
 
 
 class TestTaskIdOfADuplicate:
@@ -104,7 +98,11 @@ class TestTaskIdOfADuplicate:
         ledger.wait_for_signal(duplicate.id, "replayed")
 
         record = task.idempotency_record(order)
-        assert show(shop, duplicate.id) == {
+        store = task.idempotency_configuration.executor.store
+        # The worker writes the reference without waiting.
+        eventually(lambda: store.reference(duplicate.id) is not None, "it has a reference")
+        document = show(shop, duplicate.id)
+        assert {name: document[name] for name in ("duplicate", "task_id", "key")} == {
             "duplicate": {
                 "key": record.key,
                 "end": "replayed",
@@ -132,28 +130,12 @@ class TestTaskIdOfADuplicate:
 
         store = pack.idempotency_configuration.executor.store
         assert store.reference(first.id) is None
-        assert "duplicate" not in show(shop, first.id, whole=True)
+        assert "duplicate" not in show(shop, first.id)
 
 
-def found(shop: Shop, task_id: str) -> Reference:
-    """Returns a duplicate's reference when Redis has it; the worker writes it without waiting."""
-    store = pack.idempotency_configuration.executor.store
-    eventually(lambda: store.reference(task_id) is not None)
-    reference = store.reference(task_id)
-    assert reference is not None
-    return reference
-
-
-def show(shop: Shop, task_id: str, *, whole: bool = False) -> dict[str, Any]:
-    if not whole:
-        found(shop, task_id)
-    document = json.loads(run_command(shop.app, "show", task_id, "--json"))
-    return document if whole else {name: document[name] for name in ("duplicate", "task_id", "key")}
-
-
-def call_twice(order: str, value: Any) -> tuple[Any, Any]:
-    first = give.delay(order, value).get(timeout=SOON)
-    return first, give.delay(order, value).get(timeout=SOON)
+def show(shop: Shop, task_id: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(run_command(shop.app, "show", task_id, "--json"))
+    return document
 
 
 def exactly(value: Any) -> Any:

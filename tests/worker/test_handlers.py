@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -23,8 +24,21 @@ def _note(task: Any, name: str, task_id: str, args: Any, kwargs: Any) -> None:
     Ledger.of(task.app).note(order, f"{name} of {task_id}")
 
 
+def _noting(name: str) -> Any:
+    """Returns a handler that notes its calls; those of Celery have these arguments in common."""
+
+    def handler(self: Any, *details: Any) -> None:
+        task_id, args, kwargs = details[-4:-1] if name != "on_success" else details[-3:]
+        _note(self, name, task_id, args, kwargs)
+
+    return handler
+
+
 class Handlers:
     """Handlers that note their calls, for any task class."""
+
+    on_success, on_failure = _noting("on_success"), _noting("on_failure")
+    on_retry, after_return = _noting("on_retry"), _noting("after_return")
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         """Notes the call, and whether the execution is protected; may raise an error."""
@@ -33,24 +47,6 @@ class Handlers:
             _note(self, "unprotected", task_id, args, kwargs)
         if "fails at the start" in args:
             raise OutOfStockError("at the start", 0)
-
-    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        """Notes the call."""
-        _note(self, "on_success", task_id, args, kwargs)
-
-    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Notes the call."""
-        _note(self, "on_failure", task_id, args, kwargs)
-
-    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Notes the call."""
-        _note(self, "on_retry", task_id, args, kwargs)
-
-    def after_return(
-        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
-    ) -> None:
-        """Notes the call."""
-        _note(self, "after_return", task_id, args, kwargs)
 
 
 class MixedTask(Handlers, IdempotentTask):
@@ -66,21 +62,14 @@ class PlainTask(Handlers, Task):
 
 
 def _work(self: Any, order: str, way: str = "") -> str:
-    ledger = Ledger.of(self.app)
-    execution = getattr(self, "idempotency", None)
+    ledger, execution = Ledger.of(self.app), getattr(self, "idempotency", None)
     ledger.note(order, f"body of {self.request.id}")
-    if execution is not None:
-        with ledger.run(order, self.request.id, execution):
-            return _end(self, order, way)
-    return _end(self, order, way)
-
-
-def _end(task: Any, order: str, way: str) -> str:
-    if way == "fails":
-        raise OutOfStockError(order, 3)
-    if way == "retries" and task.request.retries == 0:
-        raise task.retry(countdown=1)
-    return order
+    with ledger.run(order, self.request.id, execution) if execution else nullcontext():
+        if way == "fails":
+            raise OutOfStockError(order, 3)
+        if way == "retries" and self.request.retries == 0:
+            raise self.retry(countdown=1)
+        return order
 
 
 def _task(name: str, base: Any, **options: Any) -> Any:
@@ -122,30 +111,29 @@ def settled(ledger: Ledger, order: str, task_id: str) -> list[str]:
 
 
 @pytest.mark.core
-class TestExecution:
-    @pytest.mark.exhaustive
-    @pytest.mark.parametrize("way", ["", "fails", "retries", "fails at the start"])
-    def test_handlers_are_those_of_plain_celery(self, ledger: Ledger, order: str, way: str) -> None:
-        calls = []
-        for candidate in (in_plain_celery, with_mixin):
-            task_id = f"{candidate.name} {order}"
-            candidate.apply_async((order, way), task_id=task_id)
-            calls.append(settled(ledger, order, task_id))
-
-        assert calls[1] == calls[0]
-        assert f"unprotected of {with_mixin.name} {order}" not in ledger.notes(order)
-
-    def test_handlers_of_an_eager_call_are_those_of_plain_celery(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        calls = []
-        for candidate in (in_plain_celery, with_mixin):
-            task_id = f"{candidate.name} {order}"
-            candidate.apply((order,), task_id=task_id)
-            calls.append(handlers(ledger, order, task_id))
-        replay = with_mixin.apply((order,))
-
-        assert calls[1] == calls[0]
+@pytest.mark.parametrize(
+    ("way", "eager"),
+    [
+        ("", True),
+        *(
+            pytest.param(way, False, marks=pytest.mark.exhaustive)
+            for way in ("", "fails", "retries", "fails at the start")
+        ),
+    ],
+)
+def test_handlers_of_an_execution_are_those_of_plain_celery(
+    ledger: Ledger, order: str, way: str, eager: bool
+) -> None:
+    calls = []
+    for candidate in (in_plain_celery, with_mixin):
+        task_id = f"{candidate.name} {order}"
+        publish = candidate.apply if eager else candidate.apply_async
+        publish((order, way), task_id=task_id)
+        calls.append(settled(ledger, order, task_id))
+    assert calls[1] == calls[0]
+    assert f"unprotected of {with_mixin.name} {order}" not in ledger.notes(order)
+    if eager:
+        replay = with_mixin.apply((order, way))
         assert replay.result == order
         assert handlers(ledger, order, replay.id) == []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,26 +19,23 @@ from tests.worker.tasks import flaky, pack, tick, try_later
 pytestmark = pytest.mark.worker
 
 SERIALIZERS = ["json", "pickle", "msgpack", "yaml"]
+SHOP = {"accept_content": SERIALIZERS}
 
 
 class TestKeyOfACall:
-    def test_of_a_signature(self, ledger: Ledger, order: str) -> None:
-        signature = pack.s(order).set(idempotency_key=f"request {order}")
+    def test_of_a_signature_and_in_a_header_of_send_task(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        key = f"request {order}"
+        signature = pack.s(order).set(idempotency_key=key)
+        by_name = shop.app.send_task("shop.pack", (order,), headers={"idempotency_key": key})
 
         first = signature.delay().get(timeout=SOON)
 
+        assert by_name.get(timeout=SOON) == first
         assert signature.clone().apply_async().get(timeout=SOON) == first
-        duplicate = pack.apply_async((order,), idempotency_key=f"request {order}")
+        duplicate = pack.apply_async((order,), idempotency_key=key)
         assert duplicate.get(timeout=SOON) == first
-        assert len(ledger.runs(order)) == 1
-
-    def test_in_a_header_of_send_task(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        key = f"request {order}"
-        first = shop.app.send_task("shop.pack", (order,), headers={"idempotency_key": key})
-
-        second = pack.apply_async((order,), idempotency_key=key)
-
-        assert second.get(timeout=SOON) == first.get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
 
     @pytest.mark.parametrize("tenant", [None, "acme"], ids=["text", "tuple"])
@@ -69,47 +66,36 @@ class TestKeyOfACall:
             pack.apply_async((order,), idempotency_key=key)
 
 
-class TestSerializers:
-    """The key is the same whatever the message is encoded with."""
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_the_key_is_the_same_whatever_the_message_is_encoded_with(
+    ledger: Ledger, order: str, serializer: str
+) -> None:
+    key = ("acme", order)
+    call = pack.si(order).set(idempotency_key=key, serializer=serializer)
+    first = call.apply_async().get(timeout=SOON)
 
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-        with open_shop(accept_content=SERIALIZERS) as shop:
-            shop.start_worker(C_FORCE_ROOT="1")
-            yield shop
-
-    @pytest.mark.parametrize("serializer", SERIALIZERS)
-    def test_of_messages_and_canvases(self, ledger: Ledger, order: str, serializer: str) -> None:
-        key = ("acme", order)
-        call = pack.si(order).set(idempotency_key=key, serializer=serializer)
-        first = call.apply_async().get(timeout=SOON)
-
-        if serializer != "yaml":  # which writes no signatures
-            in_chain = chain(pack.si(f"first {order}").set(serializer=serializer), call)
-            assert in_chain.apply_async(serializer=serializer).get(timeout=SOON) == first
-        duplicate = pack.apply_async((order,), idempotency_key=key)
-        assert duplicate.get(timeout=SOON) == first
-        assert len(ledger.runs(order)) == 1
+    if serializer != "yaml":  # which writes no signatures
+        in_chain = chain(pack.si(f"first {order}").set(serializer=serializer), call)
+        assert in_chain.apply_async(serializer=serializer).get(timeout=SOON) == first
+    duplicate = pack.apply_async((order,), idempotency_key=key)
+    assert duplicate.get(timeout=SOON) == first
+    assert len(ledger.runs(order)) == 1
 
 
-class TestIdempotencyDisabled:
-    """``idempotency_key=False`` for one call; `test_handlers` has whole tasks without it."""
+def test_a_call_may_be_without_idempotency_and_its_signals(
+    shop: Shop, ledger: Ledger, order: str
+) -> None:
+    """``idempotency_key=False``; `test_handlers` has whole tasks without it."""
+    pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
+    assert pack.idempotency_record(order) is None
+    pack.delay(order).get(timeout=SOON)
+    headers = {"idempotency_key": False}
+    shop.app.send_task("shop.pack", (order,), headers=headers).get(timeout=SOON)
+    failing = flaky.apply_async((f"failing {order}",), idempotency_key=False)
+    failing.get(timeout=SOON, propagate=False)
 
-    def test_for_one_call(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
-        assert pack.idempotency_record(order) is None
-        pack.delay(order).get(timeout=SOON)
-        headers = {"idempotency_key": False}
-        shop.app.send_task("shop.pack", (order,), headers=headers).get(timeout=SOON)
-
-        assert [run.protected for run in ledger.runs(order)] == [False, True, False]
-
-    def test_sends_no_signals(self, ledger: Ledger, order: str) -> None:
-        result = flaky.apply_async((order,), idempotency_key=False)
-        result.get(timeout=SOON, propagate=False)
-
-        assert ledger.signals(result.id) == []
+    assert [run.protected for run in ledger.runs(order)] == [False, True, False]
+    assert ledger.signals(failing.id) == []
 
 
 SCHEDULE = {"every half second": {"task": "shop.tick", "schedule": 0.5, "args": ["beaten"]}}

@@ -13,11 +13,9 @@ import pytest
 
 from tests.apps import run_command
 from tests.waiting import SOON, eventually
-from tests.worker.canvas_tasks import PARTS, ship
 from tests.worker.harness import BYPASSED, Shop, check_duplicates
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
-    OutOfStockError,
     catching,
     give,
     pack,
@@ -87,17 +85,6 @@ def test_retry_has_no_conflict(ledger: Ledger, order: str) -> None:
     assert result.get(timeout=SOON)
     assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
     assert ledger.signals(result.id, "conflicted") == []
-
-
-@pytest.mark.core
-def test_completed_steps_are_kept(ledger: Ledger, order: str) -> None:
-    with pytest.raises(OutOfStockError):
-        ship.delay(order, "book", "error").get(timeout=SOON)
-
-    values = ship.delay(order, "book", "error").get(timeout=SOON)
-
-    assert [value.split()[0] for value in values] == list(PARTS)
-    assert ledger.notes(order) == list(PARTS)
 
 
 @pytest.mark.exhaustive

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -63,69 +63,56 @@ def queue(request: pytest.FixtureRequest, shop: Shop) -> str:
     return default if request.param == "the default queue" else other
 
 
-class TestDelayed:
-    """Messages published again with a countdown, which RabbitMQ delays since Celery 5.5."""
+@pytest.mark.slow
+def test_duplicate_is_delayed_until_it_replays(shop: Shop, order: str, queue: str) -> None:
+    """Its message is published again with a countdown, which RabbitMQ delays since Celery 5.5."""
+    first = shop.ledger.start(pack, order, queue=queue)
+    duplicate = pack.apply_async((order,), queue=queue)
+    # More often than the delivery limit of the queue.
+    shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=DELIVERY_LIMIT + 2)
+    shop.ledger.release(order)
 
-    @pytest.mark.slow
-    def test_duplicate_is_delayed_until_it_replays(
-        self, shop: Shop, order: str, queue: str
-    ) -> None:
-        first = shop.ledger.start(pack, order, queue=queue)
-        duplicate = pack.apply_async((order,), queue=queue)
-        # More often than the delivery limit of the queue.
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=DELIVERY_LIMIT + 2)
-        shop.ledger.release(order)
-
-        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert receivers(shop, duplicate.id) == [queue]
-        assert "reject requeue=True" not in shop.workers[0].logs() + shop.workers[1].logs()
-
-    def test_short_retry_runs_again(self, shop: Shop, order: str, queue: str) -> None:
-        result = check_retry(shop, try_later, order, queue=queue)
-
-        assert receivers(shop, result.id) == [queue]
+    assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+    assert receivers(shop, duplicate.id) == [queue]
+    assert "reject requeue=True" not in shop.workers[0].logs() + shop.workers[1].logs()
 
 
-class TestPublishersBlocked:
-    """The broker delivers messages but accepts none, as during a memory or disk alarm."""
+def test_short_retry_runs_again(shop: Shop, order: str, queue: str) -> None:
+    result = check_retry(shop, try_later, order, queue=queue)
 
-    @pytest.fixture
-    def open_with_limit(
-        self, rabbitmq: RabbitMQ, open_shop: Callable[..., Shop]
-    ) -> Iterator[Callable[[int], Shop]]:
-        with ExitStack() as stack:
+    assert receivers(shop, result.id) == [queue]
 
-            def open_with_limit(delivery_limit: int) -> Shop:
-                settings = settings_for(rabbitmq, delivery_limit)
-                shop = stack.enter_context(open_shop(**settings, task_publish_retry=False))
-                shop.start_worker()
-                return shop
 
-            yield open_with_limit
-            rabbitmq.unblock_publishers()
+@contextmanager
+def blocked(
+    rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str, delivery_limit: int
+) -> Iterator[tuple[Shop, AsyncResult, AsyncResult]]:
+    """A broker that delivers messages but accepts none, as during a memory or disk alarm.
 
-    def run_and_block(
-        self, shop: Shop, rabbitmq: RabbitMQ, order: str
-    ) -> tuple[AsyncResult, AsyncResult]:
-        """Runs a task; its duplicate is received when nothing can be published.
-
-        Only the worker's main process is suspended meanwhile: its pool renews the lease.
-        """
-        (worker,) = shop.workers
+    Yields:
+        A shop, a call that runs, and its duplicate, received when nothing can be published.
+    """
+    settings = settings_for(rabbitmq, delivery_limit)
+    with open_shop(**settings, task_publish_retry=False) as shop:
+        worker = shop.start_worker()
         first = shop.ledger.start(pack, order)
+        # Only the main process is suspended: its pool renews the lease.
         worker.container.process.send_signal(signal.SIGSTOP)
         duplicate = pack.delay(order)
         rabbitmq.block_publishers()
         worker.resume()
-        return first, duplicate
-
-    @pytest.mark.slow
-    def test_duplicate_is_not_lost(
-        self, open_with_limit: Callable[[int], Shop], rabbitmq: RabbitMQ, order: str
-    ) -> None:
-        shop = open_with_limit(2)
-        first, duplicate = self.run_and_block(shop, rabbitmq, order)
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
+        try:
+            yield shop, first, duplicate
+        finally:
+            rabbitmq.unblock_publishers()
+
+
+@pytest.mark.slow
+def test_duplicate_is_not_lost_while_publishers_are_blocked(
+    rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str
+) -> None:
+    with blocked(rabbitmq, open_shop, order, 2) as (shop, first, duplicate):
         # After a constant pause, the message would be requeued again, and the queue would drop it.
         time.sleep(2 * (REQUEUE_PAUSE + 2 * CONFIRM_TIMEOUT))
         assert shop.workers[0].logs().count("is returned to the broker") == 2
@@ -135,14 +122,13 @@ class TestPublishersBlocked:
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
 
-    @pytest.mark.slow
-    def test_does_not_delay_a_warm_shutdown(
-        self, open_with_limit: Callable[[int], Shop], rabbitmq: RabbitMQ, order: str
-    ) -> None:
-        shop = open_with_limit(5)
+
+@pytest.mark.slow
+def test_blocked_publishers_do_not_delay_a_warm_shutdown(
+    rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str
+) -> None:
+    with blocked(rabbitmq, open_shop, order, 5) as (shop, first, duplicate):
         (worker,) = shop.workers
-        first, duplicate = self.run_and_block(shop, rabbitmq, order)
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
         shop.ledger.release(order)
         started_at = time.monotonic()
         worker.container.request_shutdown()

@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 
 from celery_idempotent import signals
 from tests.waiting import SOON
-from tests.worker.ledger import Ledger, ReceivedSignal
+from tests.worker.ledger import RECORD_ATTRIBUTES, Ledger, ReceivedSignal
 from tests.worker.tasks import charge, final, flaky, pack, raising, thrifty, try_later
 
 pytestmark = pytest.mark.worker
@@ -31,8 +31,8 @@ def received(ledger: Ledger, result: AsyncResult, name: str) -> ReceivedSignal:
     [
         (pack, "begun", {}),
         (pack, "completed", {}),
-        (final, "failed", {"error": True}),
-        (flaky, "released", {"error": True, "reserved_seconds": None}),
+        (final, "failed", {"error": "OutOfStockError"}),
+        (flaky, "released", {"error": "OutOfStockError", "reserved_seconds": None}),
         (thrifty, "not_stored", {"reason": "it is larger than idempotency_max_result_size"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -45,7 +45,7 @@ def test_of_an_execution(
     signal = received(ledger, result, name)
     run = ledger.wait_for_run(order)  # begun is sent before the body runs
     if "error" in more:
-        more = {**more, "error": ["OutOfStockError", order, 3]}
+        more = {**more, "error": [more["error"], order, 3]}
     assert signal.sender == task.name
     expected = {"task_id": result.id, "key": run.key, "label": "", "token": run.token, "attempt": 1}
     assert signal.details == {**expected, **more}
@@ -58,8 +58,7 @@ def test_replayed(ledger: Ledger, order: str) -> None:
 
     signal = received(ledger, duplicate, "replayed")
     stored = pack.idempotency_record(order)
-    names = ("state", "key", "task", "task_id", "worker", "token", "attempt")
-    record = {name: getattr(stored, name) for name in names}
+    record = {name: getattr(stored, name) for name in RECORD_ATTRIBUTES}
     assert record["task_id"] == first.id
     about = {"task_id": duplicate.id, "key": stored.key, "label": ""}
     assert signal.details == {**about, "record": record}

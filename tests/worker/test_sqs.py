@@ -66,22 +66,22 @@ def queues() -> Iterator[Queues]:
         yield queues
 
 
-def settings_for(queues: Queues, **options: Any) -> dict[str, Any]:
-    """Returns the settings of a shop with its own queue."""
+def settings_for(queues: Queues, redeliver_after: float | None, **options: Any) -> dict[str, Any]:
+    """Returns the settings of a shop with its own queue; the options are those of the broker."""
     settings = queues.settings
     return {
         **settings,
         "broker_transport_options": {**settings["broker_transport_options"], **options},
         "task_default_queue": f"queue-{uuid4().hex[:8]}",
         "idempotency_lease": LEASE,
-        # By the visibility timeout alone; the last class tests the renewal.
-        "idempotency_redeliver_after": None,
+        "idempotency_redeliver_after": redeliver_after,
     }
 
 
 @pytest.fixture(scope="module")
 def shared_shop(queues: Queues, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(**settings_for(queues, visibility_timeout=VISIBILITY_TIMEOUT)) as shop:
+    # By the visibility timeout alone; the last tests have the renewal.
+    with open_shop(**settings_for(queues, None, visibility_timeout=VISIBILITY_TIMEOUT)) as shop:
         shop.start_worker(concurrency=3)
         yield shop
 
@@ -116,76 +116,69 @@ def test_execution_longer_than_the_visibility_timeout_runs_once(
     wait_until_empty(queues, shop)
 
 
-class TestRedelivery:
-    """``idempotency_redeliver_after``"""
+@pytest.mark.slow
+def test_a_living_worker_renews(open_shop: Callable[..., Shop], queues: Queues, order: str) -> None:
+    settings = settings_for(queues, 60.0, visibility_timeout=VISIBILITY_TIMEOUT)
+    with open_shop(**settings) as shop:
+        shop.start_worker(concurrency=2)
+        result = shop.ledger.start(pack, order)
+        over = shop.ledger.wait_for_run(order).started_at + 2.5 * VISIBILITY_TIMEOUT
+        eventually(lambda: time.time() > over, "twice the visibility timeout is over")
+        shop.ledger.release(order)
 
-    @pytest.mark.slow
-    def test_a_living_worker_renews(
-        self, open_shop: Callable[..., Shop], queues: Queues, order: str
-    ) -> None:
-        settings = settings_for(queues, visibility_timeout=VISIBILITY_TIMEOUT)
-        with open_shop(**{**settings, "idempotency_redeliver_after": 60.0}) as shop:
-            shop.start_worker(concurrency=2)
-            result = shop.ledger.start(pack, order)
-            started_at = shop.ledger.wait_for_run(order).started_at
-            over = started_at + 2.5 * VISIBILITY_TIMEOUT
-            eventually(lambda: time.time() > over, "twice the visibility timeout is over")
-            shop.ledger.release(order)
+        assert result.get(timeout=SOON)["receipt"]
+        wait_until_empty(queues, shop)
+        shop.ledger.wait_for_signal(result.id, "completed")
+        names = [received.name for received in shop.ledger.signals(result.id)]
+        assert names == ["begun", "completed"]
 
+
+@pytest.mark.slow
+def test_messages_of_a_killed_worker_come_back(
+    open_shop: Callable[..., Shop], queues: Queues, order: str
+) -> None:
+    with open_shop(**settings_for(queues, LEASE, visibility_timeout=3600)) as shop:
+        worker = shop.start_worker(concurrency=1)
+        results = {order: shop.ledger.start(pack, order)}
+        results |= {each: pack.delay(each) for each in (f"{order} 1", f"{order} 2")}
+        queue = shop.app.conf.task_default_queue
+
+        def renewed() -> int:
+            return sum(0 < seconds <= LEASE for seconds in queues.hidden(queue))
+
+        eventually(lambda: renewed() == 3, "the worker has renewed all of them")
+        worker.kill()
+        killed_at = time.time()
+        shop.ledger.release(order)
+        shop.start_worker(concurrency=1)
+
+        for each, result in results.items():
             assert result.get(timeout=SOON)["receipt"]
-            wait_until_empty(queues, shop)
-            shop.ledger.wait_for_signal(result.id, "completed")
-            names = [received.name for received in shop.ledger.signals(result.id)]
-            assert names == ["begun", "completed"]
+            # SQS counts whole seconds, and the worker has to start.
+            assert shop.ledger.runs(each)[-1].started_at - killed_at < LEASE + 10
+        wait_until_empty(queues, shop)
 
-    @pytest.mark.slow
-    def test_messages_of_a_killed_worker_come_back(
-        self, open_shop: Callable[..., Shop], queues: Queues, order: str
-    ) -> None:
-        settings = settings_for(queues, visibility_timeout=3600)
-        with open_shop(**{**settings, "idempotency_redeliver_after": LEASE}) as shop:
-            worker = shop.start_worker(concurrency=1)
-            shop.ledger.hold(order)
-            results = {order: pack.delay(order)}
-            shop.ledger.wait_for_run(order)
-            results |= {each: pack.delay(each) for each in (f"{order} 1", f"{order} 2")}
-            queue = shop.app.conf.task_default_queue
 
-            def renewed() -> int:
-                return sum(0 < seconds <= LEASE for seconds in queues.hidden(queue))
+def test_no_message_is_hidden_for_longer_than_sqs_allows(
+    shop: Shop, queues: Queues, order: str
+) -> None:
+    with shop.app.connection_for_read() as connection, connection.SimpleQueue(order) as queue:
+        queue.put("held")
+        message = queue.get(timeout=SOON)
+        broker = brokers.SqsBroker(connection)
 
-            eventually(lambda: renewed() == 3, "the worker has renewed all of them")
-            worker.kill()
-            killed_at = time.time()
-            shop.ledger.release(order)
-            shop.start_worker(concurrency=1)
+        def hidden(age: float) -> float:
+            received_at = lease_now() - age
+            held: Any = SimpleNamespace(
+                delivery_info=message.delivery_info, received_at=received_at
+            )
+            broker.renew([held], 600.0)
+            (seconds,) = queues.hidden(order)
+            return seconds
 
-            for each, result in results.items():
-                assert result.get(timeout=SOON)["receipt"]
-                # SQS counts whole seconds, and the worker has to start.
-                assert shop.ledger.runs(each)[-1].started_at - killed_at < LEASE + 10
-            wait_until_empty(queues, shop)
-
-    def test_no_message_is_hidden_for_longer_than_sqs_allows(
-        self, shop: Shop, queues: Queues, order: str
-    ) -> None:
-        with shop.app.connection_for_read() as connection, connection.SimpleQueue(order) as queue:
-            queue.put("held")
-            message = queue.get(timeout=SOON)
-            broker = brokers.SqsBroker(connection)
-
-            def hidden(age: float) -> float:
-                received_at = lease_now() - age
-                held: Any = SimpleNamespace(
-                    delivery_info=message.delivery_info, received_at=received_at
-                )
-                broker.renew([held], 600.0)
-                (seconds,) = queues.hidden(order)
-                return seconds
-
-            assert hidden(0.0) == pytest.approx(600, abs=10)
-            assert hidden(brokers.SQS_LONGEST - 100) == pytest.approx(100, abs=10)
-            assert hidden(brokers.SQS_LONGEST + 1) == pytest.approx(100, abs=10)
-            broker.close()
-            message.ack()
-        assert queues.messages(order) == 0
+        assert hidden(0.0) == pytest.approx(600, abs=10)
+        assert hidden(brokers.SQS_LONGEST - 100) == pytest.approx(100, abs=10)
+        assert hidden(brokers.SQS_LONGEST + 1) == pytest.approx(100, abs=10)
+        broker.close()
+        message.ack()
+    assert queues.messages(order) == 0

@@ -22,12 +22,6 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[RedisServer]:
-    with RedisServer.start(config={"appendonly": "yes", "appendfsync": "always"}) as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop], store: RedisServer) -> Iterator[Shop]:
     settings = {
         "idempotency_redis_url": store.url,

@@ -217,12 +217,6 @@ def test_a_record_that_cannot_be_read_refuses_what_waits_for_it(shop: Shop, orde
 class TestRedis:
     @pytest.fixture(scope="class")
     @staticmethod
-    def store() -> Iterator[RedisServer]:
-        with RedisServer.start(config={"appendonly": "yes"}) as store:
-            yield store
-
-    @pytest.fixture(scope="class")
-    @staticmethod
     def shared_shop(open_shop: Callable[..., Shop], store: RedisServer) -> Iterator[Shop]:
         with open_shop(idempotency_redis_url=store.url) as shop:
             shop.start_worker(concurrency=2)
@@ -261,7 +255,8 @@ class TestRedis:
 def test_the_broker_is_lost_and_back(open_shop: Callable[..., Shop], order: str) -> None:
     with open_shop(**LOST_BROKER, broker_transport_options=FAST_REDELIVERY) as shop:
         worker = shop.start_worker(concurrency=2)
-        first, (duplicate,) = begun(shop, pack, order, 1)
+        first = shop.ledger.start(pack, order)
+        duplicate = shop.ledger.duplicate(pack, order)
         database = str(shop.redis.connection_pool.connection_kwargs["db"])
         for client in shop.redis.client_list(_type="normal"):
             if client["db"] == database:  # the ledger has another one
